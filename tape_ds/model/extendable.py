@@ -1,8 +1,8 @@
-"""From a pretrained folder to the model that is extended, whatever its family: Llama-shaped, or a GPT-J.
+"""From a pretrained folder to the model that is extended, whatever its family.
 
-The two kinds of model fulfil one protocol: the same forward arguments, ``with_rope_parameters``, an ``encoding`` in
-their ``base_model``, and configurations that name sizes, RoPE parameters and encoding alike. Which kind it is, is asked
-here alone.
+A Llama-shaped model and a GPT-J become models of this project; any other decoder of transformers is extended by its own
+class (:mod:`tape_ds.model.decoder`). All fulfil one protocol: the same forward arguments and ``with_rope_parameters``.
+Which kind a model is, is asked here alone.
 """
 
 from pathlib import Path
@@ -11,14 +11,15 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedConfig
 
 from tape_ds.errors import Problem
-from tape_ds.model import convert, families, gptj, gptj_configuration
+from tape_ds.model import convert, decoder, decoder_configuration, families, gptj, gptj_configuration
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.decoder import ExtendedDecoder
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.llama import TapeForCausalLM
 
-Config: TypeAlias = TapeConfig | ScaledGPTJConfig
-Model: TypeAlias = TapeForCausalLM | ScaledGPTJForCausalLM
+Config: TypeAlias = TapeConfig | ScaledGPTJConfig | PreTrainedConfig
+Model: TypeAlias = TapeForCausalLM | ScaledGPTJForCausalLM | ExtendedDecoder
 
 
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
@@ -32,9 +33,14 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     return gptj_configuration.configure(native) if gptj_configuration.recognises(native) else native
 
 
+def by_own_class(native: PreTrainedConfig) -> bool:
+    """Return whether a model is extended by transformers' own class."""
+    return not gptj_configuration.recognises(native) and bool(families.check_llama_shaped(native))
+
+
 def check(native: PreTrainedConfig) -> list[Problem]:
     """What keeps an architecture from being extended, as :func:`read_config` gave it; empty where nothing does."""
-    return [] if gptj_configuration.recognises(native) else families.check_llama_shaped(native)
+    return decoder_configuration.check(native) if by_own_class(native) else []
 
 
 def configure(native: PreTrainedConfig, **changes: Any) -> Config:
@@ -45,7 +51,7 @@ def configure(native: PreTrainedConfig, **changes: Any) -> Config:
     """
     if gptj_configuration.recognises(native):
         return gptj_configuration.configure(native, **changes)
-    return convert.tape_config(native, **changes)
+    return (decoder_configuration.configure if by_own_class(native) else convert.tape_config)(native, **changes)
 
 
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Model:
@@ -57,5 +63,6 @@ def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Mode
     """
     if isinstance(config, ScaledGPTJConfig):
         return gptj.load(source, config, **arguments)
-    assert isinstance(config, TapeConfig), "configurations come from this module"
-    return convert.load(source, config, **arguments)
+    if isinstance(config, TapeConfig):
+        return convert.load(source, config, **arguments)
+    return decoder.load(source, config, **arguments)

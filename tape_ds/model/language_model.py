@@ -41,7 +41,20 @@ class LanguageModel:
         """By these names, and not by what was registered with its auto classes, a plain Trainer decides whether it
         smooths labels of the next token or of the present one, and a pipeline whether it knows a model."""
         super().__init_subclass__(**kwargs)
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[cls.config_class.model_type] = cls.__name__
+        if model_type := getattr(getattr(cls, "config_class", None), "model_type", None):
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = cls.__name__
+
+    def decode(self, **arguments: Any) -> Any:
+        """Call the decoder."""
+        return self.base_model(**arguments)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the logits [B, T, V] of hidden states."""
+        return self.lm_head(hidden_BTD)
+
+    def loss(self, hidden_BTD: Tensor, labels_BT: Tensor, **kwargs: Any) -> Tensor | None:
+        """Return the loss without logits of the whole batch; None where the head can only give logits."""
+        return causal_lm_loss(self.lm_head, hidden_BTD, labels_BT, **kwargs)
 
     @can_return_tuple
     def forward(
@@ -91,7 +104,7 @@ class LanguageModel:
             raise ValueError(
                 "skip_logits leaves nothing to return: it needs labels, and transformers' own loss function"
             )
-        outputs = self.base_model(
+        outputs = self.decode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -106,10 +119,10 @@ class LanguageModel:
             kwargs |= own_targets(shards, labels, **kwargs)
         loss = logits_BTV = None
         if skip_logits and labels is not None:
-            loss = causal_lm_loss(self.lm_head, hidden_BTD, labels, **kwargs)
+            loss = self.loss(hidden_BTD, labels, **kwargs)
         if loss is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits_BTV = self.lm_head(hidden_BTD[:, kept])
+            logits_BTV = self.logits(hidden_BTD[:, kept])
             if labels is not None:
                 loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         if teacher is not None:

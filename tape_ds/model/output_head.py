@@ -112,7 +112,7 @@ def _with_bias(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> tuple[Te
 
 
 def causal_lm_loss(
-    head: nn.Module,
+    head: nn.Module | Callable[..., Tensor],
     hidden_BTD: Tensor,
     labels_BT: Tensor,
     num_items_in_batch: Tensor | int | None = None,
@@ -123,7 +123,7 @@ def causal_lm_loss(
     """transformers' ``ForCausalLMLoss`` (``loss/loss_utils.py``) of the head's logits, which are never held whole.
 
     Args:
-        head: of the model, maybe wrapped.
+        head: of the model, maybe wrapped; or a function that gives the sum of losses as :class:`OutputHead` does.
         hidden_BTD: what the head reads.
         labels_BT: int64; token t predicts label t + 1.
         num_items_in_batch: divides the sum; default the number of labels, which makes the mean (NaN without any).
@@ -191,12 +191,14 @@ def own_targets(
     return {"shift_labels": own_BT, "num_items_in_batch": items}
 
 
-def why_not(head: nn.Module) -> str | None:
+def why_not(head: nn.Module | Callable[..., Tensor]) -> str | None:
     """Why this head can only give logits; None where it can give the loss.
 
     peft's ``modules_to_save`` hands a call on, arguments and all, to its trained copy or to the original. Its adapters
-    (LoRA) add to the logits, which must then be there.
+    (LoRA) add to the logits, which must then be there. What is no module is a function that gives the loss.
     """
+    if not isinstance(head, nn.Module):
+        return None
     copies = getattr(head, "modules_to_save", None)
     heads = [head.original_module, *copies.values()] if isinstance(copies, nn.ModuleDict) else [head]
     foreign = [type(each).__name__ for each in heads if not isinstance(each, OutputHead)]

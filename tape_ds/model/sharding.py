@@ -104,7 +104,7 @@ def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
     Raises:
         ValueError: sequences are shared so that no cache can be kept, and ``cached``.
     """
-    share: ShareSequences | None = decoder.share_sequences
+    share: ShareSequences | None = getattr(decoder, "share_sequences", None)
     if share is None or not (decoder.training or share.always):
         return UNSHARED
     if cached and not share.caches:

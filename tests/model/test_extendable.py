@@ -55,7 +55,7 @@ def test_a_model_is_extended_and_measured_as_it_was(folder):
 def test_what_is_neither_is_refused_with_the_reason(tmp_path):
     GPT2Config().save_pretrained(tmp_path)
     problems = extendable.check(extendable.read_config(tmp_path))
-    assert "learns a vector for every position" in str(problems[0])
+    assert "no rotary positions" in str(problems[0])
 
 
 def test_a_gptj_takes_no_other_encoding():

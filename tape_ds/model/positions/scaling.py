@@ -37,7 +37,7 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
 
 def same(one: Parameters, other: Parameters, head_size: int) -> bool:
     """Return whether both give the same angles at every position and length."""
-    if is_dynamic(one) or is_dynamic(other):
+    if is_dynamic(one) or is_dynamic(other) or dict(one) == dict(other):
         return dict(one) == dict(other)
     (mine, my_factor), (theirs, their_factor) = (frequencies(each, head_size) for each in (one, other))
     return my_factor == their_factor and np.array_equal(mine, theirs)
@@ -55,6 +55,27 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
     if name == "ntk":
         return {"rope_type": "default", "rope_theta": _ntk_base(parameters, head_size)}
     return dict(parameters) if name in _LLAMA else None
+
+
+def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str, Any]:
+    """Return the same angles as transformers' ``longrope``, which has a factor for each frequency: for families that
+    allow no other scaling. Not for ``dynamic``.
+
+    Args:
+        parameters: complete.
+        head_size: rotated columns of a head.
+        window: tokens of context before scaling; the factors are the same below and above it.
+    """
+    scaled, attention_factor = frequencies(parameters, head_size)
+    factors = (_plain(parameters, head_size) / scaled).tolist()
+    return {
+        "rope_type": "longrope",
+        "rope_theta": parameters["rope_theta"],
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": attention_factor,
+        WINDOW: window,
+    }
 
 
 def named(rope_type: str) -> set[str]:

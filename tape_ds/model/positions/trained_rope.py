@@ -7,7 +7,7 @@ Both published forms are read: ``rope_scaling`` and ``rope_theta`` (transformers
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tape_ds.errors import Problem, raise_if_any
@@ -16,6 +16,13 @@ from tape_ds.model.positions.scaling import WINDOW, Parameters
 
 AUTO = "auto"
 """``rope_type`` of an extension: the model's own scaling where it has one, else YaRN."""
+FULL = "full_attention"
+"""Of RoPE parameters for each kind of layer, those of layers that see everything: the ones that are scaled."""
+PARTIAL = "partial_rotary_factor"
+KEPT = ("longrope", "proportional")
+"""Types of transformers that are kept as they are: nothing here computes them or makes them reach further."""
+_OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
+"""Model types whose angles this project computes, so that everything about their RoPE must be understood here."""
 _GPTJ = ("gptj", "tape_gptj")
 OWN_TYPES = ("tape", "tape_gptj")
 """Model types of this project, whose ``max_position_embeddings`` is always the length that scaling reaches."""
@@ -23,7 +30,7 @@ OWN_TYPES = ("tape", "tape_gptj")
 _THETA = 10_000.0
 _KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
 _ABOUT_ROPE = re.compile("(^|_)(rope|rotary)(_|$)")
-_WITHOUT_EFFECT = {"finetuned": None, "extrapolation_factor": 1, "partial_rotary_factor": 1}
+_WITHOUT_EFFECT = {"finetuned": None, "extrapolation_factor": 1, PARTIAL: 1}
 """Keys of published ``rope_scaling`` that change no angle: always, or at this value."""
 _STATIC = ("linear", "llama3", "ntk", "yarn", "yarn_revised")
 """Types that scale texts of every length alike."""
@@ -72,6 +79,8 @@ class TrainedRope:
     def is_scaled(self) -> bool:
         """Whether angles within the native length differ from those of an unscaled RoPE of some base frequency."""
         attention = self.parameters.get("attention_factor") or 1.0
+        if self.type in KEPT:
+            return True
         return self.type in _STATIC and self.type != "ntk" and (self.factor != 1 or attention != 1)
 
     @property
@@ -83,7 +92,7 @@ class TrainedRope:
 
 
 def read(config: Mapping[str, Any], name: str) -> TrainedRope:
-    """Return the RoPE of a Llama-shaped model or a GPT-J.
+    """Return the RoPE of a model; where it has one for each kind of layer, that of layers that see everything.
 
     Args:
         config: content of its ``config.json``, or ``to_dict()`` of its configuration.
@@ -93,6 +102,9 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         UserError: no length, or a setting of RoPE whose meaning is not known here.
     """
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    foreign = config.get("model_type") not in (*_OURS, *_GPTJ)
+    if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
+        stated = stated[FULL]
     length = native_length(config)
     raise_if_any([Problem("model", name, *reason) for reason in _unreadable(config, stated, length)])
     assert length is not None  # else it was unreadable
@@ -109,14 +121,18 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     window = next((each for each in named if each is not None), None)
     if rope_type == "yarn":
         given = _with_attention_factor(given, length, window)
+    share = given.pop(PARTIAL, 1.0) if foreign else 1.0
     given = {key: value for key, value in given.items() if not _without_effect(key, value)}
     parameters = {"rope_type": rope_type, "rope_theta": theta, **given}
     if rope_type in _FROM_WINDOW:
         parameters[WINDOW] = window or length  # what transformers computes with
     elif window is not None and WINDOW in scaling.named(rope_type):
         parameters[WINDOW] = window
+    if rope_type in KEPT:
+        return TrainedRope(name, {**parameters, **({WINDOW: window} if window else {})}, length, window, 0)
     raise_if_any([_of_the_file(each, config, name) for each in scaling.check(parameters)])
-    return _counted(name, parameters, window, config, length)
+    found = _counted(name, parameters, window, config, length)
+    return replace(found, head_size=int(found.head_size * share))
 
 
 def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Problem:
@@ -146,7 +162,7 @@ def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> I
         yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
     if twice := _stated_twice(config):
         yield f"its config.json has two readings of {', '.join(twice)}", "keep what the weights were trained with"
-    if config.get("model_type") in _GPTJ:  # it has fields of its own for the columns that it rotates
+    if config.get("model_type") not in _OURS:  # a class of transformers reads these
         return
     for key, value in config.items():
         harmless = value in (None, False, 1, {}, []) and not ("interleave" in key and value)
@@ -284,6 +300,11 @@ def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterat
         remedy += f" (the factor follows: {max(own.factor, target_length / own.window):.4g})" if own.window else ""
         remedy += "; to undo it on purpose, remove the scaling from the model's config.json"
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
+        return
+    if own.type in KEPT:
+        if target_length > own.native_length:
+            wrong = f"{trained}, which is kept as it is, and reaches {own.native_length:,} tokens"
+            yield Problem("target_length", target_length, wrong, f"give {own.native_length}")
         return
     if kind == "default" and "rope_type" not in change and factor is not None:
         remedy = "add rope_type: one of " + ", ".join([AUTO, *scaling.available()])
