@@ -72,7 +72,7 @@ class AttentionCall(NamedTuple):
         borders, bias = self.borders, self.bias
         if borders is not None and (start, stop, first) != (0, borders.queries, 0):
             # A compiled graph's lengths cannot be looked up.
-            borders = cut(borders) if torch.compiler.is_compiling() else borders.once((start, stop, first), cut)
+            borders = cut(borders) if torch.compiler.is_compiling() else borders.once(("part", start, stop, first), cut)
         return self._replace(
             q=self.q[:, :, queries],
             k=self.k[:, :, keys],
