@@ -14,7 +14,7 @@ from evaluation.perplexity_options import Scoring
 from evaluation.window_jobs import Jobs, Texts
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, collecting, command, raise_if_any
-from tape_ds.scoring.loss_by_position import unscorable
+from tape_ds.scoring.causal_lm import unscorable
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import tables
 

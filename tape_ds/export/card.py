@@ -21,6 +21,7 @@ from tape_ds.export.redaction import command_line, hub_names, shown
 from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
 from tape_ds.model import convert, hub
+from tape_ds.model.positions.trained_rope import FULL
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
@@ -71,7 +72,7 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
         size=_size(model.num_parameters()),
         has_tokenizer=source.has_tokenizer,
         unread=unread_by_llama_cpp(model.config),
-        position_encoding=config.position_encoding,
+        position_encoding=getattr(config, "position_encoding", "rope"),
         encoding=_trained(source),
         names=summarise(record.names) if record is not None else "",
         settings=_settings(source),
@@ -101,7 +102,7 @@ def _header(source: SourceModel, wishes: Wishes, plain: bool) -> ModelCardData:
         license=wishes.license,
         base_model=base if base is not None and hub.is_id(base) else None,
         datasets=hub_names(_training_data(source)) or None,
-        tags=["long-context", *([] if plain else [source.config.position_encoding, "custom_code"])],
+        tags=["long-context", *([] if plain else [getattr(source.config, "position_encoding", "rope"), "custom_code"])],
         model_name=wishes.name,
         eval_results=_evaluations(source) or None,
     )
@@ -136,13 +137,19 @@ def _size(parameters: int) -> str:
 def _native(source: SourceModel) -> int | None:
     """Return tokens that the base model was made for, where that is known."""
     found = source.result.figures.get("native_length") if source.result is not None else None
-    return found or (source.config.rope_parameters or {}).get("original_max_position_embeddings")
+    return found or _rope(source.config).get("original_max_position_embeddings")
+
+
+def _rope(config: Any) -> Mapping[str, Any]:
+    """Return the RoPE parameters of layers that see everything."""
+    own: Mapping[str, Any] = config.rope_parameters or {}
+    return own.get(FULL, own)
 
 
 def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
     """Return a warning where a plain folder's RoPE parameters have settings that llama.cpp leaves out without a
     word."""
-    rope_parameters = config.rope_parameters or {}
+    rope_parameters = _rope(config)
     plain = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None}
     unread = [name for name, value in plain.items() if rope_parameters.get(name, value) not in (value, None)]
     if rope_parameters.get("rope_type") != "yarn" or not unread:
@@ -155,8 +162,8 @@ def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
 
 def _trained(source: SourceModel) -> str:
     record, config = source.record, source.config
-    encoding = f"{config.position_encoding}, {_rope_scaling(config.rope_parameters or {})}"
-    if options := config.position_options:
+    encoding = f"{getattr(config, 'position_encoding', 'rope')}, {_rope_scaling(_rope(config))}"
+    if options := getattr(config, "position_options", None):
         encoding += f", options {options}"
     rows = [("positional encoding", encoding)]
     if record is None:

@@ -19,8 +19,9 @@ from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
 from tape_ds.export.source_model import CONFIG, SourceModel
-from tape_ds.model import convert, positions
+from tape_ds.model import convert, extendable, positions
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.positions import trained_rope
 
 HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
 # needs more than torch, transformers and numpy. Modules that docstrings refer to are those of tape_ds.
@@ -34,6 +35,8 @@ HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to
 def is_plain(source: SourceModel) -> bool:
     """Return whether transformers itself computes this model exactly."""
     config = source.config
+    if extendable.by_own_class(config):
+        return True
     return isinstance(config, TapeConfig) and positions.llama_rope_parameters(config) is not None
 
 
@@ -55,7 +58,8 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
     """
     assert not out.exists(), "checked by who asks for it"
     plain = is_plain(source)
-    code = {} if plain else code_files(source.config.model_type, source.config.position_encoding)
+    config: Any = source.config
+    code = {} if plain else code_files(config.model_type, config.position_encoding)
     model = _model(source, plain, dtype or source.dtype)
 
     def build(folder: Path) -> None:
@@ -77,6 +81,8 @@ def _model(source: SourceModel, plain: bool, dtype: torch.dtype) -> PreTrainedMo
     """Return the model as it is written: to generate, on any machine."""
     model: Any = source.load().to(dtype)
     model.config.use_cache = True
+    if extendable.by_own_class(source.config):
+        return model
     if plain:
         return convert.to_plain(model)
     model.config.auto_map = model_code.auto_map(source.config.model_type)
@@ -107,6 +113,8 @@ def _with_older_names(config: dict[str, Any]) -> None:
     """Repeat the RoPE parameters as ``rope_theta`` and ``rope_scaling``, where transformers 4 and converters made for
     it (older ones of llama.cpp and vLLM among them) look for them; transformers 5 reads both and finds them equal."""
     scaling = dict(config["rope_parameters"])
+    if "rope_theta" not in scaling or trained_rope.PARTIAL in scaling:  # other families have other names for more
+        return
     config["rope_theta"] = scaling.pop("rope_theta")
     config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
 

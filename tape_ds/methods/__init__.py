@@ -91,6 +91,8 @@ def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
 
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")
+    for router in groups.routers(model).values():
+        router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
     if method.trains == "groups":
         prepared = groups.unfreeze(model, settings)
     elif method.trains == "adapters":

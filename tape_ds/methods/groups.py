@@ -1,15 +1,28 @@
 """The groups of parameters that a recipe switches on and off, as exact names."""
 
+import re
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tape_ds.errors import Problem, UserError
 from tape_ds.model.positions.base import PositionEncoding, PositionLayer
 
-NORMS = (LlamaRMSNorm, nn.LayerNorm)
+_NORM = re.compile("(RMS|Layer)?Norm(PerHead|1P|Gated)?$")
+"""Ends of the names that transformers' families have for their norms."""
+_ROUTER = re.compile("(Router|Gating|MoEV1Gate)$")
+"""Ends of the names of what sends a token to its experts."""
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm, by the name of its class."""
+    return _NORM.search(type(module).__name__) is not None
+
+
+def routers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the routers of a mixture of experts, by path."""
+    return {path: module for path, module in model.named_modules() if _ROUTER.search(type(module).__name__)}
 
 
 def unfreeze(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
@@ -66,6 +79,6 @@ def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]
     embeddings = model.get_input_embeddings()
     return {
         "train_position": position_modules(model),
-        "train_norms": {p: m for p, m in modules.items() if isinstance(m, NORMS)},
+        "train_norms": {p: m for p, m in modules.items() if is_norm(m) and any(True for _ in m.parameters())},
         "train_embeddings": {p: m for p, m in modules.items() if m is embeddings},
     }

@@ -245,26 +245,40 @@ class _InPlaceOf:
         return getattr(self._replaced, name)
 
 
-class _Decoded(_InPlaceOf):
-    """A decoder that has been run: whatever it is called with, it returns these hidden states."""
+class _Decoded:
+    """A decoder that has been run, and its output: whatever it is called with, these hidden states."""
+
+    was_called = False
+
+    def __init__(self, decoder: nn.Module, hidden_BTD: Tensor):
+        self._decoder = decoder
+        self.last_hidden_state = hidden_BTD
 
     def __call__(self, *_: Any, **__: Any) -> Any:
+        self.was_called = True
         return self
 
     def __getitem__(self, index: int) -> Tensor:
         return (self.last_hidden_state,)[index]
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name, None)
+
 
 def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
-    """Return the logits [B, T, V] of hidden states as the model's own forward computes them: soft caps, factors."""
-    if not isinstance(model, ExtendedDecoder) and isinstance(model, LanguageModel):
-        return model.lm_head(hidden_BTD)
+    """Return the logits [B, T, V] of hidden states as the forward of a class of transformers computes them, with its
+    soft caps and factors.
+
+    Raises:
+        TypeError: a forward that does not call ``base_model``.
+    """
     forward = model.native.forward if isinstance(model, ExtendedDecoder) else type(model).forward
-    ids_BT = torch.zeros(hidden_BTD.shape[:2], dtype=torch.long, device=hidden_BTD.device)
-    nothing = dict.fromkeys(("past_key_values", "hidden_states", "attentions", "router_logits", "shared_kv_states"))
-    decoded = _Decoded(model.base_model, last_hidden_state=hidden_BTD, **nothing)
+    decoded = _Decoded(model.base_model, hidden_BTD)
     head_alone = _InPlaceOf(model, **{model.base_model_prefix: decoded})
+    ids_BT = torch.zeros(hidden_BTD.shape[:2], dtype=torch.long, device=hidden_BTD.device)
     logits: Tensor = forward(head_alone, input_ids=ids_BT, use_cache=False).logits
+    if not decoded.was_called:
+        raise TypeError(f"{type(model).__name__} does not call its base_model")
     return logits
 
 
@@ -306,3 +320,9 @@ def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -
         if now.dtype != before.dtype:
             self._buffers[name] = before.to(now.device)
     return self
+
+
+def on_meta(config: PreTrainedConfig) -> Any:
+    """Return the model of a configuration without its numbers."""
+    with torch.device("meta"):
+        return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)

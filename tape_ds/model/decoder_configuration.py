@@ -24,6 +24,7 @@ ATTENTION = "tape_ds"
 """Name of this project's attention in transformers' tables; ``tape_ds_sdpa`` is the same by the backend ``sdpa``."""
 _KEPT_KEYS = (PARTIAL, "mscale", "mscale_all_dim")
 """RoPE parameters that an extension does not change."""
+_CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 _LAYERS = ("full_attention", "sliding_attention")
 _OTHERWISE = {
     "doge": "its attention adds a learned mask to the causal one",
@@ -65,6 +66,11 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
         yield "output_router_logits adds a loss that is not computed here: set it to false in config.json"
     if getattr(native, "quantization_config", None) is not None:
         yield "its weights are quantised: give the model as it was before (load_in_4bit: true trains adapters on that)"
+
+
+def changes_logits(native: PreTrainedConfig) -> bool:
+    """Return whether logits are more than the output head's product."""
+    return any(getattr(native, name, None) not in (None, 1, 1.0) for name in _CHANGED_LOGITS)
 
 
 def needs(native: PreTrainedConfig) -> dict[str, bool]:

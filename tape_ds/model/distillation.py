@@ -46,14 +46,13 @@ class Teacher:
         places_BT, counts_BT = native_places(inputs["position_ids"], documents_BT, self.window)
         # Attention is causal, and positions rise: no token that counts sees one behind the last that does.
         seen = int(counts_BT.any(dim=0).nonzero().max()) + 1 if bool(counts_BT.any()) else 1
-        base: Any = self.model.base_model
-        hidden_BTD = base(
+        hidden_BTD = self.model.decode(
             input_ids=ids_BT[:, :seen],
             position_ids=places_BT[:, :seen],
             document_ids=documents_BT[:, :seen],
             use_cache=False,
         ).last_hidden_state
-        head: Any = self.model.lm_head
+        head: Any = self.model.get_output_embeddings()
         hidden_ND, weight_VD = head.operands(hidden_BTD[counts_BT[:, :seen]])
         return TeacherTokens(hidden_ND, weight_VD, counts_BT, self.share)
 

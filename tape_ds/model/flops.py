@@ -11,13 +11,15 @@ unit sees (norms, rotations, activations, the softmax) is not counted. Two conve
 from typing import Any, TypeAlias
 
 import torch
+from transformers import PreTrainedConfig
 
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
+from tape_ds.model import decoder_shape
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.positions import registry
 
-Config: TypeAlias = TapeConfig | ScaledGPTJConfig
+Config: TypeAlias = TapeConfig | ScaledGPTJConfig | PreTrainedConfig
 
 MEBI = 2**20
 """The "M" in which the TAPE paper (and much of this field) counts parameters."""
@@ -53,6 +55,8 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     ``attention_span``: length of the sequences that attention works on, where it is less than the whole sequence, see
     :func:`tape_ds.model.attention.shifted_groups.attention_span`.
     """
+    if not isinstance(config, TapeConfig | ScaledGPTJConfig):
+        return decoder_shape.multiply_adds(config, length, causal)
     query, key = _widths(config)
     span = float(length) if attention_span is None else attention_span
     keys = span / 2 if causal else span

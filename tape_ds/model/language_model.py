@@ -32,6 +32,7 @@ class LanguageModel:
 
     base_model: Any
     config: Any
+    get_output_embeddings: Any
     config_class: Any
     lm_head: nn.Module
     loss_function: Any
@@ -128,7 +129,7 @@ class LanguageModel:
         if teacher is not None:
             if loss is None or labels is None or logits_BTV is not None:
                 raise ValueError("a teacher needs labels, training mode, and a head that gives the loss itself")
-            apart = divergence(self.lm_head, hidden_BTD, labels, teacher, **kwargs)
+            apart = divergence(self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs)
             mixed = (1 - teacher.share) * loss + teacher.share * apart
             return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=apart.detach())
         return CausalLMOutputWithPast(

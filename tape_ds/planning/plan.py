@@ -55,8 +55,9 @@ class Plan:
         """Return the memory in one line, for a person who is about to start the run."""
         gpu, found = self.job.gpu, self.memory
         where = "a process on a CPU" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
+        counted = "; activations as of a dense Llama of its sizes" * bool(self.job.model.counted)
         host = f"; {found.host / GIB:.1f} of the host's for each" if found.host else ""
         return (
             f"about {found.peak.total / GIB:.2f} GiB {where}, in the {found.peak.moment}: {self.largest_parts(0.01)}"
-            f"{host} (predicted, without scoring)"
+            f"{host} (predicted, without scoring{counted})"
         )

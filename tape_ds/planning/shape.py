@@ -13,10 +13,13 @@ from tape_ds.model import hub, positions
 from tape_ds.model.families import TAPE
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from tape_ds.model.configuration import TapeConfig
+    from tape_ds.model.decoder_shape import Weights
     from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 
-    Config = TapeConfig | ScaledGPTJConfig
+    Config = TapeConfig | ScaledGPTJConfig | PreTrainedConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
 
 _COLUMNS = (
@@ -46,7 +49,7 @@ def known(name: str) -> bool:
     return name in LLAMAS or name == GPT_J
 
 
-def published(name: str, **changes: Any) -> Config:
+def published(name: str, **changes: Any) -> TapeConfig | ScaledGPTJConfig:
     """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
 
     Raises:
@@ -150,6 +153,9 @@ class Sizes:
     position_work: tuple[float, float]
     """Multiplications that the encoding adds to the blocks per token, all together: whatever is seen, and for every
     key that is."""
+    counted: tuple[Weights, ...] = ()
+    """Of a decoder of transformers: its parameters as they are; activations are then those of a dense decoder of these
+    sizes. Empty: a model of this project, whose parameters follow from the sizes."""
 
     @property
     def query(self) -> int:
@@ -164,6 +170,8 @@ class Sizes:
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
         """(columns, rows) of the linear layers of one block, by name."""
+        if self.counted:
+            return {each.name: each.shape for each in self.counted if each.kind == "linear"}
         hidden, inner, query, key = self.hidden, self.inner, self.query, self.key
         found = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
         if self.gated:
@@ -172,8 +180,10 @@ class Sizes:
         return found | {"out_proj": (query, hidden), "fc_in": (hidden, inner), "fc_out": (inner, hidden)}  # GPT-J's
 
 
-def sizes(config: Config) -> Sizes:
+def sizes(config: Any) -> Sizes:
     """Return the numbers of a configuration."""
+    if not hasattr(config, "feed_forward_matrices"):
+        return _counted_sizes(config)
     state, carried, added, rank, biased, unrotated, work = 0, 0, 0, 0, False, 0.0, (0.0, 0.0)
     placed = config.num_hidden_layers
     weights: tuple[tuple[int, int], ...] = ()
@@ -225,6 +235,36 @@ def sizes(config: Config) -> Sizes:
     )
 
 
+def _counted_sizes(config: PreTrainedConfig) -> Sizes:
+    """Return the numbers of a decoder of transformers, whose parameters are counted on a model without numbers."""
+    from tape_ds.model import decoder_shape
+
+    shape = decoder_shape.of(config)
+    return Sizes(
+        hidden=config.hidden_size,
+        inner=shape.inner,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        groups=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_size=shape.head_size,
+        vocabulary=config.vocab_size,
+        tied=bool(config.tie_word_embeddings),
+        gated=True,
+        state=0,
+        placed=config.num_hidden_layers,
+        carried=0,
+        added=0,
+        keeps_unrotated=1.0,
+        rank=0,
+        biased=False,
+        normed_heads=False,
+        summed_bias=False,
+        position_weights=(),
+        position_work=(0.0, 0.0),
+        counted=shape.weights,
+    )
+
+
 CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "fc_out")
 """Linear layers of which tensor parallelism gives each rank a part of what they read; of the others, of what they give.
 Of an adapter, that factor is split which meets the split side."""
@@ -233,6 +273,8 @@ Of an adapter, that factor is split which meets the split side."""
 @functools.cache
 def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
     """Return all parameters of the model, those of adapters and of the whole copies beside them included."""
+    if model.counted:
+        return _counted_tensors(model, trained)
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
     whole = [
         (trained.norms, Tensors("norm", model.hidden, (2 if model.gated else 1) * model.layers + 1, False, False)),
@@ -250,6 +292,21 @@ def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
         rows, (before, behind) = name in CUT_BY_ROWS, model.linears[name]
         found += [Tensors("adapter", rank * before, model.layers, True, split=rows)]
         found += [Tensors("adapter", rank * behind, model.layers, True, split=not rows)]
+    return tuple(found)
+
+
+def _counted_tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
+    on = {"linear": trained.linears, "head": trained.linears, "norm": trained.norms, "embedding": trained.embeddings}
+    found = []
+    for each in model.counted:
+        one = Tensors(each.kind, each.numbers, each.times, on[each.kind], False)
+        if trained.adapters and one.trained:  # peft trains a copy and keeps the frozen original
+            found.append(replace(one, trained=False))
+        found.append(one)
+    ranks = dict(trained.adapters)
+    for each in model.counted:
+        if each.kind == "linear" and each.name in ranks:
+            found.append(Tensors("adapter", ranks[each.name] * sum(each.shape), each.times, True, False))
     return tuple(found)
 
 

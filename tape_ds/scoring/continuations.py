@@ -6,15 +6,14 @@ the output head is applied only where a continuation stands, a stretch at a time
 vocabulary times the length. Log-probabilities come from fp32 logits and are summed in fp64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tape_ds.scoring.causal_lm import bare, evaluating
-from tape_ds.scoring.loss_by_position import unscorable
+from tape_ds.scoring.causal_lm import bare, evaluating, head_of
 
 CHUNK = 1024
 """Positions whose logits exist at once."""
@@ -51,23 +50,22 @@ def score(
         chunk: positions whose logits exist at once.
 
     Raises:
-        ValueError: an empty sequence or continuation, a continuation longer than what is read, ``chunk`` below 1, a
-            model whose logits are not ``head(hidden)``.
+        ValueError: an empty sequence or continuation, a continuation longer than what is read, ``chunk`` below 1, or
+            what :func:`head_of` refuses.
     """
     if chunk < 1 or not sequences or not all(_fits(sequence) for sequence in sequences):
         raise ValueError(
             f"{len(sequences)} sequences, chunk = {chunk}: each needs tokens and continuations that end behind"
         )
     causal_lm = bare(model)
-    if (reason := unscorable(causal_lm.config)) is not None:
-        raise ValueError(reason)
+    head = head_of(causal_lm)
     device = causal_lm.get_input_embeddings().weight.device
     ids_BT = torch.zeros(len(sequences), max(len(sequence.read) for sequence in sequences), dtype=torch.long)
     for number, sequence in enumerate(sequences):
         ids_BT[number, : len(sequence.read)] = torch.tensor(sequence.read)
     with evaluating(causal_lm):
         hidden_BTD = causal_lm.base_model(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
-        found = _targets(causal_lm.get_output_embeddings(), hidden_BTD, sequences, chunk)
+        found = _targets(head, hidden_BTD, sequences, chunk)
     return [
         [ContinuationScore(*found[number, each]) for each in sequence.continuations]
         for number, sequence in enumerate(sequences)
@@ -79,7 +77,7 @@ def _fits(sequence: ContinuationSequence) -> bool:
 
 
 def _targets(
-    head: nn.Module, hidden_BTD: Tensor, sequences: Sequence[ContinuationSequence], chunk: int
+    head: Callable[[Tensor], Tensor], hidden_BTD: Tensor, sequences: Sequence[ContinuationSequence], chunk: int
 ) -> dict[tuple[int, tuple[int, ...]], tuple[float, bool]]:
     """Log-probability and greediness of each (sequence, continuation).
 

@@ -6,7 +6,7 @@ forward pass over prompt and answer tells what writing the answer token by token
 are asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.scoring.answers import Asked
-from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.causal_lm import bare, evaluating, head_of
 from tape_ds.scoring.each import Each, in_turn
-from tape_ds.scoring.loss_by_position import unscorable
 
 BATCH_TOKENS = 8192
 """Tokens that are read at once, and whose logits exist at once."""
@@ -80,16 +79,15 @@ def foreseen(
         batch_tokens: of a batch, padding included; a longer sequence is a batch of its own.
 
     Raises:
-        ValueError: ``batch_tokens`` below 1, or a model whose logits are not ``head(hidden)``.
+        ValueError: ``batch_tokens`` below 1, or what :func:`head_of` refuses.
     """
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens = {batch_tokens}: 1 or more")
     causal_lm = bare(model)
-    if (reason := unscorable(causal_lm.config)) is not None:
-        raise ValueError(reason)
+    head = head_of(causal_lm)
     order = sorted(range(len(marked)), key=lambda place: len(marked[place].ids_T))
     batches = _batches([marked[place] for place in order], batch_tokens)
-    found = [one for batch in each(lambda batch: _foreseen(causal_lm, batch), batches) for one in batch]
+    found = [one for batch in each(lambda batch: _foreseen(causal_lm, head, batch), batches) for one in batch]
     placed = dict(zip(order, found, strict=True))
     return [placed[place] for place in range(len(marked))]
 
@@ -105,7 +103,7 @@ def _batches(ordered: Sequence[Marked], batch_tokens: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def _foreseen(causal_lm: Any, batch: Batch) -> list[list[bool]]:
+def _foreseen(causal_lm: Any, head: Callable[[Tensor], Tensor], batch: Batch) -> list[list[bool]]:
     """Of each sequence, whether every target is the most likely token. T: tokens of the longest, N: targets of all
     sequences."""
     pad = nn.utils.rnn.pad_sequence
@@ -115,7 +113,7 @@ def _foreseen(causal_lm: Any, batch: Batch) -> list[list[bool]]:
     with evaluating(causal_lm):
         hidden_BTD = causal_lm.base_model(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
         before_BT = targets_BT.roll(-1, dims=1)  # a target is foreseen by the token before it; the first is never one
-        logits_NV = causal_lm.get_output_embeddings()(hidden_BTD[before_BT.to(device)])
+        logits_NV = head(hidden_BTD[before_BT.to(device)])
     found_N = logits_NV.argmax(dim=-1).cpu() == ids_BT[targets_BT]
     return [sequence.tolist() for sequence in found_N.split(targets_BT.sum(dim=1).tolist())]
 

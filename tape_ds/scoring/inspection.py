@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.model import extendable, positions
+from tape_ds.model import extendable, families, positions
 from tape_ds.model.attention.names import ENVIRONMENT, requested
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.filling import fill
@@ -90,7 +91,11 @@ def check(config: PreTrainedConfig) -> list[Problem]:
     if asked != WITH_WEIGHTS:
         wrong = f"attention weights are computed by the {WITH_WEIGHTS} backend alone"
         problems.append(Problem(ENVIRONMENT, asked, wrong, "unset this environment variable"))
-    return problems + extendable.check(config)
+    return problems + _not_ours(config)
+
+
+def _not_ours(config: PreTrainedConfig) -> list[Problem]:
+    return families.check_llama_shaped(config) if extendable.by_own_class(config) else []
 
 
 def as_own(model: PreTrainedModel) -> extendable.Model:
@@ -101,7 +106,7 @@ def as_own(model: PreTrainedModel) -> extendable.Model:
     """
     if isinstance(model, TapeForCausalLM | ScaledGPTJForCausalLM):
         return model
-    raise_if_any(extendable.check(model.config))
+    raise_if_any(_not_ours(model.config))
     config = extendable.configure(model.config)
     with torch.device("meta"):
         if isinstance(config, TapeConfig):
@@ -144,10 +149,9 @@ def inspect(
     return logits
 
 
-def blocks(model: extendable.Model) -> nn.ModuleList:
+def blocks(model: extendable.Model) -> list[nn.Module]:
     """Return the decoder's blocks, first to last."""
-    decoder: Any = model.base_model
-    return decoder.layers if isinstance(model, TapeForCausalLM) else decoder.h
+    return [module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @contextmanager

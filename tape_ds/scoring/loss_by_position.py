@@ -8,12 +8,13 @@ The token at position t is the target that positions 0 .. t - 1 predict; its los
 Position 0 has no context and is no target, so the first span counts one token less.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.causal_lm import bare, evaluating, head_of
 from tape_ds.scoring.span_losses import SpanLosses
 
 
@@ -31,8 +32,7 @@ def score(model: nn.Module, input_ids_1T: torch.Tensor, span: int, chunk: int = 
         chunk: positions whose logits exist at once.
 
     Raises:
-        ValueError: shapes and sizes as above, a token outside the vocabulary, a model whose logits are not
-            ``head(hidden)``.
+        ValueError: shapes and sizes as above, a token outside the vocabulary, or what :func:`head_of` refuses.
     """
     if input_ids_1T.ndim != 2 or input_ids_1T.shape[0] != 1 or input_ids_1T.shape[1] < 2:
         raise ValueError(f"input_ids_1T has shape {tuple(input_ids_1T.shape)}: one document [1, T], T >= 2, is needed")
@@ -59,25 +59,25 @@ def target_losses(
         Both [B, N], on the CPU: the loss in nats, fp64, and whether the target was the most likely token, bool.
 
     Raises:
-        ValueError: ``first`` outside its bounds, a token outside the vocabulary, a model whose logits are not
-            ``head(hidden)``.
+        ValueError: ``first`` outside its bounds, a token outside the vocabulary, or what :func:`head_of` refuses.
     """
     if not 1 <= first < input_ids_BT.shape[-1]:
         raise ValueError(
             f"first = {first}: a target needs a token before it, and to be one of {input_ids_BT.shape[-1]}"
         )
     causal_lm = bare(model)
-    _require_plain_head(causal_lm, int(input_ids_BT.min()), int(input_ids_BT.max()))
+    head = head_of(causal_lm)
+    _require_vocabulary(causal_lm, input_ids_BT)
     ids_BT = input_ids_BT.to(causal_lm.get_input_embeddings().weight.device)
     with evaluating(causal_lm):
         hidden_BTD = causal_lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
         hidden_MD = hidden_BTD[:, first - 1 : -1].flatten(0, 1)  # M = B N
-        nll_M, foreseen_M = _head_losses(causal_lm.get_output_embeddings(), hidden_MD, ids_BT[:, first:], chunk)
+        nll_M, foreseen_M = _head_losses(head, hidden_MD, ids_BT[:, first:], chunk)
     return nll_M.view(len(ids_BT), -1), foreseen_M.view(len(ids_BT), -1)
 
 
 def _head_losses(
-    head: nn.Module, hidden_MD: torch.Tensor, targets_BN: torch.Tensor, chunk: int
+    head: Callable[[torch.Tensor], torch.Tensor], hidden_MD: torch.Tensor, targets_BN: torch.Tensor, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return loss [M] fp64 and foreseen [M] bool, with [chunk, vocabulary] logits at a time.
 
@@ -106,19 +106,7 @@ def _by_span(nll_T: torch.Tensor, span: int) -> SpanLosses:
     return SpanLosses(span, tuple(starts), tuple(nll), tuple(counts))
 
 
-def unscorable(config: Any) -> str | None:
-    """Why a model of this configuration is not scored; None where it is."""
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            return f"{name} of this model changes the head's output, which this score does not reproduce"
-    return None
-
-
-def _require_plain_head(causal_lm: Any, lowest: int, highest: int) -> None:
-    """Refuse what would give wrong numbers in silence."""
-    if causal_lm.base_model is causal_lm or causal_lm.get_output_embeddings() is None:
-        raise ValueError(f"{type(causal_lm).__name__} has no base model with an output head: not a causal LM")
-    if (reason := unscorable(causal_lm.config)) is not None:
-        raise ValueError(reason)
+def _require_vocabulary(causal_lm: Any, ids: torch.Tensor) -> None:
+    lowest, highest = int(ids.min()), int(ids.max())
     if not 0 <= lowest <= highest < causal_lm.config.vocab_size:
         raise ValueError(f"token ids {lowest} .. {highest} leave the vocabulary of {causal_lm.config.vocab_size}")

@@ -5,6 +5,8 @@ Whoever looks beforehand has no tokenizer and perhaps no model: a base that is n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,13 @@ from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.families import TAPE
 from tape_ds.model.positions import trained_rope
+from tape_ds.parallel.layout import SEQUENCE
 from tape_ds.planning import shape
 from tape_ds.recipe import pretrained
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.finetuning import FinetuningRecipe
-from tape_ds.recipe.method import targets_of
+from tape_ds.recipe.method import GPTJ_TARGETS, LORA_TARGETS, targets_of
 from tape_ds.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.scale import check_model
@@ -61,16 +64,74 @@ def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
 
     if foreign := extendable.check(native):
         return foreign  # of another family the rest would lead astray
-    found = check_model(recipe.scale, native)
+    found = [*check_model(recipe.scale, native), *_check_own_class(recipe, native)]
     if not isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
         return found
     if isinstance(recipe, ExtensionRecipe):
-        found += [*check_against_model(recipe, native), *targets_of(recipe.method, native.model_type)]
+        found += [*check_against_model(recipe, native), *_check_targets(recipe, native)]
         encoding, options = recipe.model.position_encoding, position_options(recipe, native)
         learned = recipe.trains_positions and learns(encoding, options)
     else:
         learned = learns(getattr(native, "position_encoding", PLAIN), getattr(native, "position_options", None) or {})
     return found + list(check_trained(recipe.optimization, learned))
+
+
+def _check_targets(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterator[Problem]:
+    """Yield adapter targets that the family does not have."""
+    from tape_ds.methods import groups
+    from tape_ds.model import decoder, extendable
+
+    family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
+    if not extendable.by_own_class(native):
+        yield from targets_of(recipe.method, family, GPTJ_TARGETS if family == "gptj" else LORA_TARGETS)
+        return
+    if "lora_targets" in recipe.given:
+        yield from targets_of(recipe.method, family, _linear_maps(native))
+    if recipe.method.train_router and not groups.routers(decoder.on_meta(native)):
+        yield Problem("train_router", True, f"a {family} has no router", "remove it")
+
+
+def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Problem]:
+    """Yield what this project has for its own models alone, where a model is extended by transformers' class."""
+    from tape_ds.model import decoder_configuration, extendable
+    from tape_ds.model.attention import names
+
+    if not extendable.by_own_class(native):
+        return
+    if isinstance(recipe, ExtensionRecipe):
+        method = recipe.method
+        if method.chosen.grouped:
+            yield Problem("method", method.method, f"a {native.model_type} does not attend in groups", "method: lora")
+        if method.distill and decoder_configuration.changes_logits(native):
+            wrong = f"a {native.model_type} changes what its head gives, and the divergence is of heads"
+            yield Problem("distill", True, wrong, "leave it out")
+    if recipe.model.liger == "on":
+        yield Problem("liger", "on", f"Liger's kernels are not put into a {native.model_type}", "liger: auto")
+    if recipe.memory.mlp_tiles > 1:
+        wrong = f"the feed-forward of a {native.model_type} is not cut into tiles"
+        yield Problem("mlp_tiles", recipe.memory.mlp_tiles, wrong, "leave it out")
+    if recipe.scale.sequence_parallel_size > 1:
+        wrong = f"the sequences of a {native.model_type} are not shared out"
+        yield Problem(SEQUENCE, recipe.scale.sequence_parallel_size, wrong, "leave it out, and use zero3")
+    yield from names.problems_with_needs(recipe.model.attention_backend, **decoder_configuration.needs(native))
+
+
+def _linear_maps(native: PreTrainedConfig) -> dict[str, bool]:
+    from tape_ds.methods import adapters
+    from tape_ds.model import decoder
+
+    return adapters.linear_maps(decoder.on_meta(native))
+
+
+def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
+    """Return the recipe with the adapters' default targets by the names of the base's family."""
+    from tape_ds.model import extendable
+
+    adapted = recipe.method.chosen.trains == "adapters" and "lora_targets" not in recipe.given
+    if not adapted or not extendable.by_own_class(native):
+        return recipe
+    targets = [name for name, of_attention in _linear_maps(native).items() if of_attention]
+    return replace(recipe, method=recipe.method.model_copy(update={"lora_targets": targets}))
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArguments, set_seed
 
@@ -32,6 +33,7 @@ from tape_ds.data.sources.base import dated_identities
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.health import run_lock
 from tape_ds.health.stopping import StopRequest
+from tape_ds.methods import groups
 from tape_ds.model import extendable, liger, liger_forwards, positions
 from tape_ds.model.distillation import Teacher
 from tape_ds.model.flops import training_flops_per_token
@@ -314,6 +316,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     stop."""
     keep_trackers_in(run.output, resumed=run.resumed is not None)
     _use_liger(run)
+    _gather_experts_together(run)
     # the sequences hold every epoch already; the trainer would otherwise run its epochs over all of them
     run.arguments.max_steps = run.steps
     run.arguments.warmup_steps = libraries.warmup_steps(run.arguments.warmup_steps, max(1, run.steps))
@@ -359,6 +362,13 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     if run.names and run.recipe.samples.sample_prompts:  # behind Progress, which looks at the memory of a step
         trainer.add_callback(WriteSamples(trainer, run.recipe.samples, run.tokenizer))
     return trainer
+
+
+def _gather_experts_together(run: Run) -> None:
+    """Under ZeRO-3, gather a layer's experts as one: which of them a rank calls depends on its tokens."""
+    experts = {run.model.get_submodule(path.rpartition(".")[0]) for path in groups.routers(run.model)}
+    if experts and run.recipe.deepspeed is not None and deepspeed_config.stage(run.recipe.deepspeed) == 3:
+        set_z3_leaf_modules(run.model, list({type(each) for each in experts}))
 
 
 def _use_liger(run: Run) -> None:

@@ -109,6 +109,12 @@ def is_plain(config: Any) -> bool:
     return config.position_encoding == "rope" and options(config).is_alone()
 
 
+def described(config: Any) -> str:
+    """Return the encoding of a model of any family, and its options, in one line."""
+    options = getattr(config, "position_options", None)
+    return f"{getattr(config, 'position_encoding', 'rope')} {options or ''}".rstrip()
+
+
 def config_at(config: TapeConfig, length: int) -> TapeConfig:
     """``config`` as its encoding is used on ``length`` tokens; ``config`` itself where that changes nothing."""
     chosen, own = options(config), dict(config.rope_parameters or {})

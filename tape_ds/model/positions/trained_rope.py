@@ -129,7 +129,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     elif window is not None and WINDOW in scaling.named(rope_type):
         parameters[WINDOW] = window
     if rope_type in KEPT:
-        return TrainedRope(name, {**parameters, **({WINDOW: window} if window else {})}, length, window, 0)
+        kept = {**parameters, **({WINDOW: window} if window else {})}
+        return TrainedRope(name, kept, length, window, int(_head_size(config) * share))
     raise_if_any([_of_the_file(each, config, name) for each in scaling.check(parameters)])
     found = _counted(name, parameters, window, config, length)
     return replace(found, head_size=int(found.head_size * share))
@@ -215,6 +216,14 @@ def _without_effect(key: str, value: Any) -> bool:
     return key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
 
 
+def _head_size(config: Mapping[str, Any]) -> int:
+    """Return columns of a head, or of its rotated part where the family names those; 0: not known."""
+    found = config.get("rotary_dim") or config.get("qk_rope_head_dim") or config.get("head_dim")
+    if not found and config.get("num_attention_heads"):
+        found = config.get("hidden_size", 0) // config["num_attention_heads"]
+    return int(found or 0)
+
+
 def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping[str, Any], length: int) -> TrainedRope:
     """Add the native length, and the window that factors count from.
 
@@ -227,9 +236,7 @@ def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping
         config: where ``max_sequence_length``, which Vicuna has, is the length after scaling.
         length: ``max_position_embeddings``.
     """
-    head_size = config.get("rotary_dim") or config.get("head_dim") or 0
-    if not head_size and config.get("num_attention_heads"):
-        head_size = config.get("hidden_size", 0) // config["num_attention_heads"]
+    head_size = _head_size(config)
     is_own, whole = config.get("model_type") in OWN_TYPES, config.get("max_sequence_length")
     rope_type, factor = parameters["rope_type"], parameters.get("factor") or 1.0
     if rope_type not in _STATIC:

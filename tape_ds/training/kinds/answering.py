@@ -21,6 +21,7 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat.sequences import CutConversations
 from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
 from tape_ds.errors import Problem
+from tape_ds.model import positions
 from tape_ds.parallel.distributed_map import rounds, share_out
 from tape_ds.recipe.finetuning import FinetuningRecipe
 from tape_ds.scoring import answers
@@ -154,7 +155,7 @@ class Finetuning(Run):
         return {
             "model": f"{self.recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, "
             f"{config.max_position_embeddings:,} positions",
-            "encoding": f"{config.position_encoding} {getattr(config, 'position_options', None) or ''}".rstrip(),
+            "encoding": positions.described(config),
             **self.describe_data(),
             **{f"cut, {name}": str(cut) for name, cut in self.cut.items()},
             **self.notes,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tape_ds.data.drawn import DrawnSequences
+from tape_ds.model import positions
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.run import Run
 
@@ -50,7 +51,7 @@ class DrawnRun(Run):
         sizes = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
         return {
             "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {sizes}",
-            "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip(),
+            "encoding": positions.described(config),
             "data": self.recipe.outline()["data"],
             "held out": self.describe_held_out() if self.held_out else "nothing",
         }

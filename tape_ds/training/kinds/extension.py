@@ -68,8 +68,8 @@ class Extension(Run):
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
-        """``rope_parameters`` of the model that is trained."""
-        return dict(self.config.rope_parameters or {})
+        """``rope_parameters`` of the model that is trained, as this project names them."""
+        return trained_rope.extended(self.own_rope, self.recipe.rope_parameters, self.recipe.model.target_length)
 
     @property
     def own_rope(self) -> trained_rope.TrainedRope:
@@ -83,7 +83,7 @@ class Extension(Run):
         if not self.recipe.evaluation.eval_before:
             return {}
         own, extended = dict(self.own_rope.parameters), self.rope_parameters
-        same = scaling.same(own, extended, self.config.head_dim)
+        same = scaling.same(own, extended, self.own_rope.head_size)
         if not positions.is_plain(self.native):
             native, config = self.native, self.config
             same = same and native.position_encoding == config.position_encoding
@@ -112,8 +112,7 @@ class Extension(Run):
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
             f"{self.native.max_position_embeddings:,} -> {target:,}{own_code(native)}",
-            "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip()
-            + " from "
+            "encoding": f"{positions.described(config)} from "
             + trained_rope.described_change(self.own_rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
             + f"{self.sequences.origin}, "
@@ -187,6 +186,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     base = convert.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
     raise_if_any(model_config.check_fit(recipe, native))
+    recipe = model_config.fitted(recipe, native)
     tokenizer = tokenizers.load(base, "model")
     raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
     config = model_config.extended(recipe, native, tokenizer)

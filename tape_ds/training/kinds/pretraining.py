@@ -18,6 +18,7 @@ from tape_ds.data.sources import weights
 from tape_ds.data.streaming import StreamedSequences
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods import init_weights
+from tape_ds.model import positions
 from tape_ds.recipe.pretraining import PretrainingRecipe
 from tape_ds.recipe.scale import check_model
 from tape_ds.training import identity, tables
@@ -51,7 +52,7 @@ class Pretraining(Run):
         return {
             "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {config.num_hidden_layers} layers of "
             f"{config.hidden_size:,}, {config.num_attention_heads} heads",
-            "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip(),
+            "encoding": positions.described(config),
             "tokenizer": f"{data.tokenizer or 'trained on train_data'}, {config.vocab_size:,} entries",
             **tokenizers.bos_note(self.tokenizer, config),
             "data": read,
