@@ -18,7 +18,7 @@ from tape_ds.methods import METHODS
 from tape_ds.model.families import foreign, own_code
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe import loading, pretrained
-from tape_ds.recipe.method import MethodSection
+from tape_ds.recipe.method import MethodSection, targets_of
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.sections import learns
 
@@ -237,6 +237,12 @@ class ExtensionRecipe(Recipe):
         elif isinstance(window, int) and window > 0:
             found = check_against_model(self, {"max_position_embeddings": window})
             yield from (each for each in found if each.field == "rope_parameters.factor")
+
+    @rule("model", "method", "lora_targets")
+    def _targets(self) -> Iterator[Problem]:
+        """Of a family whose linear maps are known here; a run asks its model."""
+        if (config := self.native_config()) is not None and foreign(config) is None:
+            yield from targets_of(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
 
     @rule("method", "position_encoding", "position_options", "state_dtype")
     def _encoding(self) -> Iterator[Problem]:

@@ -257,8 +257,9 @@ def with_trait(wanted: Callable[[Method], bool]) -> str:
     return ", ".join(name for name, method in METHODS.items() if wanted(method))
 
 
-def targets_of(settings: MethodSection, family: str, known: Collection[str]) -> Iterator[Problem]:
-    """Yield adapter targets that are none of the linear maps of this family."""
+def targets_of(settings: MethodSection, family: str, known: Collection[str] = LORA_TARGETS) -> Iterator[Problem]:
+    """Yield adapter targets that are none of the linear maps of this family; ``known`` are a Llama's, or a GPT-J's."""
+    known = GPTJ_TARGETS if family == "gptj" else known
     for target in settings.lora_targets if settings.chosen.trains == "adapters" else []:
         if target not in known:
             yield Problem("lora_targets", target, f"no linear map of a {family} block", did_you_mean(target, known))

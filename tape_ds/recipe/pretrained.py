@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,10 @@ def _check_family(name: str, online: bool) -> list[Problem]:
     file = config_file(name, online=online)
     assert file is not None, "its configuration was read"
     try:
-        return extendable.check(extendable.read_config(file.parent))
+        found = extendable.check(extendable.read_config(file.parent))
     except UserError as error:
-        return error.problems
+        found = error.problems
+    return [replace(each, value=name) for each in found]
 
 
 def known(name: str, *, online: bool) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ from tape_ds.recipe import pretrained
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.finetuning import FinetuningRecipe
-from tape_ds.recipe.method import GPTJ_TARGETS, LORA_TARGETS, targets_of
+from tape_ds.recipe.method import targets_of
 from tape_ds.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.scale import check_model
@@ -83,7 +83,7 @@ def _check_targets(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterato
 
     family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
     if not extendable.by_own_class(native):
-        yield from targets_of(recipe.method, family, GPTJ_TARGETS if family == "gptj" else LORA_TARGETS)
+        yield from targets_of(recipe.method, family)
         return
     if "lora_targets" in recipe.given:
         yield from targets_of(recipe.method, family, _linear_maps(native))
