@@ -140,6 +140,18 @@ for _backend in ("auto", *available()):
     AttentionMaskInterface.register(_name, places)
 
 
+@torch.no_grad()
+def has_plain_head(model: Any) -> bool:
+    """Return whether a model's logits are what its output head gives, by a look at large ones.
+
+    Raises:
+        TypeError: see :func:`logits_of`.
+    """
+    weight = model.get_input_embeddings().weight
+    large_11D = torch.linspace(-99, 99, model.config.hidden_size, dtype=weight.dtype, device=weight.device)[None, None]
+    return torch.equal(model.get_output_embeddings()(large_11D), logits_of(model, large_11D))
+
+
 class ExtendedDecoder(LanguageModel, PreTrainedModel):
     """What is added to a class of transformers: the arguments, the loss and the scaled angles of this project's
     models. :func:`class_of` makes the two one."""
@@ -195,17 +207,11 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
     def loss(self, hidden_BTD: Tensor, labels_BT: Tensor, **kwargs: Any) -> Tensor | None:
         """By the head alone where its output is the logits, else by the family's own logits, a chunk at a time."""
-        head = self.get_output_embeddings()
-        if self._has_plain_head(head, hidden_BTD):
-            return causal_lm_loss(head, hidden_BTD, labels_BT, **kwargs)
-        return causal_lm_loss(self._chunked_loss, hidden_BTD, labels_BT, **kwargs)
-
-    @torch.no_grad()
-    def _has_plain_head(self, head: nn.Module, hidden_BTD: Tensor) -> bool:
         if self._plain_head is None:
-            large_11D = torch.linspace(-99, 99, hidden_BTD.shape[-1]).to(hidden_BTD)[None, None]
-            self._plain_head = torch.equal(head(large_11D), logits_of(self, large_11D))
-        return self._plain_head
+            self._plain_head = has_plain_head(self)
+        if self._plain_head:
+            return causal_lm_loss(self.get_output_embeddings(), hidden_BTD, labels_BT, **kwargs)
+        return causal_lm_loss(self._chunked_loss, hidden_BTD, labels_BT, **kwargs)
 
     def _chunked_loss(self, hidden_BTD: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
         def of_chunk(hidden_1ND: Tensor, targets_N: Tensor) -> Tensor:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from tape_ds.model.decoder import ExtendedDecoder, logits_of
+from tape_ds.model.decoder import ExtendedDecoder, has_plain_head, logits_of
 from tape_ds.model.decoder_configuration import changes_logits
 from tape_ds.model.language_model import LanguageModel
 
@@ -36,7 +35,6 @@ def unscorable(config: Any) -> str | None:
     return None
 
 
-@torch.no_grad()
 def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
     """Return the function from hidden states [N, D] to logits [N, V]: of a class of transformers as its own forward
     has it, else the output head.
@@ -52,10 +50,10 @@ def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
     ours = isinstance(causal_lm, LanguageModel) and not isinstance(causal_lm, ExtendedDecoder)
     if ours or not type(causal_lm).__module__.startswith("transformers."):
         return head
-    weight = causal_lm.get_input_embeddings().weight
     try:
-        logits_of(causal_lm, torch.zeros(1, 1, causal_lm.config.hidden_size, dtype=weight.dtype, device=weight.device))
-    except TypeError:
+        if has_plain_head(causal_lm):
+            return head
+    except TypeError:  # a class whose way to logits cannot be asked for
         return head
     return lambda hidden_ND: logits_of(causal_lm, hidden_ND[None])[0]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.scoring import loss_by_position
 from tape_ds.scoring.loss_by_position import score
@@ -88,7 +88,7 @@ def test_logits_are_bounded_and_no_grad_is_kept():
     model.lm_head.register_forward_hook(note)
     score(model, document(100), 32, chunk=16)
     assert max(shape.numel() for shape in shapes) == 16 * VOCABULARY
-    assert graphs == [None] * 7
+    assert graphs == [None] * (7 + 2), "and two of one token, by which the head is found to give the logits"
 
 
 def test_modes_are_restored_one_by_one():
@@ -151,9 +151,28 @@ def test_refusals():
             document(9),
             4,
         )
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match="softcapping"):
+    model.config.auto_map, model.config.final_logit_softcapping = {"AutoModelForCausalLM": "code.Model"}, 30.0
+    with pytest.raises(ValueError, match="its own code changes what its head gives"):
         score(model, document(9), 4)
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("gemma2", {"final_logit_softcapping": 1.5, "head_dim": 16}),
+        ("granite", {"logits_scaling": 3.0}),
+        ("cohere", {"logit_scale": 0.2}),
+    ],
+)
+def test_a_family_that_changes_its_head_s_output_is_scored_as_it_computes(family, changes):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "pad_token_id": 0, "initializer_range": 0.5}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **changes)).eval()
+    ids = document(20)
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
+    assert score(model, ids, 20, chunk=7).mean == pytest.approx(float(expected), abs=1e-5)
 
 
 # --- SpanLosses -----------------------------------------------------------------------------------------------------
