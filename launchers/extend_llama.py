@@ -1,4 +1,4 @@
-"""Extend the context of a pretrained Llama-shaped model.
+"""Extend the context of a pretrained model.
 
     deepspeed launchers/extend_llama.py                                    the demonstration
     deepspeed --hostfile hosts launchers/extend_llama.py --recipe llama2_7b_8k

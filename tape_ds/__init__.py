@@ -1,4 +1,4 @@
-"""tape-ds: extend a Llama-shaped model's context, and compare positional encodings, on DeepSpeed.
+"""tape-ds: extend a model's context, and compare positional encodings, on DeepSpeed.
 
 Importing the package makes its classes known to transformers: ``AutoConfig`` and ``AutoModelForCausalLM`` then load a
 saved folder of model type ``tape`` (Llama-shaped) or ``tape_gptj``. Neither torch nor transformers is imported for

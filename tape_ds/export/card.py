@@ -21,6 +21,7 @@ from tape_ds.export.redaction import command_line, hub_names, shown
 from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
 from tape_ds.model import convert, hub
+from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.positions.trained_rope import FULL
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
@@ -62,6 +63,7 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
         str(_TEMPLATE),
         name=wishes.name,
         plain=plain,
+        older_names=isinstance(config, TapeConfig),
         kind=type(model).__name__.removesuffix("ForCausalLM"),
         record=record,
         base=_base(source),

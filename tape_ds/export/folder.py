@@ -1,8 +1,9 @@
 """The exported folder: weights, configuration, tokenizer, model card, and the model's code where transformers has none.
 
 Plain where that is exact: a model whose encoding is rotary, with RoPE scaling that transformers computes, becomes a
-Llama (or Qwen2) folder. Every other model carries its code (:mod:`tape_ds.export.model_code`), which
-``trust_remote_code=True`` runs. Written aside and renamed: the folder is whole or absent.
+Llama (or Qwen2) folder, and one that was extended by transformers' class a folder of that class. Every other model
+carries its code (:mod:`tape_ds.export.model_code`), which ``trust_remote_code=True`` runs. Written aside and renamed:
+the folder is whole or absent.
 """
 
 import json
@@ -21,7 +22,6 @@ from tape_ds.export import card, model_code
 from tape_ds.export.source_model import CONFIG, SourceModel
 from tape_ds.model import convert, extendable, positions
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.positions import trained_rope
 
 HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
 # needs more than torch, transformers and numpy. Modules that docstrings refer to are those of tape_ds.
@@ -64,7 +64,8 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
 
     def build(folder: Path) -> None:
         model.save_pretrained(folder)
-        _edit(folder / CONFIG, _with_older_names if plain else _with_auto_class)
+        if not extendable.by_own_class(config):
+            _edit(folder / CONFIG, _with_older_names if plain else _with_auto_class)
         for name, text in code.items():
             (folder / name).write_text(text, encoding="utf-8")
         if source.has_tokenizer:
@@ -113,8 +114,6 @@ def _with_older_names(config: dict[str, Any]) -> None:
     """Repeat the RoPE parameters as ``rope_theta`` and ``rope_scaling``, where transformers 4 and converters made for
     it (older ones of llama.cpp and vLLM among them) look for them; transformers 5 reads both and finds them equal."""
     scaling = dict(config["rope_parameters"])
-    if "rope_theta" not in scaling or trained_rope.PARTIAL in scaling:  # other families have other names for more
-        return
     config["rope_theta"] = scaling.pop("rope_theta")
     config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
 

@@ -96,11 +96,11 @@ def foreign(config: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name not in TAKEN else None
 
 
-def own_code(config: Mapping[str, Any]) -> str:
-    """Return a note on a model type of transformers whose folder names code for it; empty where there is none."""
-    if config.get("auto_map") and config.get("model_type") in SHAPES:
-        return f"; its folder's own code (auto_map) is not run: it is read as transformers' {config['model_type']}"
-    return ""
+def by_class(config: Mapping[str, Any]) -> str:
+    """Return a note on a model that transformers' class computes, or whose folder names code for it; else nothing."""
+    if config.get("auto_map") and (config.get("model_type") in SHAPES or foreign(config) is not None):
+        return f"; its folder's own code (auto_map) is not run: it is read as transformers' {config.get('model_type')}"
+    return f", by transformers' class for {config['model_type']}" if foreign(config) is not None else ""
 
 
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:

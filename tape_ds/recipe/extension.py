@@ -15,7 +15,7 @@ from tape_ds.data.sequences import Packing
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.methods import METHODS
-from tape_ds.model.families import foreign, own_code
+from tape_ds.model.families import by_class, foreign
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe import loading, pretrained
 from tape_ds.recipe.method import MethodSection, targets_of
@@ -204,7 +204,7 @@ class ExtensionRecipe(Recipe):
         made = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
         made += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
         return {
-            "model": f"{model.model}, {self._lengths()}{own_code(self.native_config() or {})}",
+            "model": f"{model.model}, {self._lengths()}{by_class(self.native_config() or {})}",
             "encoding": f"{model.position_encoding}{options} from {self._start()}",
             "method": f"{method.method}, training {', '.join(trained)}",
             "data": f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"

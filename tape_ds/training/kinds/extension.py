@@ -26,7 +26,7 @@ from tape_ds.model import convert, extendable, positions
 from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.distillation import Teacher
-from tape_ds.model.families import own_code
+from tape_ds.model.families import by_class
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.extension import ExtensionRecipe
@@ -111,7 +111,7 @@ class Extension(Run):
         target = recipe.model.target_length
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
-            f"{self.native.max_position_embeddings:,} -> {target:,}{own_code(native)}",
+            f"{self.native.max_position_embeddings:,} -> {target:,}{by_class(native)}",
             "encoding": f"{positions.described(config)} from "
             + trained_rope.described_change(self.own_rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
