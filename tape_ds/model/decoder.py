@@ -78,6 +78,8 @@ def places(
         ValueError: a mask that is not causal.
     """
     borders = _borders.get()
+    if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
+        q_offset = int(q_offset)  # a static cache counts on the device
     if borders is _UNKNOWN:  # the decoder was called, not the whole model
         borders = Documents(attention_mask, None, None, None, None, None).borders(batch_size, q_length, q_offset)
     if borders is not None and kv_offset:
@@ -230,14 +232,29 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         """Within the block, the model computes with these RoPE parameters and its present weights."""
         config = copy.deepcopy(self.config)
         config.rope_parameters = with_rope(self.config, rope_parameters)
-        kept = rotary_modules(self)
+        if config.rope_parameters == self.config.rope_parameters:
+            yield
+            return
+        kept, scales = rotary_modules(self), self._scales()
         for path, module in kept.items():
             self.set_submodule(path, type(module)(config).to(next(module.buffers()).device))
+        with torch.device("meta"):
+            self._put_scales(type(self)(config)._scales())
         try:
             yield
         finally:
             for path, module in kept.items():
                 self.set_submodule(path, module)
+            self._put_scales(scales)
+
+    def _scales(self) -> dict[str, float]:
+        """Return the factors on scores, by path: latent attention takes them from its RoPE parameters too."""
+        scales = {path: getattr(module, "scaling", None) for path, module in self.named_modules()}
+        return {path: scale for path, scale in scales.items() if isinstance(scale, float)}
+
+    def _put_scales(self, scales: Mapping[str, float]) -> None:
+        for path, scale in scales.items():
+            self.get_submodule(path).scaling = scale  # type: ignore[assignment]
 
 
 class _InPlaceOf:

@@ -5,6 +5,7 @@ families that it gains later are taken or refused by the same rules.
 """
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.attention import names
 from tape_ds.model.families import REASONS
 from tape_ds.model.positions import scaling, trained_rope
-from tape_ds.model.positions.trained_rope import FULL, KEPT, PARTIAL
+from tape_ds.model.positions.trained_rope import FULL, KEPT, OF_THE_CLASS
 
 ENCODING = "rope"
 """The one encoding of these models: their own."""
@@ -23,10 +24,12 @@ PLAIN = "lora, full, norms, theta, or RoPE scaling without training (yarn, linea
 """Methods that need nothing of this project inside a model."""
 ATTENTION = "tape_ds"
 """Name of this project's attention in transformers' tables; ``tape_ds_sdpa`` is the same by the backend ``sdpa``."""
-_KEPT_KEYS = (PARTIAL, "mscale", "mscale_all_dim")
+_KEPT_KEYS = (*OF_THE_CLASS, "mscale", "mscale_all_dim")
 """RoPE parameters that an extension does not change."""
 _CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 _LAYERS = ("full_attention", "sliding_attention")
+ROTATED_WINDOWS = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
+"""Families whose layers have positions only where they have a window."""
 _OTHERWISE = {
     "doge": "its attention adds a learned mask to the causal one",
     "llama4_text": "its layers attend within chunks",
@@ -51,8 +54,8 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
         return
     if native.sub_configs:
         yield f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone"
-    elif not getattr(native, "rope_parameters", None):
-        yield "it has no rotary positions (rope_parameters) that could be scaled"
+    elif not (rope := getattr(native, "rope_parameters", None)) or not rope.get(FULL, rope):
+        yield "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
     if native.model_type in _OTHERWISE:
         yield _OTHERWISE[native.model_type]
     elif not kind._can_set_attn_implementation():
@@ -61,6 +64,8 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
         yield f"it has layers of other kinds ({', '.join(others)}), which see neither documents nor padding"
     elif kind._is_stateful:
         yield "its layers keep a state, which sees neither documents nor padding"
+    if getattr(native, "use_bidirectional_attention", None) in (True, "all"):
+        yield "its tokens see later ones (use_bidirectional_attention)"
     if getattr(native, "attention_dropout", None):
         yield f"attention_dropout is {native.attention_dropout}, which no backend computes: set it to 0 in config.json"
     if getattr(native, "output_router_logits", False):
@@ -80,7 +85,7 @@ def needs(native: PreTrainedConfig) -> dict[str, bool]:
     return {
         "window": bool(window) and (not layers or "sliding_attention" in layers),
         "softcap": bool(getattr(native, "attn_logit_softcapping", None)),
-        "sinks": native.model_type in ("gpt_oss", "flint", "granite_swa", "granitemoe_swa", "mimo_v2_flash"),
+        "sinks": "s_aux=" in inspect.getsource(inspect.getmodule(MODEL_FOR_CAUSAL_LM_MAPPING[type(native)])),
     }
 
 
@@ -133,25 +138,38 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
     rotated and the RoPE of layers with a window stay.
 
     Raises:
-        UserError: scaling that the family's class does not compute.
+        UserError: scaling that the family's class does not compute, or that reaches no layer that sees everything.
     """
-    own, kind = native.rope_parameters, rope_parameters["rope_type"]
-    before = own.get(FULL, own)
+    own, rope_parameters = native.rope_parameters, rope_parameters.get(FULL, rope_parameters)
+    before, kind = own.get(FULL, own), rope_parameters["rope_type"]
     reason = ""
     for expressed in _expressed(native, rope_parameters):
         changed = expressed | {key: before[key] for key in _KEPT_KEYS if key in before}
         if "mscale_all_dim" in changed:  # from which transformers computes the factor, for this scaling anew
             changed.pop("attention_factor", None)
+        if changed == dict(before):
+            return dict(own)
+        if why := _unscaled(native):
+            raise UserError(Problem("rope_parameters.rope_type", kind, why, "leave rope_parameters out"))
         config = copy.deepcopy(native)
         config.rope_parameters = {**own, FULL: changed} if FULL in own else changed
         try:
             config.validate_rope()
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             reason = f": {error}"
             continue
         return dict(config.rope_parameters)
     wrong = f"transformers' {native.model_type} does not compute it{reason}"
     raise UserError(Problem("rope_parameters.rope_type", kind, wrong, "choose linear, ntk or yarn"))
+
+
+def _unscaled(native: PreTrainedConfig) -> str:
+    """Return what keeps the positions of a family from being scaled."""
+    if native.model_type in ROTATED_WINDOWS and needs(native)["window"]:
+        return "its layers that see everything have no positions, and those with a window need no scaling"
+    if getattr(native, "layer_rope_theta", None):
+        return "its layers have bases that differ (layer_rope_theta)"
+    return ""
 
 
 def _expressed(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

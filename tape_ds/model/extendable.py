@@ -35,7 +35,9 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
 
 def by_own_class(native: PreTrainedConfig) -> bool:
     """Return whether a model is extended by transformers' own class."""
-    return not gptj_configuration.recognises(native) and bool(families.check_llama_shaped(native))
+    if gptj_configuration.recognises(native):
+        return False
+    return not families.has_llamas_names(native) or bool(families.check_llama_shaped(native))
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:

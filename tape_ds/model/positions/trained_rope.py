@@ -19,6 +19,8 @@ AUTO = "auto"
 FULL = "full_attention"
 """Of RoPE parameters for each kind of layer, those of layers that see everything: the ones that are scaled."""
 PARTIAL = "partial_rotary_factor"
+OF_THE_CLASS = (PARTIAL, "llama_4_scaling_beta", "max_position_embeddings")
+"""RoPE parameters that scaling leaves alone: the rotated share of a head, and what Ministral 3's class reads."""
 KEPT = ("longrope", "proportional")
 """Types of transformers that are kept as they are: nothing here computes them or makes them reach further."""
 _OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
@@ -121,7 +123,9 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     window = next((each for each in named if each is not None), None)
     if rope_type == "yarn":
         given = _with_attention_factor(given, length, window)
-    share = given.pop(PARTIAL, 1.0) if foreign else 1.0
+    share = given.get(PARTIAL, 1.0) if foreign else 1.0
+    if foreign:
+        given = {key: value for key, value in given.items() if key not in OF_THE_CLASS}
     given = {key: value for key, value in given.items() if not _without_effect(key, value)}
     parameters = {"rope_type": rope_type, "rope_theta": theta, **given}
     if rope_type in _FROM_WINDOW:
@@ -218,7 +222,8 @@ def _without_effect(key: str, value: Any) -> bool:
 
 def _head_size(config: Mapping[str, Any]) -> int:
     """Return columns of a head, or of its rotated part where the family names those; 0: not known."""
-    found = config.get("rotary_dim") or config.get("qk_rope_head_dim") or config.get("head_dim")
+    found = config.get("rotary_dim") if config.get("model_type") in _GPTJ else config.get("qk_rope_head_dim")
+    found = found or config.get("head_dim")
     if not found and config.get("num_attention_heads"):
         found = config.get("hidden_size", 0) // config["num_attention_heads"]
     return int(found or 0)
