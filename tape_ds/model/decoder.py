@@ -254,7 +254,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
     def _put_scales(self, scales: Mapping[str, float]) -> None:
         for path, scale in scales.items():
-            self.get_submodule(path).scaling = scale  # type: ignore[assignment]
+            self.get_submodule(path).scaling = scale
 
 
 class _InPlaceOf:

@@ -6,6 +6,7 @@ families that it gains later are taken or refused by the same rules.
 
 import copy
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -82,10 +83,11 @@ def changes_logits(native: PreTrainedConfig) -> bool:
 def needs(native: PreTrainedConfig) -> dict[str, bool]:
     """Return what the attention of a family needs beyond causal attention, by the argument of ``attend``."""
     window, layers = getattr(native, "sliding_window", None), getattr(native, "layer_types", None)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(native)]
     return {
         "window": bool(window) and (not layers or "sliding_attention" in layers),
         "softcap": bool(getattr(native, "attn_logit_softcapping", None)),
-        "sinks": "s_aux=" in inspect.getsource(inspect.getmodule(MODEL_FOR_CAUSAL_LM_MAPPING[type(native)])),
+        "sinks": "s_aux=" in inspect.getsource(sys.modules[kind.__module__]),  # as transformers calls them
     }
 
 
