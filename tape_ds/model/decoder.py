@@ -238,8 +238,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         kept, scales = rotary_modules(self), self._scales()
         for path, module in kept.items():
             self.set_submodule(path, type(module)(config).to(next(module.buffers()).device))
-        with torch.device("meta"):
-            self._put_scales(type(self)(config)._scales())
+        self._put_scales(on_meta(config)._scales())
         try:
             yield
         finally:

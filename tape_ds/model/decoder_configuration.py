@@ -77,7 +77,8 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
 
 def changes_logits(native: PreTrainedConfig) -> bool:
     """Return whether logits are more than the output head's product."""
-    return any(getattr(native, name, None) not in (None, 1, 1.0) for name in _CHANGED_LOGITS)
+    two_maps = native.model_type == "modernbert-decoder"
+    return two_maps or any(getattr(native, name, None) not in (None, 1, 1.0) for name in _CHANGED_LOGITS)
 
 
 def needs(native: PreTrainedConfig) -> dict[str, bool]:

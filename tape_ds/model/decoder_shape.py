@@ -50,12 +50,12 @@ def of(config: PreTrainedConfig) -> DecoderShape:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     chosen = next((getattr(config, name) for name in _ACTIVE if getattr(config, name, None)), 1)
     counted: Counter[tuple[Any, str, tuple[int, int]]] = Counter()
-    active, has_experts, tied = float(head.weight.numel()), False, head.weight is embedding.weight
+    active, has_experts = float(head.weight.numel()), False
     for path, module in model.named_modules():
-        if module is head and tied:
-            continue
         name = path.rpartition(".")[2]
         for kind, parameter in module.named_parameters(recurse=False):
+            if module is head and parameter is embedding.weight:  # tied: counted there
+                continue
             if parameter.ndim == 3 and _EXPERTS.search(type(module).__name__):
                 experts, rows, columns = parameter.shape
                 counted["linear", f"{name}.{kind}", (columns, experts * rows)] += 1
@@ -70,7 +70,8 @@ def of(config: PreTrainedConfig) -> DecoderShape:
                 counted[named, kind, (1, parameter.numel())] += 1
     inner = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", config.hidden_size)
     inner = (max(inner) if isinstance(inner, list) else inner) * (chosen if has_experts else 1)
-    sizes = (getattr(config, name, None) for name in ("qk_head_dim", "head_dim"))
+    told = config.to_dict()  # the attribute may be refused: Gemma 4's differs between layers
+    sizes = (told.get(name) for name in ("qk_head_dim", "head_dim"))
     head_size = next((each for each in sizes if each), config.hidden_size // config.num_attention_heads)
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     kinds = kinds or ["sliding_attention"] * config.num_hidden_layers

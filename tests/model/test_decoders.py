@@ -3,19 +3,21 @@
 import copy
 import json
 import math
+import pathlib
 
 import peft
 import pytest
 import torch
+import transformers
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, Gemma2ForCausalLM, Gemma3Config, LlamaConfig, LlamaForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.model import decoder, decoder_configuration, extendable
+from tape_ds.model import decoder, decoder_configuration, decoder_shape, extendable
 from tape_ds.model.positions import scaling, trained_rope
-from tests.model.tiny_decoders import VOCABULARY, families, tiny_config
+from tests.model.tiny_decoders import VOCABULARY, families, table, tiny_config
 
 TOKENS = 40
 YARN = {"rope_type": "yarn"}
@@ -124,8 +126,8 @@ def check_training(eager, ours):
     ours.gradient_checkpointing_disable()
 
 
-def check_needs(ours, monkeypatch):
-    """What reaches the attention is what the configuration tells beforehand."""
+def check_foretold(ours, monkeypatch):
+    """What reaches the attention, what the head does, and parameters are as the configuration tells beforehand."""
     seen = {"window": False, "softcap": False, "sinks": False}
     real = decoder.attend
 
@@ -137,6 +139,9 @@ def check_needs(ours, monkeypatch):
         patched.setattr(decoder, "attend", attend)
         ours(torch.arange(3, 3 + TOKENS)[None], use_cache=False)
     assert decoder_configuration.needs(ours.config) == seen
+    assert ours._plain_head != decoder_configuration.changes_logits(ours.config)
+    counted = sum(each.numbers * each.times for each in decoder_shape.of(ours.config).weights)
+    assert counted == sum(weight.numel() for weight in ours.parameters())
 
 
 @torch.no_grad()
@@ -259,11 +264,17 @@ def test_a_family_is_computed_as_transformers_does_or_refused(family, monkeypatc
     check_logits(eager, ours)
     check_generation(eager, ours)
     check_training(eager, ours)
-    check_needs(ours, monkeypatch)
+    check_foretold(ours, monkeypatch)
     check_positions(family)
     check_angles(ours)
     check_scaling(eager, ours)
     check_folder(eager, tmp_path)
+
+
+def test_the_page_has_the_table_of_families():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "model.md").read_text()
+    if f"(transformers {transformers.__version__})" in page:
+        assert table() in page, "python -m tests.model.tiny_decoders prints it"
 
 
 def test_what_people_have_is_computed():
