@@ -105,7 +105,7 @@ def gradients(model, loss):
 def check_training(eager, ours):
     ids = torch.randint(3, VOCABULARY, (2, TOKENS))
     mask, labels = torch.ones_like(ids), ids.clone()
-    labels[0, :9] = -100
+    mask[0, :7], labels[0, :9] = 0, -100
     eager.train(), ours.train()
     logits = eager(ids, attention_mask=mask, use_cache=False).logits
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
@@ -171,6 +171,9 @@ def check_angles(ours):
     assert {weight.dtype for weight in cast.parameters()} == {torch.bfloat16}
     for name, after in buffers(cast).items():
         assert torch.equal(after, before[name]) and after.dtype == before[name].dtype
+        angles = torch.arange(131_072.0) * after.max()
+        rows = torch.stack((angles.cos(), angles.sin()), dim=1).view(torch.int64)
+        assert len(rows.unique()) == 131_072
     assert {value.device.type for value in buffers(copy.deepcopy(ours).to("meta")).values()} == {"meta"}
 
 
