@@ -75,6 +75,11 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
         yield "its weights are quantised: give the model as it was before (load_in_4bit: true trains adapters on that)"
 
 
+def recomputes(native: PreTrainedConfig) -> bool:
+    """Return whether a family's layers can be computed again in the backward."""
+    return bool(MODEL_FOR_CAUSAL_LM_MAPPING[type(native)].supports_gradient_checkpointing)
+
+
 def changes_logits(native: PreTrainedConfig) -> bool:
     """Return whether logits are more than the output head's product."""
     two_maps = native.model_type == "modernbert-decoder"

@@ -110,6 +110,9 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
     if recipe.memory.mlp_tiles > 1:
         wrong = f"the feed-forward of a {native.model_type} is not cut into tiles"
         yield Problem("mlp_tiles", recipe.memory.mlp_tiles, wrong, "leave it out")
+    if recipe.trainer_value("activation_checkpointing") and not decoder_configuration.recomputes(native):
+        wrong = f"the layers of a {native.model_type} cannot be computed again"
+        yield Problem("activation_checkpointing", True, wrong, "give false")
     if recipe.scale.sequence_parallel_size > 1:
         wrong = f"the sequences of a {native.model_type} are not shared out"
         yield Problem(SEQUENCE, recipe.scale.sequence_parallel_size, wrong, "leave it out, and use zero3")
