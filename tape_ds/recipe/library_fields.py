@@ -79,7 +79,8 @@ def trainer(renamed: tuple[tuple[str, str], ...] = ()) -> dict[str, TrainerField
     """Return every field of TrainingArguments but ``local_rank``, which the launcher sets.
 
     Args:
-        renamed: (old, new) names of a field; where the installed version has only the old one, it is listed as both.
+        renamed: (old, new) names of a field; a version that has the old one alone is read as those that have both, in
+            which the old one's default is None.
     """
     arguments = _module("transformers.training_args")["TrainingArguments"]
     # The first sentence that a docstring in transformers' form has for each argument.
@@ -101,6 +102,7 @@ def trainer(renamed: tuple[tuple[str, str], ...] = ()) -> dict[str, TrainerField
     for old, new in renamed:
         if old in found and new not in found:
             found[new] = found[old]._replace(type=_TYPES.get(new, found[old].type))
+            found[old] = found[old]._replace(type=found[old].type | None, default=None)
     return found
 
 
