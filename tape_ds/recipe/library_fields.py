@@ -92,7 +92,7 @@ def trainer(renamed: tuple[tuple[str, str], ...] = ()) -> dict[str, TrainerField
         if name == "local_rank" or not (isinstance(field, dataclasses.Field) and field.init):
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        default = default.value if isinstance(default, enum.Enum) else default
+        default = None if default is _UNKNOWN else getattr(default, "value", default)
         choices = field.metadata.get("choices")
         kind = _plain_type(annotation)
         if isinstance(choices, Collection):
