@@ -1,5 +1,7 @@
 # make demo    extend SmolLM2-135M from 8k to 16k tokens: loss by position and hidden passkeys, before and after
 # make test    the default test suite (CPU only)
+# make versions    make test with the oldest versions that pyproject.toml allows, then with the newest: 14 GB of packages in
+#              .venv/oldest and .venv/newest, and an hour; VERSIONS=newest does one of them
 # make check   format, lint, types
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
 # make scale   losses and gradients of every layout of processes against one process, in full: docs/results/scale.md
@@ -22,7 +24,7 @@ REQUIREMENTS := requirements.txt requirements-demo.txt
 STAMP := .venv/.ready-$(shell cat $(REQUIREMENTS) pyproject.toml setup.py | cksum | tr ' ' '-')
 SCRIPTS := launchers tools evaluation benchmarks
 CODE := $(patsubst %/,%,$(sort $(dir $(wildcard tape_ds/__init__.py $(addsuffix /*.py,$(SCRIPTS))))))
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
 # The kernels are compiled with the Triton of requirements.txt and with others, each in a folder of its own. There is no
 # Triton but on Linux.
 PINNED_TRITON := $(shell sed -n 's/^triton==\([0-9.]*\).*/\1/p' requirements.txt)
@@ -34,7 +36,7 @@ on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 export TOKENIZERS_PARALLELISM := false
 export ARGS
 
-.PHONY: help demo test check faults scale compile-kernels results docs format setup clean distclean
+.PHONY: help demo test versions check faults scale compile-kernels results docs format setup clean distclean
 
 help:
 	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
@@ -59,8 +61,11 @@ demo: $(STAMP)
 # processes work together, one test runs at a time. A part that holds none of the tests ARGS asks for (pytest's exit
 # code 5) is no failure. A seeded part of the faults is in the daily suite.
 test: $(STAMP) $(call on_linux,$(call triton,$(NEWEST_TRITON)))
-	@$(call part,suite,tests --ignore=tests/parallel -m "not slow and not gpu and not network" -n $(WORKERS) --dist loadfile --no-loadscope-reorder)
-	@$(call part,scale,tests/parallel)
+	@$(suite)
+	@$(scale)
+
+suite = $(call part,suite,tests --ignore=tests/parallel -m "not slow and not gpu and not network" -n $(WORKERS) --dist loadfile --no-loadscope-reorder)
+scale = $(call part,scale,tests/parallel)
 
 define part
 begin=$$(date +%s); echo "=== tests: $(1)"; \
@@ -69,6 +74,24 @@ echo "=== tests: $(1) took $$(($$(date +%s) - begin)) s"; \
 if [ $$code -eq 5 ] && [ -n "$$ARGS" ]; then code=0; fi; \
 if [ $$code -ne 0 ]; then exit $$code; fi
 endef
+
+VERSIONS ?= oldest newest
+versions: $(VERSIONS:%=versions-%)
+
+versions-%: BIN = $(CURDIR)/.venv/$*/bin
+versions-%: .venv/%/.ready
+	@$(suite)
+	@$(scale)
+
+# The oldest are the lower bounds of pyproject.toml; remove .venv/newest to try what has come out since.
+.venv/%/.ready: pyproject.toml setup.py requirements-demo.txt
+	rm -rf .venv/$*
+	$(PYTHON) -m venv .venv/$*
+	$(if $(filter oldest,$*),sed -n 's/^ *"\([a-zA-Z0-9_-]*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml,:) > .venv/$*/bounds.txt
+	$(PIP) --quiet -c .venv/$*/bounds.txt -e ".[dev,wandb]"
+	$(PIP) --quiet --no-deps -r requirements-demo.txt
+	@touch $@
+.PRECIOUS: .venv/%/.ready
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

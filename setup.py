@@ -23,7 +23,6 @@ setup(
     package_data={
         "tape_ds.export": ["card.md.jinja"],
         "tape_ds.model.attention": ["table.json"],
-        "tape_ds.recipe": ["library_fields.json"],
         **{shipped(name): ["*"] for name in folders},
     },
 )

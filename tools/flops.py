@@ -84,13 +84,14 @@ def cached_numbers(config: TapeConfig) -> float:
     A model with few words and a narrow feed-forward, in which the cache has no part, reads a short text.
     """
     import torch
+    from transformers import DynamicCache
 
     from tape_ds.model.llama import TapeForCausalLM
 
     narrow = type(config).from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
-    ids = torch.arange(16)[None]
+    ids, cache = torch.arange(16)[None], DynamicCache(config=narrow)
     with torch.no_grad():
-        cache = TapeForCausalLM(narrow).eval()(input_ids=ids, use_cache=True).past_key_values
+        TapeForCausalLM(narrow).eval()(input_ids=ids, past_key_values=cache)
     kept = [tensor.numel() for layer in cache.layers for tensor in (layer.keys, layer.values)]
     return sum(kept) / ids.numel()
 

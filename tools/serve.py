@@ -8,6 +8,8 @@ prompt that leaves no room for an answer is refused with status 400; an answer e
 """
 
 import argparse
+import importlib
+import inspect
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -108,7 +110,7 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     """
     from fastapi import HTTPException
     from fastapi.responses import JSONResponse
-    from transformers.cli.serving import chat_completion, completion, response, server, systemone, transcription
+    from transformers.cli.serving import chat_completion, completion, server
     from transformers.cli.serving.model_manager import ModelManager
     from transformers.cli.serving.utils import GenerateManager, GenerationState
 
@@ -166,14 +168,24 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
         manager,
         chat_completion.ChatCompletionHandler(manager, state),
         completion_handler=Completions(manager, state),
-        response_handler=response.ResponseHandler(manager, state),
-        transcription_handler=transcription.TranscriptionHandler(manager, state),
-        systemone_handler=systemone.SystemOneHandler(manager, state),
         generation_state=state,
+        **{f"{kind}_handler": handler(manager, state) for kind, handler in _other_handlers().items()},
     )
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(ValueError, refuse)
     return app
+
+
+def _other_handlers() -> dict[str, Any]:
+    """Return transformers' handlers of its other endpoints; which there are depends on its version."""
+    from transformers.cli.serving import server
+
+    parameters = [name for name in inspect.signature(server.build_server).parameters if name.endswith("_handler")]
+    found = {}
+    for kind in {name.removesuffix("_handler") for name in parameters} - {"chat", "completion"}:
+        names = vars(importlib.import_module(f"transformers.cli.serving.{kind}"))
+        found[kind] = next(value for name, value in names.items() if name.lower() == f"{kind}handler")
+    return found
 
 
 def _prompt(inputs: Any, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight:
 def product_dtype(x: Tensor) -> torch.dtype:
     """Of the operands of ``F.linear(x, ...)``: autocast's where it is on."""
     device = x.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta tensors
+    autocast = device != "meta" and torch.is_autocast_enabled(device)  # which meta tensors do not have
     return torch.get_autocast_dtype(device) if autocast and x.dtype != torch.float64 else x.dtype
 
 

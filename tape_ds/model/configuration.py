@@ -38,6 +38,8 @@ class TapeConfig(LlamaConfig):
     base_model_tp_plan = None
     # Nor does its pipeline: beside the hidden states a block hands on a position state.
     base_model_pp_plan = None
+    # transformers before 5.20 else makes one without arguments, and exported code may lack the default encoding.
+    has_no_defaults_at_init = True
     feed_forward_matrices = 3
     """Of hidden_size x intermediate_size, in a block: a Llama's feed-forward is gated."""
 

@@ -157,7 +157,7 @@ class ScaledGPTJPreTrainedModel(PreTrainedModel):
     base_model_prefix = "transformer"
     supports_gradient_checkpointing = True
     _no_split_modules = ["ScaledGPTJBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_sdpa = True
     # Older checkpoints (EleutherAI/gpt-j-6b's) store masks and tables, which follow from the configuration.
     _keys_to_ignore_on_load_unexpected = [r"attn\.(masked_)?bias$", r"embed_positions$"]
@@ -202,6 +202,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         cu_seq_lens_q: Tensor | None = None,
         max_length_q: int | None = None,
         seq_idx: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Return hidden states of one call; arguments and errors are
@@ -212,6 +213,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
         tokens = given.shape[1]
+        past_key_values = cache if past_key_values is None else past_key_values
         shards = shards_of(self, tokens, bool(use_cache) or past_key_values is not None)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -237,7 +239,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
                 shards=shards,
             )
         hidden_BTD = shards.gather(self.ln_f(hidden_BTD))
-        return BaseModelOutputWithPast(last_hidden_state=hidden_BTD, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(hidden_BTD, past_key_values)
 
 
 class ScaledGPTJForCausalLM(LanguageModel, ScaledGPTJPreTrainedModel, GenerationMixin):

@@ -36,6 +36,8 @@ class ScaledGPTJConfig(GPTJConfig):
 
     model_type = "tape_gptj"
     feed_forward_matrices = 2
+    base_model_tp_plan = None  # GPT-J's own are for transformers' class
+    base_model_pp_plan = None
 
     rope_parameters: dict | None = None
     position_encoding: str = ENCODING

@@ -3,6 +3,7 @@
 Imports neither torch nor transformers: recipes ask it before anything else.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -38,17 +39,19 @@ def download(name: str, *, with_weights: bool = True) -> Path:
     Raises:
         UserError: there is no such model, revision or network.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HTTPError
 
     repository, revision = split(name)
+    # offline, huggingface_hub 1 else asks for the list of a commit's files
+    fetch = functools.partial(snapshot_download, repository, local_files_only=constants.HF_HUB_OFFLINE)
     try:
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=list(_SMALL)))
+        folder = Path(fetch(revision=revision, allow_patterns=list(_SMALL)))
         if with_weights:
             revision = commit_of(folder) or revision  # the branch may move between two questions
             for whole in (weights.WHOLE, weights.PICKLED):
                 shards = {whole, *weights.places(folder, whole).values()}
-                snapshot_download(repository, revision=revision, allow_patterns=[*_SMALL, *_TRAINED, *shards])
+                fetch(revision=revision, allow_patterns=[*_SMALL, *_TRAINED, *shards])
                 if any((folder / shard).is_file() for shard in shards):
                     break
     except (OSError, ValueError, HTTPError) as error:

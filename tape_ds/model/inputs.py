@@ -3,6 +3,7 @@
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), D hidden size.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tape_ds.model.attention import requested
 from tape_ds.model.attention.borders import (
@@ -22,6 +24,9 @@ from tape_ds.model.attention.borders import (
     ids_of_positions,
 )
 from tape_ds.model.sharding import Shards
+
+CACHE = dataclasses.fields(BaseModelOutputWithPast)[1].name
+"""transformers' name of a cache in arguments and outputs: ``cache``, or ``past_key_values`` before 5.24."""
 
 
 def past_length(past_key_values: Cache | None) -> int | Tensor:

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
+from tape_ds.model.inputs import CACHE
 from tape_ds.model.output_head import OutputHead, causal_lm_loss, divergence, own_targets
 from tape_ds.model.sharding import UNSHARED, shards_of
 
@@ -71,6 +72,7 @@ class LanguageModel:
         logits_to_keep: int | Tensor = 0,
         skip_logits: bool | None = None,
         teacher: Any = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As the decoder's forward, and:
@@ -86,6 +88,7 @@ class LanguageModel:
             skip_logits: return ``logits=None``, the loss computed a chunk of tokens at a time. Default: yes in training
                 with labels, wherever the loss is transformers' own and no ``logits_to_keep`` asks for logits. A head
                 that can only give logits (see :func:`tape_ds.model.output_head.why_not`) returns them all the same.
+            cache: ``past_key_values`` by the name that transformers has for it since 5.24.
             teacher: what another model predicts (:class:`tape_ds.model.distillation.TeacherTokens`); the loss is then
                 the weighed sum of cross-entropy and divergence, which are returned beside it.
 
@@ -110,7 +113,7 @@ class LanguageModel:
             attention_mask=attention_mask,
             position_ids=position_ids,
             document_ids=document_ids,
-            past_key_values=past_key_values,
+            past_key_values=cache if past_key_values is None else past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -132,13 +135,8 @@ class LanguageModel:
             apart = divergence(self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs)
             mixed = (1 - teacher.share) * loss + teacher.share * apart
             return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=apart.detach())
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits_BTV,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        past = getattr(outputs, CACHE)
+        return CausalLMOutputWithPast(loss, logits_BTV, past, outputs.hidden_states, outputs.attentions)
 
     def _get_resized_lm_head(self, *args: Any, **kwargs: Any) -> nn.Linear:
         # transformers makes a plain nn.Linear, and moves accelerate's hooks to it after this
@@ -164,11 +162,13 @@ class LanguageModel:
         config: PreTrainedConfig,
         inputs_embeds: Tensor,
         attention_mask: Tensor | None,
-        past_key_values: Cache,
+        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor | None:
         """The 2D mask is all that ``attend`` needs; for a static cache it is padded to the cache's own length."""
-        if attention_mask is None:
-            return None
-        missing = past_key_values.get_max_length() - attention_mask.shape[-1]
+        past = cache if past_key_values is None else past_key_values
+        if attention_mask is None or past is None:
+            return attention_mask
+        missing = past.get_max_length() - attention_mask.shape[-1]
         return nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask

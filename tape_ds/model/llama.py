@@ -206,7 +206,7 @@ class TapePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TapeDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_sdpa = True
     # Older Llama checkpoints (Llama 2's among them) store their frequencies; they follow from the configuration.
     _keys_to_ignore_on_load_unexpected = [r"rotary_emb\.inv_freq$"]
@@ -250,6 +250,7 @@ class TapeModel(TapePreTrainedModel):
         cu_seq_lens_q: Tensor | None = None,
         max_length_q: int | None = None,
         seq_idx: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Return hidden states of one call; of this process's tokens under sequence parallelism (``share_sequences``).
@@ -264,6 +265,7 @@ class TapeModel(TapePreTrainedModel):
                 many tokens there are: as transformers' collators say it, with ``max_length_q``, the longest document.
                 Nothing then waits for the device. (``cu_seq_lens_k`` and ``max_length_k`` are the same, and not read.)
             seq_idx: as ``document_ids``, by the name that transformers' collators use.
+            cache: ``past_key_values`` by the name that transformers has for it since 5.24.
 
             Where none of these nor ``attention_mask`` is given and there is no cache, a position id that does not
             increase starts a document, as packed sequences of other libraries have it (PoSE's only jump forward). A
@@ -282,6 +284,7 @@ class TapeModel(TapePreTrainedModel):
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
         tokens = given.shape[1]
+        past_key_values = cache if past_key_values is None else past_key_values
         shards = shards_of(self, tokens, bool(use_cache) or past_key_values is not None)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -327,7 +330,7 @@ class TapeModel(TapePreTrainedModel):
                 query_scale=query_scale,
             )
         hidden_BTD = shards.gather(self.norm(hidden_BTD))
-        return BaseModelOutputWithPast(last_hidden_state=hidden_BTD, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(hidden_BTD, past_key_values)
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def check_scheduler(config: Mapping[str, Any], lr_scheduler_type: str) -> Iterat
         wrong = f"it would replace the trainer's lr_scheduler_type = {lr_scheduler_type!r}"
         yield Problem("deepspeed.scheduler.type", kind, wrong, "remove the scheduler block from the JSON")
         return
-    yield from _check_params(block, "scheduler", set(library_fields.read()["deepspeed"]["schedulers"][str(kind)]))
+    yield from _check_params(block, "scheduler", library_fields.deepspeed().schedulers[str(kind)])
 
 
 def check_optimizer(config: Mapping[str, Any], optim: str) -> Iterator[Problem]:

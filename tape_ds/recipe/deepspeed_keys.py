@@ -78,17 +78,17 @@ def as_meant(block: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def known() -> dict[str, Any]:
     """Key -> its type, the block below it, or :data:`FREE`."""
-    return library_fields.read()["deepspeed"]["keys"] | BY_HAND
+    return library_fields.deepspeed().keys | BY_HAND
 
 
 def filled() -> list[str]:
     """Dotted names of the keys whose "auto" transformers replaces, with a value of the trainer's or the model's."""
-    return library_fields.read()["deepspeed"]["filled"]
+    return library_fields.deepspeed().filled
 
 
 def _check_block(block: Mapping[str, Any], keys: Mapping[str, Any], path: str) -> Iterator[Problem]:
     values: dict[str, Any] = {}
-    gone = library_fields.read()["deepspeed"]["removed"].get(path.rstrip("."), {})
+    gone = library_fields.deepspeed().removed.get(path.rstrip("."), {})
     for key, value in block.items():
         name, kind = f"{path}{key}", keys.get(key)
         if key in gone:

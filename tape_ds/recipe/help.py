@@ -75,27 +75,42 @@ def _whole(kind: type[Recipe]) -> Iterator[str]:
 
 
 def page(kinds: Sequence[type[Recipe]]) -> str:
-    """docs/fields.md, of these kinds of recipes."""
-    shared = [*Recipe.SECTIONS.values(), Trainer]
+    """docs/fields.md, of these kinds of recipes: this stack's own fields, the same with any version of transformers."""
+    shared = list(Recipe.SECTIONS.values())
+    own = {"global_batch_size", *OURS}
+    defaults = ", ".join(f"`{name}: {_shown(value)}`" for name, value in trainer.DEFAULTS.items())
     lines = [
         *("# Fields of a recipe", ""),
         "Of every launcher, section by section; each can stand in a recipe or on the command line. This page is what",
-        "`--help` says; `--help FIELD` says it of one. Every field of transformers' `TrainingArguments` is taken, too.",
+        "`--help` says; `--help FIELD` says it of one.",
     ]
     for kind in kinds:
-        own = [section for section in loading.sections(kind) if section not in shared]
-        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(kind, own)]
+        sections = [section for section in loading.sections(kind) if section not in (*shared, Trainer)]
+        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(kind, sections)]
     lines += ["", "## All launchers", *_listed(kinds[0], shared)]
+    lines += [f"\n### {_title(Trainer)}\n", *_described_fields(kinds[0], [name for name in USUAL if name in own]), ""]
+    lines += [textwrap.fill(_LIBRARY.format(defaults=defaults), 140, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"
+
+
+_LIBRARY = (
+    "Every other field of transformers' [TrainingArguments](https://huggingface.co/docs/transformers/main_classes/trainer"
+    "#transformers.TrainingArguments) is taken as well: `--help` lists those of the installed version. "
+    "Defaults of ours: {defaults}."
+)
 
 
 def _listed(kind: type[Recipe], sections: Sequence[type[Section]]) -> Iterator[str]:
     for section in sections:
         yield f"\n### {_title(section)}\n"
-        for name in _names(kind, section):
-            where, own = loading.table(kind)[name]
-            text = f"- `{name}` ({fields.spelled(where.model_fields[own].annotation)}): {_described(where, own)}"
-            yield textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        yield from _described_fields(kind, _names(kind, section))
+
+
+def _described_fields(kind: type[Recipe], names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        where, own = loading.table(kind)[name]
+        text = f"- `{name}` ({fields.spelled(where.model_fields[own].annotation)}): {_described(where, own)}"
+        yield textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _names(kind: type[Recipe], section: type[Section]) -> list[str]:
@@ -164,3 +179,9 @@ def _wrapped(text: str, indent: str, first: str | None = None) -> str:
     width = min(shutil.get_terminal_size((120, 40)).columns, 120)
     body = textwrap.fill(text, max(width - len(indent), 20))
     return (indent if first is None else first) + body.replace("\n", f"\n{indent}")
+
+
+if __name__ == "__main__":
+    from tape_ds.recipe.kinds import KINDS
+
+    print(page([*KINDS.values()]), end="")

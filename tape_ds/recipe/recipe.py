@@ -154,9 +154,10 @@ class Recipe(ABC):
         import torch
         from transformers import TrainingArguments
 
-        # another version of transformers may lack a field that this stack sets, which is no mistake of the recipe's
-        known = {field.name for field in dataclasses.fields(TrainingArguments)} | self.given
-        kwargs = {name: value for name, value in self.trainer.kwargs.items() if name in known}
+        # transformers before 5.23 has only the former names of some fields
+        known = {field.name for field in dataclasses.fields(TrainingArguments)}
+        former = {new: old for old, new in trainer.RENAMED.items()}
+        kwargs = {name if name in known else former[name]: value for name, value in self.trainer.kwargs.items()}
         kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():

@@ -121,18 +121,20 @@ _BOUNDS: dict[str, dict[str, Any]] = {
 
 def library_default(name: str) -> Any:
     """Return what transformers takes for a field that is not set."""
-    return _ENTRIES[name]["default"]
+    return _ENTRIES[name].default
 
 
-_ENTRIES: dict[str, Any] = library_fields.read()["transformers"]
-_OWNED_DEFAULTS = {name: owned.value for name, owned in OWNED.items() if owned.value != library_default(name)}
+_ENTRIES = library_fields.trainer(tuple(RENAMED.items()))
+_OWNED_DEFAULTS = {
+    name: owned.value for name, owned in OWNED.items() if name in _ENTRIES and owned.value != library_default(name)
+}
 _OURS = DEFAULTS | _OWNED_DEFAULTS
 _Fields = library_fields.section(
     "TrainerFields",
     {
         name: (
-            entry["type"],
-            Field(_OURS.get(name, entry["default"]), description=entry["help"], **_BOUNDS.get(name, {})),
+            entry.type,
+            Field(_OURS.get(name, entry.default), description=entry.help, **_BOUNDS.get(name, {})),
         )
         for name, entry in _ENTRIES.items()
     },
@@ -239,7 +241,7 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
 
     @rule("report_to")
     def _trackers(self, whole: Whole) -> Iterator[Problem]:
-        known = library_fields.read()["trackers"]
+        known = library_fields.trackers()
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
             if name in ("none", "all"):
                 continue

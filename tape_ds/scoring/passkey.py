@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from tape_ds.data.passkey import PasskeyPrompt, answer_ids
+from tape_ds.model.inputs import CACHE
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.causal_lm import bare, evaluating
 from tape_ds.scoring.each import Each, in_turn
@@ -171,7 +172,7 @@ def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int
 def _next(causal_lm: Any, ids_1T: Tensor, cache: DynamicCache | None) -> Tensor:
     """Return the most likely token [1] behind the cache's tokens and these."""
     use_cache = cache is not None
-    output = causal_lm(input_ids=ids_1T, past_key_values=cache, use_cache=use_cache, logits_to_keep=1)
+    output = causal_lm(input_ids=ids_1T, **{CACHE: cache}, use_cache=use_cache, logits_to_keep=1)
     return output.logits[:, -1].argmax(dim=-1)
 
 

@@ -159,7 +159,7 @@ class ApplyMemorySavings(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Apply them."""
-        checkpointing = bool(args.activation_checkpointing)
+        checkpointing = bool(args.gradient_checkpointing)  # transformers before 5.23 has no other name
         self.savings = MemorySavings(kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device)
         self._say(self.savings.outline(), state)
 

@@ -55,7 +55,7 @@ def repository(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
 
     def make(**files):
-        def download(name, revision, allow_patterns):
+        def download(name, revision, allow_patterns, local_files_only):
             for file, content in files.items():
                 if any(fnmatch.fnmatch(file, pattern) for pattern in allow_patterns):
                     (folder / file).write_text(content)

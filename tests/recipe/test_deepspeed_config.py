@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated, get_args
 
 import pytest
 
@@ -126,14 +127,33 @@ def test_a_key_of_every_block_was_found():
         assert name in found
     for block, key in {"aio": "queue_depth", "torch_autocast": "dtype", "data_types": "param_dtype"}.items():
         assert key in found[block]
-    assert found["checkpoint"]["writer"]["decoupled"] == found["flops_profiler"]["detailed"] == "bool"
+    assert found["checkpoint"]["writer"]["decoupled"] == found["flops_profiler"]["detailed"] is bool
     assert not found.keys() & deepspeed_keys.NOT_HERE.keys()
 
 
+def test_blocks_are_those_of_the_installed_deepspeed():
+    """Their keys, types and bounds, as its own models have them."""
+    from deepspeed.runtime.precision_config import DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    for name, model in {"zero_optimization": DeepSpeedZeroConfig, "fp16": DeepSpeedFP16Config}.items():
+        fields = model.model_fields.items()
+        found = deepspeed_keys.known()[name]
+        assert set(found) == {*model.model_fields, *(field.alias for _, field in fields if field.alias)}
+        for key, field in fields:
+            if field.annotation in (bool, int, float, str):
+                assert found[key] == (
+                    Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+                )
+
+
 def test_removed_keys_are_deepspeeds_own_list():
-    top, zero = library_fields.read()["deepspeed"]["removed"].values()
-    assert {"elasticity", "nebula", "amp", "curriculum_learning"} <= set(top) and "mics_shard_size" in zero
-    assert not set(top) & set(deepspeed_keys.known())
+    from deepspeed.runtime import config
+
+    removed = library_fields.deepspeed().removed
+    assert removed[""] == getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})
+    assert removed["zero_optimization"] == getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", {})
+    assert not set(removed[""]) & set(deepspeed_keys.known())
 
 
 def test_what_is_listed_by_hand_is_read_by_the_installed_deepspeed():
@@ -228,7 +248,7 @@ def whole_numbers(block=None, path=()):
     for key, kind in (deepspeed_keys.known() if block is None else block).items():
         if isinstance(kind, dict):
             yield from whole_numbers(kind, (*path, key))
-        elif kind in (int, int | None, "int", "int | None", "str | int") or str(kind).startswith("Annotated[int"):
+        elif int in {kind, getattr(kind, "__origin__", None), *get_args(kind)}:
             yield (*path, key)
 
 

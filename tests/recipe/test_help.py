@@ -65,4 +65,4 @@ def test_only_the_first_rank_answers(capsys, monkeypatch):
 
 def test_the_page_of_fields_is_made_of_the_fields():
     written = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    assert written == help.page(list(KINDS.values())), "run python tools/library_fields.py"
+    assert written == help.page(list(KINDS.values())), "run python -m tape_ds.recipe.help > docs/fields.md"

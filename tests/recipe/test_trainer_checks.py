@@ -65,7 +65,7 @@ DEEPSPEED = {
     "wrong type": ({"zero_optimization": {"stage": "three"}}, "zero_optimization.stage", "three", "one of: 0, 1, 2, 3"),
     "wrong type of a scalar": ({"steps_per_print": "often"}, "steps_per_print", "often", "whole number"),
     "not a block": ({"bf16": True}, "bf16", "True", "key"),
-    "removed": ({"elasticity": {"enabled": True}}, "elasticity", "enabled", "remove it"),
+    "removed": ({"nebula": {"enabled": True}}, "nebula", "enabled", "remove it"),
     "removed in zero": (
         {"zero_optimization": {"stage": 3, "mics_shard_size": 8}},
         "zero_optimization.mics_shard_size",

@@ -1,17 +1,56 @@
 """Our tables of the trainer's fields against the installed transformers, and the launchers' own fields beside them."""
 
+import dataclasses
+import subprocess
+import sys
+from typing import get_args
+
 import pytest
 
 from tape_ds import fields
 from tape_ds.recipe import library_fields, loading, trainer
 from tape_ds.recipe.kinds import KINDS
-from tools.library_fields import collect
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def test_the_file_is_that_of_the_installed_libraries():
-    assert library_fields.read() == collect(), "run python tools/library_fields.py"
+def test_fields_are_those_of_the_installed_transformers():
+    """Read without importing it, and the same: names, defaults and what its help says."""
+    from transformers import TrainingArguments
+
+    known = {field.name: field for field in dataclasses.fields(TrainingArguments) if field.init}
+    found = library_fields.trainer()
+    assert {*found, "local_rank"} == set(known)
+    for name, (_, default, help) in found.items():
+        field = known[name]
+        expected = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        assert default == getattr(expected, "value", expected), name
+        assert help or "help" not in field.metadata
+
+
+def test_enums_are_their_values():
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    found = library_fields.trainer()
+    assert set(get_args(found["lr_scheduler_type"].type)) == {each.value for each in SchedulerType}
+    assert set(get_args(found["optim"].type)) == {each.value for each in OptimizerNames}
+
+
+def test_trackers_are_those_of_the_installed_transformers():
+    from transformers.integrations import integration_utils
+
+    assert library_fields.trackers() == list(integration_utils.INTEGRATION_TO_CALLBACK)
+
+
+def test_no_library_is_imported():
+    script = """
+import sys
+from tape_ds.recipe import library_fields
+library_fields.trainer(), library_fields.trackers(), library_fields.deepspeed()
+assert not {"torch", "transformers", "deepspeed"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @EVERY_KIND

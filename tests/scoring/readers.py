@@ -23,7 +23,7 @@ class Reader(nn.Module):
     def get_input_embeddings(self):
         return self.table
 
-    def forward(self, input_ids, past_key_values, use_cache, logits_to_keep):
+    def forward(self, input_ids, use_cache, logits_to_keep, past_key_values=None, cache=None):
         seen = "".join(map(chr, input_ids[0].tolist()))
         self.read = seen if seen[0] == chr(1) else self.read + seen
         text, _, written = self.read.rpartition("The pass key is")
