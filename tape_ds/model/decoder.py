@@ -33,7 +33,7 @@ from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.names import requested
 from tape_ds.model.decoder_configuration import ATTENTION, with_rope
 from tape_ds.model.filling import load_exact
-from tape_ds.model.inputs import Documents, past_length
+from tape_ds.model.inputs import CACHE, Documents, past_length
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead, causal_lm_loss
 
@@ -67,16 +67,12 @@ def places(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Any = None,
     attention_mask: Tensor | None = None,
-    config: Any = None,
+    local_size: int | None = None,
     **_: Any,
 ) -> KeyPlaces:
-    """Return the places of one kind of layer, of which a cache may have dropped the first ``kv_offset`` keys.
-
-    Raises:
-        ValueError: a mask that is not causal.
-    """
+    """Return the places of one kind of layer: with a window of ``local_size``, and perhaps a cache that has dropped the
+    first ``kv_offset`` keys."""
     borders = _borders.get()
     if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
         q_offset = int(q_offset)  # a static cache counts on the device
@@ -84,18 +80,7 @@ def places(
         borders = Documents(attention_mask, None, None, None, None, None).borders(batch_size, q_length, q_offset)
     if borders is not None and kv_offset:
         borders = borders.once(("from", kv_offset), lambda whole: _without_first(whole, kv_offset))
-    return KeyPlaces(borders, q_offset - kv_offset, _window(mask_function, getattr(config, "sliding_window", None)))
-
-
-def _window(mask_function: Any, window: int | None) -> int | None:
-    """Return the configured window where a mask has it: some families tell their layers nothing else of it."""
-
-    def sees(query: int, key: int) -> bool:
-        return bool(mask_function(*map(torch.tensor, (0, 0, query, key))))
-
-    if sees(0, 1):
-        raise ValueError("a mask by which a token sees later ones is not computed")
-    return window if window and sees(window, 1) and not sees(window, 0) else None
+    return KeyPlaces(borders, q_offset - kv_offset, local_size)
 
 
 def _without_first(borders: Borders, keys: int) -> Borders:
@@ -127,6 +112,7 @@ def attention(
         raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
     told = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
     arguments: dict[str, Any] = {"borders": told.borders, "offset": told.offset, "scale": scaling}
+    # some families tell their layers of no window
     needs = {"window": sliding_window or told.window, "softcap": softcap, "sinks": s_aux}
     arguments |= {name: need for name, need in needs.items() if need is not None}
     if requested(backend) == "reference":
@@ -196,8 +182,8 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 inputs_embeds=inputs_embeds,
+                **{CACHE: past_key_values},
                 **kwargs,
             )
         finally:

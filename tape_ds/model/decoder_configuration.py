@@ -33,6 +33,7 @@ ROTATED_WINDOWS = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "
 """Families whose layers have positions only where they have a window."""
 _OTHERWISE = {
     "doge": "its attention adds a learned mask to the causal one",
+    "dory": "its layers run several times, over a cache with which transformers itself does not generate",
     "llama4_text": "its layers attend within chunks",
 }
 """What a family computes that the rules below do not show."""

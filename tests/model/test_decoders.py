@@ -404,7 +404,7 @@ REFUSED = {
     "attention_dropout is 0.1": tiny_config("gemma2", attention_dropout=0.1),
     "output_router_logits": tiny_config("mixtral", output_router_logits=True),
     "see later ones": tiny_config("gemma2", use_bidirectional_attention=True),
-    "indexed_attention": tiny_config("deepseek_v32"),
+    "layers of other kinds": tiny_config("deepseek_v32"),
     "linear_attention": tiny_config("qwen3_next"),
     "code that takes no other": tiny_config("falcon"),
 }

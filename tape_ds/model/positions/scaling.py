@@ -74,6 +74,7 @@ def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str
         "short_factor": factors,
         "long_factor": factors,
         "attention_factor": attention_factor,
+        "factor": 1.0,  # which some classes read, and which changes nothing beside an attention_factor
         WINDOW: window,
     }
 
