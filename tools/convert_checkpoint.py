@@ -48,9 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     model, tokenizer = convert_source(options)
     from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
+    from tape_ds.model import saving
 
     def write(folder: Path) -> None:
-        model.save_pretrained(folder)
+        saving.save(model, folder)
         if tokenizer is not None:
             tokenizers.save(tokenizer, folder)
 

@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.checkpoint import merging, trained
     from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
+    from tape_ds.model import saving
     from tape_ds.training.environment import quieten_libraries
 
     quieten_libraries()
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     model.to(dtype).config.use_cache = True
 
     def write(folder: Path) -> None:
-        model.save_pretrained(folder)
+        saving.save(model, folder)
         tokenizers.save(tokenizer, folder)
 
     cache.build_aside(out, write, "out")

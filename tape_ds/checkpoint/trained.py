@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from tape_ds import storage
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import convert, extendable, hub, weights
+from tape_ds.model import convert, extendable, hub, saving, weights
 from tape_ds.model.filling import without_bar
 from tape_ds.parallel.cuts import cut_of
 from tape_ds.parallel.rank_sync import RankSync
@@ -173,14 +173,11 @@ def replace_trained(
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
     """Write an ordinary model folder."""
-    training, generation = model.config.use_cache, model.generation_config
-    # transformers refuses to save what contradicts itself (Vicuna's temperature without do_sample) once any of it
-    # differs from the file that was read, as ends of text may
-    generation._original_object_hash = hash(generation)
+    training = model.config.use_cache
     model.config.use_cache = True  # training keeps no key/value cache; whoever loads this to generate wants one
     try:
         with without_bar():  # transformers shows one for a single file, and where no person looks
-            model.save_pretrained(folder, state_dict=tensors)
+            saving.save(model, folder, state_dict=tensors)
     finally:
         model.config.use_cache = training
 

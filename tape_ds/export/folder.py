@@ -20,7 +20,7 @@ from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
 from tape_ds.export.source_model import CONFIG, SourceModel
-from tape_ds.model import convert, extendable, positions
+from tape_ds.model import convert, extendable, positions, saving
 from tape_ds.model.configuration import TapeConfig
 
 HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
@@ -63,7 +63,7 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
     model = _model(source, plain, dtype or source.dtype)
 
     def build(folder: Path) -> None:
-        model.save_pretrained(folder)
+        saving.save(model, folder)
         if not extendable.by_own_class(config):
             _edit(folder / CONFIG, _with_older_names if plain else _with_auto_class)
         for name, text in code.items():

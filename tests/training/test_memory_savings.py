@@ -37,13 +37,13 @@ def train(folder, memory=None, **arguments):
 def test_a_training_is_the_same(tmp_path, method, memory, tolerance):
     """To the last bit, but for tiles, whose sums have another order."""
     expected, _ = train(tmp_path / "plain", method=method)
-    found, savings = train(tmp_path / "savings", memory, method=method, activation_checkpointing=True)
+    found, savings = train(tmp_path / "savings", memory, method=method, gradient_checkpointing=True)
     assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
     assert savings.savings.recompute.blocks == (2 if memory.checkpoint_layers == 2 else 3)
 
 
 def test_what_was_done_and_what_came_of_it_is_said(tmp_path, capsys):
-    train(tmp_path, EVERYTHING, activation_checkpointing=True)
+    train(tmp_path, EVERYTHING, gradient_checkpointing=True)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")]
     state = hidden = 2 * 16 * 32 * 4  # of one block: sequences, tokens, columns, fp32
     assert said == [

@@ -43,8 +43,8 @@ def train(folder: Path, base: Path, engine: int | str, saving: str, profile: Pro
         stage,
         max_steps=STEPS,
         save_strategy="no",
-        activation_checkpointing=memory is not None,
-        activation_checkpointing_kwargs={"use_reentrant": False},
+        gradient_checkpointing=memory is not None,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         **changes,
     )
     set_seed(5)

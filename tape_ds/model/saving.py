@@ -1,0 +1,28 @@
+"""Model folders whose generation settings are those that were read."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+
+class _Unchecked(GenerationConfig):
+    def validate(self, *_: Any, **__: Any) -> None:
+        """Accept settings that contradict each other."""
+
+
+def save(model: PreTrainedModel, folder: str | Path, **arguments: Any) -> None:
+    """Write a model folder; arguments go to ``save_pretrained``.
+
+    transformers refuses to save generation settings that contradict each other once they are changed, and before 5.23
+    unchanged ones, too: Vicuna's have a temperature and no do_sample.
+    """
+    own = model.generation_config
+    unchecked = copy.copy(own)
+    unchecked.__class__ = _Unchecked
+    model.generation_config = unchecked
+    try:
+        model.save_pretrained(folder, **arguments)
+    finally:
+        model.generation_config = own
