@@ -182,7 +182,7 @@ def _block(model: type) -> dict[str, Any]:
         if inner is None and isinstance(field, FieldInfo) and field.metadata:
             entry = Annotated[(entry, *field.metadata)]
         alias = field.alias if isinstance(field, FieldInfo) else None
-        found |= dict.fromkeys({name, alias or name}, entry)
+        found |= dict.fromkeys((name, alias or name), entry)
     return found
 
 
