@@ -61,7 +61,8 @@ def test_a_pipe_gets_the_plan_alone():
 
 
 @pytest.mark.parametrize(
-    ("config", "named"), [('{"model_type": "bert"}', "have no rotary positions"), ("[1]", "no configuration could be read")]
+    ("config", "named"),
+    [('{"model_type": "bert"}', "have no rotary positions"), ("[1]", "no configuration could be read")],
 )
 def test_a_configuration_that_is_none_of_ours_is_named(config, named, tmp_path, capsys):
     (tmp_path / "config.json").write_text(config)
