@@ -80,8 +80,6 @@ def attend_with_weights(
     offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
     call = complete(q_BHTK, k_BGSK, (wide,), borders, offset, scale, score_bias, window, softcap, sinks)
     out, weights = attention_with_weights(call)
-    if not isinstance(offset, Tensor) and not isinstance(
-        call.offset, Tensor
-    ):  # keys in front of the first query's window
-        weights = F.pad(weights, (offset - call.offset, 0))
+    if call.offset is not offset and (unseen := int(offset - call.offset)):  # keys in front of the first query's window
+        weights = F.pad(weights, (unseen, 0))
     return out.split([value.shape[-1] for value in values], dim=-1), weights
