@@ -22,7 +22,7 @@ from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
 from tape_ds.model import convert, hub
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.positions.trained_rope import FULL
+from tape_ds.model.positions.trained_rope import of_full
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
@@ -144,8 +144,7 @@ def _native(source: SourceModel) -> int | None:
 
 def _rope(config: Any) -> Mapping[str, Any]:
     """Return the RoPE parameters of layers that see everything."""
-    own: Mapping[str, Any] = config.rope_parameters or {}
-    return own.get(FULL, own)
+    return of_full(config.rope_parameters or {})
 
 
 def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:

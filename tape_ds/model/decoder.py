@@ -31,11 +31,12 @@ from tape_ds.model.attention import available
 from tape_ds.model.attention.attend import attend, attend_with_weights
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.names import requested
-from tape_ds.model.decoder_configuration import ATTENTION, with_rope
+from tape_ds.model.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
 from tape_ds.model.filling import load_exact
 from tape_ds.model.inputs import CACHE, Documents, past_length
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead, causal_lm_loss
+from tape_ds.model.positions.trained_rope import of_full
 
 CHUNK = 1024
 """Tokens whose logits exist at once, where a family changes what its head gives."""
@@ -141,13 +142,13 @@ def has_plain_head(model: Any) -> bool:
 
 
 class ExtendedDecoder(LanguageModel, PreTrainedModel):
-    """What is added to a class of transformers: the arguments, the loss and the scaled angles of this project's
-    models. :func:`class_of` makes the two one."""
+    """The arguments, the loss and the scaled angles of this project's models, for a class of transformers;
+    :func:`class_of` joins the two."""
 
     native: type[PreTrainedModel]
     """The class of transformers."""
     _plain_head: bool | None = None
-    """Whether the head's output is the logits; None: nobody has looked."""
+    """Whether the head's output is the logits; None: not looked at yet."""
 
     def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any):
         super().__init__(config, *arguments, **named)
@@ -221,10 +222,13 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         if config.rope_parameters == self.config.rope_parameters:
             yield
             return
-        kept, scales = rotary_modules(self), self._scales()
+        kept = rotary_modules(self)
+        scales: dict[str, float] = {}
+        if SCORE_SCALE in of_full(config.rope_parameters):
+            scales = self._scales()
+            self._put_scales(on_meta(config)._scales())
         for path, module in kept.items():
             self.set_submodule(path, type(module)(config).to(next(module.buffers()).device))
-        self._put_scales(on_meta(config)._scales())
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.attention import names
 from tape_ds.model.families import REASONS
 from tape_ds.model.positions import scaling, trained_rope
-from tape_ds.model.positions.trained_rope import FULL, KEPT, OF_THE_CLASS
+from tape_ds.model.positions.trained_rope import FULL, KEPT, OF_THE_CLASS, of_full
 
 ENCODING = "rope"
 """The one encoding of these models: their own."""
@@ -25,7 +25,9 @@ PLAIN = "lora, full, norms, theta, or RoPE scaling without training (yarn, linea
 """Methods that need nothing of this project inside a model."""
 ATTENTION = "tape_ds"
 """Name of this project's attention in transformers' tables; ``tape_ds_sdpa`` is the same by the backend ``sdpa``."""
-_KEPT_KEYS = (*OF_THE_CLASS, "mscale", "mscale_all_dim")
+SCORE_SCALE = "mscale_all_dim"
+"""RoPE parameter of DeepSeek's classes from which their attention takes its factor on scores."""
+_KEPT_KEYS = (*OF_THE_CLASS, "mscale", SCORE_SCALE)
 """RoPE parameters that an extension does not change."""
 _CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 _LAYERS = ("full_attention", "sliding_attention")
@@ -36,7 +38,7 @@ _OTHERWISE = {
     "dory": "its layers run several times, over a cache with which transformers itself does not generate",
     "llama4_text": "its layers attend within chunks",
 }
-"""What a family computes that the rules below do not show."""
+"""Reasons against families that the rules below do not find."""
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
@@ -56,7 +58,7 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
         return
     if native.sub_configs:
         yield f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone"
-    elif not (rope := getattr(native, "rope_parameters", None)) or not rope.get(FULL, rope):
+    elif not (rope := getattr(native, "rope_parameters", None)) or not of_full(rope):
         yield "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
     if native.model_type in _OTHERWISE:
         yield _OTHERWISE[native.model_type]
@@ -149,12 +151,12 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
     Raises:
         UserError: scaling that the family's class does not compute, or that reaches no layer that sees everything.
     """
-    own, rope_parameters = native.rope_parameters, rope_parameters.get(FULL, rope_parameters)
-    before, kind = own.get(FULL, own), rope_parameters["rope_type"]
+    own, rope_parameters = native.rope_parameters, of_full(rope_parameters)
+    before, kind = of_full(own), rope_parameters["rope_type"]
     reason = ""
     for expressed in _expressed(native, rope_parameters):
         changed = expressed | {key: before[key] for key in _KEPT_KEYS if key in before}
-        if "mscale_all_dim" in changed:  # from which transformers computes the factor, for this scaling anew
+        if SCORE_SCALE in changed:  # transformers computes the factor of this scaling from it
             changed.pop("attention_factor", None)
         if changed == dict(before):
             return dict(own)

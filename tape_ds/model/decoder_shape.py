@@ -31,7 +31,7 @@ class Weights(NamedTuple):
 
 
 class DecoderShape(NamedTuple):
-    """What is counted."""
+    """Sizes of a decoder, and the work of a token."""
 
     weights: tuple[Weights, ...]
     active: float
@@ -44,8 +44,19 @@ class DecoderShape(NamedTuple):
     """Tokens that each layer sees; None: all."""
 
 
+_FOUND: dict[str, DecoderShape] = {}
+
+
 def of(config: PreTrainedConfig) -> DecoderShape:
-    """Count the parameters of a configuration that :func:`tape_ds.model.decoder_configuration.check` takes."""
+    """Return the sizes of a configuration that :func:`tape_ds.model.decoder_configuration.check` takes; a model is
+    built for them once, however often plan, memory and FLOPs ask."""
+    key = f"{config.model_type} {config.to_json_string(use_diff=False)}"
+    if key not in _FOUND:
+        _FOUND[key] = _counted(config)
+    return _FOUND[key]
+
+
+def _counted(config: PreTrainedConfig) -> DecoderShape:
     model = decoder.on_meta(config)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     chosen = next((getattr(config, name) for name in _ACTIVE if getattr(config, name, None)), 1)

@@ -195,7 +195,7 @@ def why_not(head: nn.Module | Callable[..., Tensor]) -> str | None:
     """Why this head can only give logits; None where it can give the loss.
 
     peft's ``modules_to_save`` hands a call on, arguments and all, to its trained copy or to the original. Its adapters
-    (LoRA) add to the logits, which must then be there. What is no module is a function that gives the loss.
+    (LoRA) add to the logits, which must then be there. A function in the place of a module gives the loss.
     """
     if not isinstance(head, nn.Module):
         return None

@@ -113,7 +113,7 @@ class TrainedShape:
         return self.linears or self.norms or self.embeddings or self.positions or bool(self.adapters)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
     """A model in plain numbers, so that thousands of layouts can be tried in a second."""
 
@@ -130,27 +130,27 @@ class Sizes:
     """Whether the output head is the embedding's own matrix."""
     gated: bool
     """Whether the feed-forward has a gate (three matrices) or not (two)."""
-    state: int
+    state: int = 0
     """Numbers of position state per token between blocks."""
     placed: int
     """Blocks that have positions."""
-    carried: int
+    carried: int = 0
     """Columns for each head that ride along with the value through attention, in each of these but the last."""
-    added: int
+    added: int = 0
     """Columns that the encoding adds to every query and key."""
-    keeps_unrotated: float
+    keeps_unrotated: float = 1.0
     """Share of these blocks of which a backward reads queries and keys as they were before the encoding turned them."""
-    rank: int
+    rank: int = 0
     """Inner width of the position feed-forward."""
-    biased: bool
+    biased: bool = False
     """Whether attention on a CPU keeps what the encoding adds to its scores."""
-    normed_heads: bool
+    normed_heads: bool = False
     """Whether each head of queries and keys has a norm."""
-    summed_bias: bool
+    summed_bias: bool = False
     """Whether a bias is added behind what tensor parallelism would sum over ranks."""
-    position_weights: tuple[tuple[int, int], ...]
+    position_weights: tuple[tuple[int, int], ...] = ()
     """(numbers in one, how many) of the encoding's own parameters."""
-    position_work: tuple[float, float]
+    position_work: tuple[float, float] = (0.0, 0.0)
     """Multiplications that the encoding adds to the blocks per token, all together: whatever is seen, and for every
     key that is."""
     counted: tuple[Weights, ...] = ()
@@ -250,17 +250,7 @@ def _counted_sizes(config: PreTrainedConfig) -> Sizes:
         vocabulary=config.vocab_size,
         tied=bool(config.tie_word_embeddings),
         gated=True,
-        state=0,
         placed=config.num_hidden_layers,
-        carried=0,
-        added=0,
-        keeps_unrotated=1.0,
-        rank=0,
-        biased=False,
-        normed_heads=False,
-        summed_bias=False,
-        position_weights=(),
-        position_work=(0.0, 0.0),
         counted=shape.weights,
     )
 

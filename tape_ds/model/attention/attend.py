@@ -45,7 +45,7 @@ def attend(
             a static cache) are never seen.
         scale: factor on the scores; default K ** -0.5.
         score_bias: what is added to the scaled scores; never held for all queries at once.
-        window: a query sees so many keys at most, its own and those before it on the key axis; None: all before it.
+        window: the most keys that a query sees, its own and those before it on the key axis; None: all before it.
         softcap: scaled scores become ``softcap * tanh(scores / softcap)``.
         sinks: [H], one more score for each query head that takes part in the softmax and has no value.
         backend: "auto" or a name of :func:`available`; the environment variable ``TAPE_DS_ATTENTION`` overrides it.

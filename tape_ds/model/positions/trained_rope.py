@@ -140,6 +140,12 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     return replace(found, head_size=int(found.head_size * share))
 
 
+def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of layers that see everything, of those for all layers or for each kind of layer."""
+    found: Mapping[str, Any] = rope_parameters.get(FULL, rope_parameters)
+    return found
+
+
 def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Problem:
     """Return a problem of ``rope_parameters`` as one of a model's file, without the remedy for a recipe's field."""
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
