@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import storage
@@ -27,19 +26,17 @@ from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
-from tape_ds.model import convert, positions, weights
+from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.families import SHAPES
-from tape_ds.model.filling import load_exact, require_exact, without_bar
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
-from tape_ds.model.positions import scaling, trained_rope
-from tape_ds.recipe import pretrained
+from tape_ds.model.loading import config_file, configuration, model_folder, weight_files
+from tape_ds.model.loading.config_file import RUN_CODE
+from tape_ds.model.loading.strict import load_exact, require_exact, without_bar
+from tape_ds.model.loading.weight_files import ADAPTER_CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
-ADAPTER = "adapter_config.json"
 _TOKENIZER_CODE = ("tokenizer_config.json", "config.json")
-_REMEDY = "give a run's folder, a model folder, a hub id that can be reached, an adapter, a .gguf file, or smollm2"
 
 
 class Held(NamedTuple):
@@ -119,7 +116,7 @@ class FoundModel:
     @property
     def tokenizer_has_code(self) -> bool:
         """Whether a class for the tokenizer comes with it: code that only those run who trust it."""
-        folder = Path(convert.resolve(self.tokenizer_name_or_path, with_weights=False))
+        folder = Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False))
         return any(_names_tokenizer_code(folder / name) for name in _TOKENIZER_CODE)
 
     @property
@@ -153,7 +150,7 @@ class FoundModel:
         digest = hashlib.sha256()
         files = [*self.files()]
         if self.held.trust_remote_code:
-            files += _code(Path(convert.resolve(self.tokenizer_name_or_path, with_weights=False)))
+            files += _code(Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False)))
         for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return {
@@ -264,11 +261,12 @@ def _find(name_or_path: str, held: Held) -> FoundModel:
     if _is_ours(name_or_path):
         return _find_own(name_or_path, held)
     if Path(name_or_path).exists():
-        raise_if_any(list(pretrained.check_pretrained("model", name_or_path, (pretrained.CONFIG, ADAPTER))))
-    folder = Path(convert.resolve(name_or_path))
-    if (folder / ADAPTER).is_file() and not weights.files(folder):
+        raise_if_any(list(config_file.check_name("model", name_or_path, (config_file.CONFIG, ADAPTER_CONFIG))))
+    folder = Path(model_folder.resolve(name_or_path))
+    if (folder / ADAPTER_CONFIG).is_file() and not weight_files.files(folder):
         return _find_adapter(name_or_path, folder, held)
-    config = _read_config(name_or_path, folder, held.trust_remote_code)
+    config = configuration.read(folder, trust_remote_code=held.trust_remote_code)
+    _check_causal_lm(name_or_path, config, held.trust_remote_code)
     dtype = held.dtype or config.dtype or torch.float32
     if not (held.trust_remote_code and getattr(config, "auto_map", None)):
         _check_plain(folder, config, dtype)
@@ -362,22 +360,23 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
     if (folder / "trainable_params.bin").is_file():
         wrong = "trainable_params.bin beside the adapter (embeddings and norms) would be left out"
         raise UserError(Problem("model", name_or_path, wrong, "merge both into a model folder first, as LongLoRA does"))
-    raise_if_any(weights.check_adapter(folder))
+    raise_if_any(weight_files.check_adapter(folder))
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(Problem("model", name_or_path, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
+        wrong = f"{ADAPTER_CONFIG} cannot be read ({error})"
+        raise UserError(Problem("model", name_or_path, wrong, weight_files.REMEDY)) from error
     named = config.base_model_name_or_path
     if config.is_prompt_learning:
-        wrong = f"{ADAPTER} is of the kind {config.peft_type}, which is not merged into weights"
+        wrong = f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
         raise UserError(Problem("model", name_or_path, wrong, "give an adapter such as LoRA"))
     if not named:
-        wrong = f"{ADAPTER} names no base"
+        wrong = f"{ADAPTER_CONFIG} names no base"
         raise UserError(Problem("model", name_or_path, wrong, "write base_model_name_or_path into it"))
     if config.revision and not Path(named).exists():
         named = f"{named}@{config.revision}"
     if Path(named).resolve() == folder.resolve():
-        wrong = f"{ADAPTER} names its own folder as the base"
+        wrong = f"{ADAPTER_CONFIG} names its own folder as the base"
         raise UserError(
             Problem("model", name_or_path, wrong, "write the base's place as base_model_name_or_path into it")
         )
@@ -385,7 +384,7 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
     base = _find(named, held._replace(tokenizer=held.tokenizer or own))
     if getattr(base.config, "quantization_config", None) is not None:
         wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
-        remedy = f"name the unquantised model as base_model_name_or_path in its {ADAPTER}"
+        remedy = f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}"
         raise UserError(Problem("model", name_or_path, wrong, remedy))
     return replace(
         base,
@@ -404,7 +403,7 @@ def _merged(name_or_path: str, folder: Path, base: FoundModel) -> PreTrainedMode
     from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
 
     wrong, remedy = f"peft could not put it onto {base.name_or_path}", "give the adapter's own base, and all its files"
-    with weights.reading(folder), warnings.catch_warnings(), _reported("model", name_or_path, wrong, remedy):
+    with weight_files.reading(folder), warnings.catch_warnings(), _reported("model", name_or_path, wrong, remedy):
         warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would go on without them
         model = PeftModel.from_pretrained(base.whole().float(), str(folder))
         # once more, only because from_pretrained does not tell which tensors it had no place for
@@ -414,42 +413,12 @@ def _merged(name_or_path: str, folder: Path, base: FoundModel) -> PreTrainedMode
     return merged
 
 
-def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """Return the configuration of a causal LM.
-
-    Raises:
-        UserError: there is none, it is of something else, or its RoPE is of a type that transformers does not have.
-    """
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except UserError:
-        raise
-    except Exception as error:  # of a file of another form transformers raises whatever it meets
-        reason = " ".join(str(error).split())
-        if "trust_remote_code" in reason:
-            wrong = "no configuration could be read without running the code that comes with it"
-            raise UserError(Problem("model", name_or_path, wrong, tokenizers.RUN_CODE)) from error
-        wrong = f"no configuration could be read ({reason[:600]})"
-        raise UserError(Problem("model", name_or_path, wrong, _REMEDY)) from error
+def _check_causal_lm(name_or_path: str, config: PreTrainedConfig, trust_remote_code: bool) -> None:
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
-        remedy = tokenizers.RUN_CODE if own_code else "give a causal language model"
+        remedy = RUN_CODE if own_code else "give a causal language model"
         raise UserError(Problem("model", name_or_path, wrong, remedy))
-    rope, known = getattr(config, "rope_parameters", None) or {}, ("default", *ROPE_INIT_FUNCTIONS)
-    parts = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # some have one for a kind of layer
-    unknown = [part["rope_type"] for part in parts if part.get("rope_type", "default") not in known]
-    if unknown and not (own_code and trust_remote_code):
-        wrong = f"its rope_type is {unknown[0]!r}, which transformers does not know"
-        remedy = f"give a model whose rope_type is one of: {', '.join(known)}"
-        raise UserError(Problem("model", name_or_path, wrong, remedy))
-    if config.model_type in SHAPES and len(parts) == 1 and rope.get("rope_type") in scaling.available():
-        # the same reading as an extension's: of the length that its own scaling reaches, and vLLM's attn_factor
-        content, _ = PreTrainedConfig.get_config_dict(folder)  # transformers drops one of two forms
-        own = trained_rope.read(content, name_or_path)
-        config.max_position_embeddings = own.native_length
-        rope |= {name: value for name, value in own.parameters.items() if name == "attention_factor"}
-    return config
 
 
 def _names_tokenizer_code(file: Path) -> bool:
@@ -464,7 +433,7 @@ def _names_tokenizer_code(file: Path) -> bool:
 
 def _model_files(folder: Path) -> list[Path]:
     """Configuration and weights of a folder; pickled weights where there are no others."""
-    patterns: Sequence[str] = ("config.json", ADAPTER, trained.RECORD, "*.safetensors")
+    patterns: Sequence[str] = ("config.json", ADAPTER_CONFIG, trained.RECORD, "*.safetensors")
     found = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     if not any(file.suffix == ".safetensors" for file in found):
         found += sorted(folder.glob("*.bin"))

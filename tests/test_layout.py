@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "numbers": set(),
     "results": {"errors", "storage"},
     "kernels": {"errors"},
-    "model": {"kernels", "errors", "paths", "storage"},
+    "model": {"kernels", "errors", "paths", "run_folder", "storage"},
     "data": {"model", "errors", "fields", "paths", "storage"},
     "paths": {"errors", "storage"},
     "run_folder": {"errors", "storage"},

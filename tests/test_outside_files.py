@@ -18,7 +18,7 @@ from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
 from tape_ds.export import source_model
 from tape_ds.export.card import Wishes
-from tape_ds.model import extendable
+from tape_ds.model.loading import extendable
 from tape_ds.recipe import files as recipe_files
 from tests.evaluation.test_models import adapter, found
 from tests.export.conftest import base, run

@@ -93,8 +93,9 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     Raises:
         UserError: a source that cannot be converted, or rows that cannot be dropped.
     """
-    from tape_ds.model import convert, weights
-    from tape_ds.model.reference_checkpoint import from_reference
+    from tape_ds.model import convert
+    from tape_ds.model.loading import configuration, model_folder, weight_files
+    from tape_ds.model.loading.reference_checkpoint import from_reference
     from tape_ds.model.rows import check_rows, cut_rows, rows_note
 
     if options.kind == "reference-to-tape":
@@ -103,15 +104,15 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         if not files or not (folder / "config.json").is_file():
             remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
             raise UserError(Problem("source", options.source, "no reference checkpoint", remedy))
-        tensors = {name: tensor for file in files for name, tensor in weights.read(file, "source").items()}
+        tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()}
         model = from_reference(tensors, json.loads((folder / "config.json").read_text()), options.variant)
         tokenizer = read_tokenizer(options, options.source)
     else:
-        source = convert.resolve(options.source)
+        source = model_folder.resolve(options.source)
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
-        config = convert.tape_config(convert.read_config(source), **changes)
+        config = convert.tape_config(configuration.read(source), **changes)
         tokenizer = read_tokenizer(options, source)
         model = convert.load(source, config, dtype="auto")
     if tokenizer is not None:

@@ -88,10 +88,10 @@ def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
 def real_sequences(recipe: ExtensionRecipe) -> TrainingSequences | MixedSequences:
     """Return the sequences of the run."""
     from tape_ds.data import tokenizer
-    from tape_ds.model import convert
+    from tape_ds.model.loading import model_folder
     from tape_ds.training.kinds.extension import base_path, training_sequences
 
-    return training_sequences(recipe, tokenizer.load(convert.resolve(base_path(recipe.model.model)), "model"))
+    return training_sequences(recipe, tokenizer.load(model_folder.resolve(base_path(recipe.model.model)), "model"))
 
 
 def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> TrainingSequences:

@@ -24,7 +24,7 @@ from tape_ds.checkpoint import engine_state, trained
 from tape_ds.checkpoint.engine_state import EngineState
 from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import weights
+from tape_ds.model.loading import weight_files
 
 KEPT = (".json", ".jinja", ".txt", ".model")
 """Endings of the files that come along: configurations and the tokenizer's; never a pickle."""
@@ -59,9 +59,11 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
     """
     record = trained.read_record(source)
     files = sorted(source.glob("*.safetensors"))
-    raise_if_any([problem for file in files for problem in weights.check_file(file, "checkpoint")])
+    raise_if_any([problem for file in files for problem in weight_files.check_file(file, "checkpoint")])
     whole = any(file.match(trained.WHOLE_WEIGHTS) for file in files)
-    name = weights.WHOLE if whole or not files else files[0].name  # several files become one, which every reader takes
+    name = (
+        weight_files.WHOLE if whole or not files else files[0].name
+    )  # several files become one, which every reader takes
     forms: dict[str, Tensor] = {}
 
     def build(folder: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
-from tape_ds.model import convert, weights
+from tape_ds.model.loading import configuration, model_folder, weight_files
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
 PROBE = (2, 64)
@@ -33,7 +33,7 @@ def merge(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) ->
         UserError: as :func:`tape_ds.checkpoint.trained.load_trained`, or a file of weights that is damaged.
         RuntimeError: the merged model's logits are not the adapter model's.
     """
-    with weights.reading(folder, "trained weights"):
+    with weight_files.reading(folder, "trained weights"):
         model = load_trained(folder, base_anyway=base_anyway, **({"dtype": torch.float32} | arguments)).eval()
     if not isinstance(model, PeftModel):
         return model
@@ -56,10 +56,10 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
     record, source = read_record(folder), str(folder)
     if record.base is not None:
         if any(Path(folder).glob(WHOLE_WEIGHTS)):  # nothing is put onto the base
-            source = convert.resolve(record.base, with_weights=False)
+            source = model_folder.resolve(record.base, with_weights=False)
         else:
             source = find_base(folder, record, base_anyway)
-    return convert.read_config(source).dtype or torch.float32
+    return configuration.read(source).dtype or torch.float32
 
 
 @torch.no_grad()

@@ -25,8 +25,9 @@ from transformers import PreTrainedModel
 from tape_ds import storage
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import convert, extendable, hub, saving, weights
-from tape_ds.model.filling import without_bar
+from tape_ds.model import saving
+from tape_ds.model.loading import extendable, hub, model_folder, weight_files
+from tape_ds.model.loading.strict import without_bar
 from tape_ds.parallel.cuts import cut_of
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.run_folder import RECORD as RECORD
@@ -41,8 +42,8 @@ class TrainedRecord:
     """Contents of ``trained.json``."""
 
     base: str | None
-    """Name or path of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it; None for a model
-    trained from scratch, whose folder is whole."""
+    """Name or path of the model that was extended, as :mod:`tape_ds.model.loading.model_folder` takes it; None for a
+    model trained from scratch, whose folder is whole."""
     method: str
     names: tuple[str, ...]
     """Exact names of the trained parameters; none where only the configuration differs from the base's."""
@@ -58,10 +59,10 @@ def origin(model: str, folder: str | Path) -> dict[str, Any]:
 
     Args:
         model: the base as the recipe names it, a path absolute.
-        folder: where :func:`tape_ds.model.convert.resolve` found it.
+        folder: where :func:`tape_ds.model.loading.model_folder.resolve` found it.
     """
     commit = None if Path(model).exists() else hub.commit_of(folder)
-    files = {file.name: weights.fingerprint(file) for file in weights.files(folder)}
+    files = {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}
     return {"base": model if commit is None else hub.split(model)[0], "base_commit": commit, "base_files": files}
 
 
@@ -82,13 +83,13 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
     name = f"{record.base}@{record.base_commit}" if pinned else record.base
     remedy = f"restore that base, or write where it is now into {RECORD}"
     try:
-        base = convert.resolve(name)
+        base = model_folder.resolve(name)
     except UserError as error:
         wrong = f"its base {name} is missing: {error.problems[0].wrong}"
         raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
     if record.base_files is None or base_anyway:
         return base
-    now = {file.name: weights.fingerprint(file) for file in weights.files(base)}
+    now = {file.name: weight_files.fingerprint(file) for file in weight_files.files(base)}
     changed = [f"{file} ({now[file]})" for file in now if now[file] != record.base_files.get(file)]
     if changed or not now:
         trained_on = ", ".join(f"{file} ({each})" for file, each in record.base_files.items())
@@ -278,7 +279,7 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
         )
     model: Any = extendable.load(find_base(folder, record, base_anyway), config, **arguments)
     if (folder / "adapter_config.json").exists():
-        raise_if_any(weights.check_adapter(folder, "trained weights"))
+        raise_if_any(weight_files.check_adapter(folder, "trained weights"))
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing
         adapters = PeftConfig.from_pretrained(folder)
         adapters.base_model_name_or_path = None
@@ -298,7 +299,7 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     if not files:
         remedy = "give the folder 'trained' of a run, or one of its checkpoints"
         raise UserError(Problem("trained weights", str(folder), "it holds no weights", remedy))
-    tensors = {name: tensor for file in files for name, tensor in weights.read(file, "trained weights").items()}
+    tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "trained weights").items()}
     own = dict(model.named_parameters(remove_duplicate=False))
     parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
     if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key

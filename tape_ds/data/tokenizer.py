@@ -30,6 +30,7 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model.loading.config_file import RUN_CODE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +53,6 @@ SETTINGS: dict[str, Any] = {
 MAX_CHARACTERS = 100_000_000
 """How much text is read for training unless given; more changes the pieces little."""
 
-RUN_CODE = "read the code, and give --trust_remote_code to run it"
 _REBUILDING = ("LlamaTokenizer", "CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
 """Classes that in transformers 4 rebuild what a text begins and ends with, by ``add_bos_token`` and
 ``add_eos_token``."""
@@ -136,10 +136,10 @@ def load(
     """
     from transformers import AutoTokenizer
 
-    from tape_ds.model import convert
+    from tape_ds.model.loading import model_folder
 
     try:
-        folder = convert.resolve(name_or_path, with_weights=False)
+        folder = model_folder.resolve(name_or_path, with_weights=False)
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust_remote_code))
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
@@ -267,7 +267,7 @@ def _save(model: bytes, folder: Path) -> None:
     """Write the folder from a sentencepiece model."""
     from transformers import PreTrainedTokenizerFast
 
-    from tape_ds.model import sentencepiece_tokenizer
+    from tape_ds.model.loading import sentencepiece_tokenizer
 
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)

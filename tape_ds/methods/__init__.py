@@ -87,11 +87,12 @@ def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
     if name not in METHODS:
         raise UserError(Problem("method", name, "unknown", did_you_mean(name, METHODS)))
     from tape_ds.methods import adapters, groups
+    from tape_ds.model import decoder_shape
     from tape_ds.model.attention.shifted_groups import use_groups
 
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")
-    for router in groups.routers(model).values():
+    for router in decoder_shape.routers(model).values():
         router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
     if method.trains == "groups":
         prepared = groups.unfreeze(model, settings)

@@ -3,7 +3,6 @@
 Targets are given to peft by their full names: it matches by suffix, and a short name would catch more than it says.
 """
 
-import re
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
@@ -14,20 +13,6 @@ from transformers import PreTrainedModel
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.methods import groups
 from tape_ds.model.output_head import OutputHead
-
-_ATTENTION = re.compile("(Attention|MLA)$")
-"""Ends of the names that classes of attention have."""
-
-
-def linear_maps(model: PreTrainedModel) -> dict[str, bool]:
-    """Return names of the linear maps of blocks, routers left out, and of each whether attention has it."""
-    head, found = model.get_output_embeddings(), dict[str, bool]()
-    apart = tuple(groups.routers(model))
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not head and not (apart and path.startswith(apart)):
-            above, _, name = path.rpartition(".")
-            found[name] = found.get(name, False) or bool(_ATTENTION.search(type(model.get_submodule(above)).__name__))
-    return found
 
 
 def attach(model: PreTrainedModel, settings: Any) -> nn.Module:

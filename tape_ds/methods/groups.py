@@ -11,18 +11,11 @@ from tape_ds.model.positions.base import PositionEncoding, PositionLayer
 
 _NORM = re.compile("(RMS|Layer)?Norm(PerHead|1P|Gated)?$")
 """Ends of the names that transformers' families have for their norms."""
-_ROUTER = re.compile("(Router|Gating|MoEV1Gate)$")
-"""Ends of the names of what sends a token to its experts."""
 
 
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm, by the name of its class."""
     return _NORM.search(type(module).__name__) is not None
-
-
-def routers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the routers of a mixture of experts, by path."""
-    return {path: module for path, module in model.named_modules() if _ROUTER.search(type(module).__name__)}
 
 
 def unfreeze(model: PreTrainedModel, settings: Any) -> PreTrainedModel:

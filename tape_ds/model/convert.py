@@ -1,12 +1,9 @@
 """Weights in and out: a Llama becomes a TAPE model (and, for ``rope``, a Llama again).
 
-What counts as a Llama is said in :mod:`tape_ds.model.families`, and where a name or path leads in
-:mod:`tape_ds.model.name_or_path`; their functions are public here too.
-
 Nothing is matched loosely: every key of the source must have its place, and every parameter must be filled, but for
 those of the encoding, which a Llama cannot have. TAPE's start at zero effect, so that the Llama's logits stay; those of
 other encodings start as in a new model, and the log says which they are. Checkpoints of the published TAPE code
-load through :func:`from_reference`, which lives in :mod:`tape_ds.model.reference_checkpoint`.
+load through :mod:`tape_ds.model.loading.reference_checkpoint`.
 """
 
 import copy
@@ -27,15 +24,11 @@ from transformers import (
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.families import BAICHUAN, QWEN2, QWEN3, check_llama_shaped, read_config
-from tape_ds.model.families import SHAPES as SHAPES
-from tape_ds.model.filling import fill, load_exact
 from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.model.name_or_path import SMOLLM2 as SMOLLM2
-from tape_ds.model.name_or_path import resolve as resolve
-from tape_ds.model.name_or_path import unpack_gguf as unpack_gguf
+from tape_ds.model.loading import configuration
+from tape_ds.model.loading.families import QWEN2, QWEN3, check_llama_shaped
+from tape_ds.model.loading.strict import fill, load_exact
 from tape_ds.model.positions import trained_rope
-from tape_ds.model.reference_checkpoint import from_reference as from_reference
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +70,7 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
             belongs to the encoding may be, in every layer), or a tensor has no place or another shape.
     """
     hub_arguments = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
-    native = read_config(source, **hub_arguments)
-    raise_if_any(check_llama_shaped(native))
-    if native.model_type == BAICHUAN:
-        remedy = "load what tape_ds.model.convert.resolve makes of it"
-        raise UserError(Problem("model", str(source), "a Baichuan as published, not yet converted", remedy))
+    raise_if_any(check_llama_shaped(configuration.read(source, **hub_arguments)))
 
     def required(model: Any, missing: Collection[str]) -> list[str]:
         present = {_position_kind(name) for name, _ in model.named_parameters() if name not in missing}

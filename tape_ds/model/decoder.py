@@ -32,9 +32,9 @@ from tape_ds.model.attention.attend import attend, attend_with_weights
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.names import requested
 from tape_ds.model.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
-from tape_ds.model.filling import load_exact
 from tape_ds.model.inputs import CACHE, Documents, past_length
 from tape_ds.model.language_model import LanguageModel
+from tape_ds.model.loading.strict import load_exact
 from tape_ds.model.output_head import OutputHead, causal_lm_loss
 from tape_ds.model.positions.trained_rope import of_full
 

@@ -15,7 +15,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.attention import names
-from tape_ds.model.families import REASONS
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.model.positions.trained_rope import FULL, KEPT, OF_THE_CLASS, of_full
 
@@ -126,9 +125,7 @@ def configure(
     """
     problems = []
     if position_encoding != ENCODING:
-        differs = REASONS.get(native.model_type)
-        reason = f" ({differs})" if differs else ""
-        wrong = f"a {native.model_type}{reason} is extended by its own class, whose positions are RoPE"
+        wrong = f"a {native.model_type} is extended by its own class, whose positions are RoPE"
         problems.append(Problem("position_encoding", position_encoding, wrong, f"choose a method: {PLAIN}"))
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:

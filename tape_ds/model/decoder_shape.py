@@ -2,8 +2,10 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from torch import nn
 from transformers import PreTrainedConfig
 
 from tape_ds.model import decoder
@@ -12,6 +14,10 @@ _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", 
 """Names that families have for the experts that a token goes to."""
 _EXPERTS = re.compile("Experts$")
 """End of the names of classes that hold the matrices of all experts of a layer."""
+_ROUTER = re.compile("(Router|Gating|MoEV1Gate)$")
+"""Ends of the names of classes that send a token to its experts."""
+_ATTENTION = re.compile("(Attention|MLA)$")
+"""Ends of the names of classes of attention."""
 
 
 class Weights(NamedTuple):
@@ -42,6 +48,9 @@ class DecoderShape(NamedTuple):
     """Columns of a head of queries."""
     windows: tuple[int | None, ...]
     """Tokens that each layer sees; None: all."""
+    linear_maps: Mapping[str, bool]
+    """Names of the linear maps of blocks, routers left out -> whether attention has them."""
+    has_router: bool
 
 
 _FOUND: dict[str, DecoderShape] = {}
@@ -88,7 +97,21 @@ def _counted(config: PreTrainedConfig) -> DecoderShape:
     kinds = kinds or ["sliding_attention"] * config.num_hidden_layers
     windows = tuple(window if each == "sliding_attention" and window else None for each in kinds)
     weights = tuple(Weights(*key, count) for key, count in counted.items())
-    return DecoderShape(weights, active, inner, head_size, windows)
+    return DecoderShape(weights, active, inner, head_size, windows, _linear_maps(model), bool(routers(model)))
+
+
+def routers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the routers of a mixture of experts, by path."""
+    return {path: module for path, module in model.named_modules() if _ROUTER.search(type(module).__name__)}
+
+
+def _linear_maps(model: Any) -> dict[str, bool]:
+    head, apart, found = model.get_output_embeddings(), tuple(routers(model)), dict[str, bool]()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not head and not (apart and path.startswith(apart)):
+            above, _, name = path.rpartition(".")
+            found[name] = found.get(name, False) or bool(_ATTENTION.search(type(model.get_submodule(above)).__name__))
+    return found
 
 
 def multiply_adds(config: PreTrainedConfig, length: int, causal: bool = True) -> float:

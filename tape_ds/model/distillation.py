@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tape_ds.model.extendable import Model
+from tape_ds.model.loading.extendable import Model
 
 
 class TeacherTokens(NamedTuple):

@@ -27,7 +27,6 @@ from tape_ds.kernels.rotate import rotate
 from tape_ds.model.attention.attend import attend, attend_with_weights
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
-from tape_ds.model.filling import load_exact
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.inputs import (
     Documents,
@@ -38,6 +37,7 @@ from tape_ds.model.inputs import (
     resolve_backend,
 )
 from tape_ds.model.language_model import LanguageModel
+from tape_ds.model.loading.strict import load_exact
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.rope import RopeEncoding

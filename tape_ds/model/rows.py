@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.model.filling import fill
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.loading.strict import fill
 
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 _SPECIAL = ("bos_token_id", "eos_token_id")

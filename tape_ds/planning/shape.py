@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.model import hub, positions
-from tape_ds.model.families import TAPE
+from tape_ds.model import positions
+from tape_ds.model.loading import hub
+from tape_ds.model.loading.families import TAPE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -15,9 +15,10 @@ from tape_ds.data.sequences import Packing
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.methods import METHODS
-from tape_ds.model.families import by_class, foreign
+from tape_ds.model.loading import config_file
+from tape_ds.model.loading.families import by_class, foreign
 from tape_ds.model.positions import scaling, trained_rope
-from tape_ds.recipe import loading, pretrained
+from tape_ds.recipe import loading
 from tape_ds.recipe.method import MethodSection, targets_of
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.sections import learns
@@ -110,8 +111,8 @@ class ExtensionRecipe(Recipe):
     LAUNCHER: ClassVar[str] = "extend_llama"
     DEFAULT: ClassVar[str] = "demo"
     STAND_INS: ClassVar[Mapping[str, Any]] = {
-        "model": pretrained.SMOLLM2,
-        "target_length": pretrained.SMOLLM2_LENGTH,
+        "model": config_file.SMOLLM2,
+        "target_length": config_file.SMOLLM2_LENGTH,
         "train_data": ["stdlib"],
     }
     FORMER: ClassVar[Mapping[str, str]] = {
@@ -142,7 +143,7 @@ class ExtensionRecipe(Recipe):
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """The window is the target; a method has its encoding, and trains that encoding's parameters if it has any."""
         target, method = flat["target_length"], METHODS[flat["method"]]
-        known = pretrained.known(flat["model"], online=False) or {}
+        known = config_file.known(flat["model"], online=False) or {}
         length = trained_rope.native_length(known) if method.drops_rope else None
         length = min(target, length or target)
         window = flat["window"] or length
@@ -221,11 +222,11 @@ class ExtensionRecipe(Recipe):
 
     @rule("model")
     def _model_is_there(self) -> Iterator[Problem]:
-        yield from pretrained.check(self.model.model, online=self.dry_run)
+        yield from config_file.check(self.model.model, online=self.dry_run)
 
     def native_config(self) -> Mapping[str, Any] | None:
         """Return what is known of the model's configuration without loading or unpacking anything."""
-        return pretrained.known(self.model.model, online=self.dry_run)
+        return config_file.known(self.model.model, online=self.dry_run)
 
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:

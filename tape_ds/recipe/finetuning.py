@@ -21,7 +21,8 @@ from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.prompts import reserved
 from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
-from tape_ds.recipe import loading, pretrained
+from tape_ds.model.loading import config_file
+from tape_ds.recipe import loading
 from tape_ds.recipe.recipe import Recipe
 
 TRAIN, HELD_OUT = "train", "validation"
@@ -127,7 +128,7 @@ class FinetuningRecipe(Recipe):
 
     @rule("model")
     def _model_is_there(self) -> Iterator[Problem]:
-        yield from pretrained.check(self.model.model, online=self.dry_run)
+        yield from config_file.check(self.model.model, online=self.dry_run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +227,7 @@ class ChatRecipe(FinetuningRecipe):
             except (OSError, UnicodeDecodeError) as error:
                 wrong = f"cannot be read ({error})"
                 yield Problem("chat_template", given, wrong, "give a jinja file, as a model's chat_template.jinja")
-        elif self.model.model != pretrained.SMOLLM2 and os.path.isdir(folder) and not _has_template(folder):
+        elif self.model.model != config_file.SMOLLM2 and os.path.isdir(folder) and not _has_template(folder):
             yield conversations.without_template(self.model.model)
 
 

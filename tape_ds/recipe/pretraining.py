@@ -10,7 +10,8 @@ from pydantic import Field
 from tape_ds.data.bad_rows import Skip
 from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
-from tape_ds.recipe import loading, new_model, pretrained
+from tape_ds.model.loading import config_file
+from tape_ds.recipe import loading, new_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,7 +141,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
             yield Problem("vocab_size", None, "missing, and so is a tokenizer", remedy)
         if tokenizer is not None:
             files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-            yield from pretrained.check_pretrained("tokenizer", tokenizer, files)
+            yield from config_file.check_name("tokenizer", tokenizer, files)
 
     @rule("eval_lengths", "eval_tokens", "window")
     def _lengths(self) -> Iterator[Problem]:

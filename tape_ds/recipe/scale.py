@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tape_ds.errors import Problem
 from tape_ds.fields import Section, rule
-from tape_ds.model.families import has_llamas_names
+from tape_ds.model.loading.families import has_llamas_names
 from tape_ds.parallel.layout import SEQUENCE, TENSOR, check_cuts, check_heads
 from tape_ds.recipe import deepspeed_config, trainer
 from tape_ds.recipe.trainer import Whole

@@ -20,12 +20,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.model import extendable, families, positions
+from tape_ds.model import positions
 from tape_ds.model.attention.names import ENVIRONMENT, requested
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.filling import fill
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.loading import extendable, families
+from tape_ds.model.loading.strict import fill
 from tape_ds.model.positions.base import PositionLayer
 from tape_ds.model.score_bias import ScoreBias
 

@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import storage
 from tape_ds.data.passkey import PasskeyPrompt
-from tape_ds.model import extendable, positions
+from tape_ds.model import positions
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at, positions_of
+from tape_ds.model.loading import extendable
 from tape_ds.parallel.distributed_map import rounds, share_out
 from tape_ds.scoring import passkey, perplexity
 from tape_ds.scoring.causal_lm import bare

@@ -17,7 +17,7 @@ from tape_ds import results
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources.weights import shares_of
 from tape_ds.errors import Problem, redacted
-from tape_ds.model import weights
+from tape_ds.model.loading import weight_files
 from tape_ds.recipe import trainer
 from tape_ds.recipe.recipe import RENAMED, Recipe
 
@@ -154,7 +154,7 @@ def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Proble
 def _weights(base: str | Path) -> Iterator[tuple[str, str]]:
     """(name, fingerprint) of each weights file of a model folder."""
     for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
-        yield path.name, weights.fingerprint(path)
+        yield path.name, weight_files.fingerprint(path)
 
 
 def _value(identity: Mapping[str, Any], name: str) -> Any:

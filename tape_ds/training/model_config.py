@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import positions
-from tape_ds.model.families import TAPE
+from tape_ds.model.loading import config_file
+from tape_ds.model.loading.families import TAPE
 from tape_ds.model.positions import trained_rope
 from tape_ds.parallel.layout import SEQUENCE
 from tape_ds.planning import shape
-from tape_ds.recipe import pretrained
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.finetuning import FinetuningRecipe
@@ -41,7 +41,7 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
     Raises:
         UserError: options or RoPE parameters that the model cannot have.
     """
-    from tape_ds.model import extendable
+    from tape_ds.model.loading import extendable
 
     model = recipe.model
     options = positions.options_for(model.position_encoding, position_options(recipe, native), tokenizer)
@@ -59,16 +59,20 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
 
 
 def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
-    """What of a recipe its base model cannot do: asked by a run, its dry run and a plan alike."""
-    from tape_ds.model import extendable
+    """Return what of a recipe its base model cannot do: asked by a run, its dry run and a plan alike."""
+    from tape_ds.model.loading import extendable
 
-    if foreign := extendable.check(native):
-        return foreign  # of another family the rest would lead astray
-    found = [*check_model(recipe.scale, native), *_check_own_class(recipe, native)]
+    if refused := extendable.check(native):
+        return refused  # what else is found would mislead
+    found = list(check_model(recipe.scale, native))
+    if extendable.by_own_class(native):
+        found += _check_own_class(recipe, native)
+    elif isinstance(recipe, ExtensionRecipe):
+        found += targets_of(recipe.method, _family(native))
     if not isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
         return found
     if isinstance(recipe, ExtensionRecipe):
-        found += [*check_against_model(recipe, native), *_check_targets(recipe, native)]
+        found += check_against_model(recipe, native)
         encoding, options = recipe.model.position_encoding, position_options(recipe, native)
         learned = recipe.trains_positions and learns(encoding, options)
     else:
@@ -76,64 +80,50 @@ def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
     return found + list(check_trained(recipe.optimization, learned))
 
 
-def _check_targets(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterator[Problem]:
-    """Yield adapter targets that the family does not have."""
-    from tape_ds.methods import groups
-    from tape_ds.model import decoder, extendable
-
-    family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
-    if not extendable.by_own_class(native):
-        yield from targets_of(recipe.method, family)
-        return
-    if "lora_targets" in recipe.given:
-        yield from targets_of(recipe.method, family, _linear_maps(native))
-    if recipe.method.train_router and not groups.routers(decoder.on_meta(native)):
-        yield Problem("train_router", True, f"a {family} has no router", "remove it")
+def _family(native: PreTrainedConfig) -> str:
+    return "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
 
 
 def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Problem]:
-    """Yield what this project has for its own models alone, where a model is extended by transformers' class."""
-    from tape_ds.model import decoder_configuration, extendable
+    """Yield what a model that is extended by transformers' class does not have."""
+    from tape_ds.model import decoder_configuration, decoder_shape
     from tape_ds.model.attention import names
 
-    if not extendable.by_own_class(native):
-        return
+    family = _family(native)
     if isinstance(recipe, ExtensionRecipe):
-        method = recipe.method
+        method, shape_of = recipe.method, decoder_shape.of(native)
+        if "lora_targets" in recipe.given:
+            yield from targets_of(method, family, shape_of.linear_maps)
+        if method.train_router and not shape_of.has_router:
+            yield Problem("train_router", True, f"a {family} has no router", "remove it")
         if method.chosen.grouped:
-            yield Problem("method", method.method, f"a {native.model_type} does not attend in groups", "method: lora")
+            yield Problem("method", method.method, f"a {family} does not attend in groups", "method: lora")
         if method.distill and decoder_configuration.changes_logits(native):
-            wrong = f"a {native.model_type} changes what its head gives, and the divergence is of heads"
+            wrong = f"a {family} changes what its head gives, and the divergence is of heads"
             yield Problem("distill", True, wrong, "leave it out")
     if recipe.model.liger == "on":
-        yield Problem("liger", "on", f"Liger's kernels are not put into a {native.model_type}", "liger: auto")
+        yield Problem("liger", "on", f"Liger's kernels are not put into a {family}", "liger: auto")
     if recipe.memory.mlp_tiles > 1:
-        wrong = f"the feed-forward of a {native.model_type} is not cut into tiles"
+        wrong = f"the feed-forward of a {family} is not cut into tiles"
         yield Problem("mlp_tiles", recipe.memory.mlp_tiles, wrong, "leave it out")
     if recipe.trainer_value("activation_checkpointing") and not decoder_configuration.recomputes(native):
-        wrong = f"the layers of a {native.model_type} cannot be computed again"
+        wrong = f"the layers of a {family} cannot be computed again"
         yield Problem("activation_checkpointing", True, wrong, "give false")
     if recipe.scale.sequence_parallel_size > 1:
-        wrong = f"the sequences of a {native.model_type} are not shared out"
+        wrong = f"the sequences of a {family} are not shared out"
         yield Problem(SEQUENCE, recipe.scale.sequence_parallel_size, wrong, "leave it out, and use zero3")
     yield from names.problems_with_needs(recipe.model.attention_backend, **decoder_configuration.needs(native))
 
 
-def _linear_maps(native: PreTrainedConfig) -> dict[str, bool]:
-    from tape_ds.methods import adapters
-    from tape_ds.model import decoder
-
-    return adapters.linear_maps(decoder.on_meta(native))
-
-
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
     """Return the recipe with the adapters' default targets by the names of the base's family."""
-    from tape_ds.model import extendable
+    from tape_ds.model import decoder_shape
+    from tape_ds.model.loading import extendable
 
     adapted = recipe.method.chosen.trains == "adapters" and "lora_targets" not in recipe.given
     if not adapted or not extendable.by_own_class(native):
         return recipe
-    targets = [name for name, of_attention in _linear_maps(native).items() if of_attention]
+    targets = [name for name, of_attention in decoder_shape.of(native).linear_maps.items() if of_attention]
     return replace(recipe, method=recipe.method.model_copy(update={"lora_targets": targets}))
 
 
@@ -150,7 +140,7 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 
 def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
     """Return the configuration of a base model as it is."""
-    from tape_ds.model import extendable
+    from tape_ds.model.loading import extendable
 
     encoding = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
     return extendable.configure(native, attention_backend=attention_backend, **encoding)
@@ -171,7 +161,7 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
     Raises:
         UserError: its options forbid texts of that length.
     """
-    from tape_ds.model import extendable
+    from tape_ds.model.loading import extendable
 
     length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
     changes = {"max_position_embeddings": length, "attention_backend": recipe.model.attention_backend}
@@ -195,7 +185,7 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
         config = _new(recipe)
         raise_if_any(check_model(recipe.scale, config))
         return config
-    from tape_ds.model import extendable
+    from tape_ds.model.loading import extendable
 
     native = native_config(recipe.model.model if base is None else base)
     raise_if_any(check_fit(recipe, native))
@@ -224,7 +214,7 @@ def at_hand(recipe: Recipe) -> Config | None:
     if isinstance(recipe, PretrainingRecipe):
         return beforehand(recipe) if _entries(recipe) else None
     name = recipe.model.model
-    file = pretrained.config_file(name, online=recipe.dry_run)
+    file = config_file.find(name, online=recipe.dry_run)
     return beforehand(recipe, None if file is None else str(file)) if file or shape.known(name) else None
 
 
@@ -245,11 +235,11 @@ def native_config(model: str) -> PreTrainedConfig:
     """
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
-    from tape_ds.model import extendable, name_or_path
+    from tape_ds.model.loading import extendable, model_folder
 
     path = Path(model)
-    if path.is_file() and path.name == pretrained.CONFIG:
+    if path.is_file() and path.name == config_file.CONFIG:
         return extendable.read_config(path.parent)
     if model.endswith(".gguf"):
-        return extendable.read_config(name_or_path.resolve(model))
-    return extendable.read_config(name_or_path.find_folder(model, with_weights=False))
+        return extendable.read_config(model_folder.resolve(model))
+    return extendable.read_config(model_folder.find_folder(model, with_weights=False))

@@ -8,7 +8,8 @@ from typing import Any
 
 from tape_ds.cluster.rendezvous import report_failures
 from tape_ds.errors import command, is_main_process, raise_if_any, redacted
-from tape_ds.recipe import command_line, deepspeed_config, help, kinds, loading, pretrained
+from tape_ds.model.loading import config_file
+from tape_ds.recipe import command_line, deepspeed_config, help, kinds, loading
 from tape_ds.recipe.recipe import Recipe
 
 
@@ -64,7 +65,7 @@ def describe(recipe: Recipe) -> str:
     raise_if_any(libraries.check(recipe))
     model_config.at_hand(recipe)  # refuses what its model cannot do, also where nothing is trained
     name = getattr(recipe.model, "model", None)  # a new model has none
-    why = pretrained.not_read(name) if name is not None and recipe.dry_run else None
+    why = config_file.not_read(name) if name is not None and recipe.dry_run else None
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
     layout = recipe.layout()
     rate = recipe.trainer_value("learning_rate")

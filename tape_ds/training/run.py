@@ -33,10 +33,10 @@ from tape_ds.data.sources.base import dated_identities
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.health import run_lock
 from tape_ds.health.stopping import StopRequest
-from tape_ds.methods import groups
-from tape_ds.model import extendable, liger, liger_forwards, positions
+from tape_ds.model import decoder_shape, liger, liger_forwards, positions
 from tape_ds.model.distillation import Teacher
 from tape_ds.model.flops import training_flops_per_token
+from tape_ds.model.loading import extendable
 from tape_ds.parallel.cuts import whole_numel
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.planning import search
@@ -366,7 +366,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
 
 def _gather_experts_together(run: Run) -> None:
     """Under ZeRO-3, gather a layer's experts as one: which of them a rank calls depends on its tokens."""
-    experts = {run.model.get_submodule(path.rpartition(".")[0]) for path in groups.routers(run.model)}
+    experts = {run.model.get_submodule(path.rpartition(".")[0]) for path in decoder_shape.routers(run.model)}
     if experts and run.recipe.deepspeed is not None and deepspeed_config.stage(run.recipe.deepspeed) == 3:
         set_z3_leaf_modules(run.model, list({type(each) for each in experts}))
 

@@ -13,7 +13,7 @@ from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
-from tape_ds.model import convert
+from tape_ds.model.loading import model_folder
 from tests import hub_cache
 from tests.methods.test_methods import settings
 from tests.model.helpers import randomised, rounding, tiny_config, tokens
@@ -112,7 +112,7 @@ def test_the_commit_that_was_trained_on_is_loaded(base, tmp_path, monkeypatch):
     other.save_pretrained(tmp_path / "other")
     commits = {"a" * 40: base, "b" * 40: tmp_path / "other"}
     hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": "a" * 40})
-    with_origin(folder, "org/tiny@main", convert.resolve("org/tiny@main"))
+    with_origin(folder, "org/tiny@main", model_folder.resolve("org/tiny@main"))
     record = trained.read_record(folder)
     assert (record.base, record.base_commit) == ("org/tiny", "a" * 40)
     assert list(record.base_files) == ["model.safetensors"]

@@ -175,7 +175,11 @@ def test_every_tokenizer_is_saved_that_way():
     saving = {
         str(path.relative_to(root)) for path in files if re.search(r"okenizer\S*\.save_pretrained", path.read_text())
     }
-    assert saving == {"tape_ds/data/tokenizer.py", "tape_ds/model/baichuan.py", "tape_ds/model/name_or_path.py"}
+    assert saving == {
+        "tape_ds/data/tokenizer.py",
+        "tape_ds/model/loading/baichuan.py",
+        "tape_ds/model/loading/model_folder.py",
+    }
 
 
 def test_the_same_files_in_every_process(trained, tmp_path):

@@ -210,10 +210,7 @@ def as_classifier(folder):
         (changed(num_hidden_layers=1), r"without a place: model.layers.1"),
         (changed(vocab_size=99), r"of another shape: lm_head.weight \[\d+, 32\], not \[99, 32\]"),
         (as_integers, "integers in the place of weights: lm_head.weight"),
-        (
-            changed(rope_scaling={"type": "clex", "factor": 2.0}),
-            "rope_type is 'clex'.*one of: default, linear, dynamic",
-        ),
+        (changed(rope_scaling={"type": "clex", "factor": 2.0}), "rope_type = 'clex'.*one of: default"),
         (changed(hidden_act="unheard_of"), "could not load it.*unheard_of"),
         (changed(dtype="float99"), "no configuration could be read.*float99"),
         (changed(quantization_config={"quant_method": "gptq", "bits": 4}), "could not load it.*pip install"),
@@ -328,10 +325,10 @@ def test_an_adapter_s_revision_of_its_base_is_loaded(base, tmp_path, monkeypatch
     folder = adapter(base, tmp_path / "adapter")
     commits = {letter * 40: base for letter in "ab"}
     hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": "b" * 40, "v1": "a" * 40})
-    content = json.loads((folder / models.ADAPTER).read_text())
+    content = json.loads((folder / "adapter_config.json").read_text())
     for revision, commit in ((None, "b"), ("v1", "a")):
         content |= {"base_model_name_or_path": "org/tiny", "revision": revision}
-        (folder / models.ADAPTER).write_text(json.dumps(content))
+        (folder / "adapter_config.json").write_text(json.dumps(content))
         assert commit * 40 in str([*found(folder).files()][-1])
 
 
@@ -350,13 +347,15 @@ def test_trained_weights_on_another_base_are_refused_unless_wanted(base, run, tm
 def test_an_adapter_of_another_kind_is_refused(base, tmp_path):
     folder = adapter(base, tmp_path / "adapter")
     content = {"peft_type": "PROMPT_TUNING", "base_model_name_or_path": str(base), "num_virtual_tokens": 4}
-    (folder / models.ADAPTER).write_text(json.dumps(content))
+    (folder / "adapter_config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="is not merged into weights"):
         found(folder)
-    (folder / models.ADAPTER).write_text(json.dumps(content | {"peft_type": "UNHEARD_OF"}))
+    (folder / "adapter_config.json").write_text(json.dumps(content | {"peft_type": "UNHEARD_OF"}))
     with pytest.raises(UserError, match="cannot be read"):
         found(folder)
-    (folder / models.ADAPTER).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)})
+    )
     with pytest.raises(UserError, match="names its own folder as the base"):
         found(folder)
 

@@ -13,6 +13,7 @@ from tape_ds.errors import UserError
 from tape_ds.export import folder, source_model
 from tape_ds.export.card import Wishes
 from tape_ds.model import convert
+from tape_ds.model.loading import configuration
 from tests.export.conftest import YARN
 from tests.model.helpers import ENCODINGS, tiny_config, tokens
 
@@ -79,7 +80,7 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
         train_position=False, train_norms=True, train_embeddings=False,
     )  # fmt: skip
     config = convert.tape_config(
-        convert.read_config(base), max_position_embeddings=128, rope_parameters=YARN, position_encoding="rope"
+        configuration.read(base), max_position_embeddings=128, rope_parameters=YARN, position_encoding="rope"
     )
     trained = methods.prepare("lora", convert.load(base, config), settings)
     with torch.no_grad():

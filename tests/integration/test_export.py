@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
+from tape_ds.model.loading import configuration
 from tests.integration import clean_environment
 from tests.integration.conftest import ROOT
 from tests.model.helpers import randomised, rounding
@@ -87,7 +88,7 @@ def exported(tiny, tmp_path_factory):
     expected = {"ids": ids}
     for name, changes in FORMS.items():
         config = convert.tape_config(
-            convert.read_config(tiny / "model"), max_position_embeddings=128, rope_parameters=ANGLES, **changes
+            configuration.read(tiny / "model"), max_position_embeddings=128, rope_parameters=ANGLES, **changes
         )
         model = randomised(convert.load(tiny / "model", config))
         with torch.no_grad():

@@ -15,7 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.model import decoder, decoder_configuration, decoder_shape, extendable
+from tape_ds.model import decoder, decoder_configuration, decoder_shape
+from tape_ds.model.loading import extendable
 from tape_ds.model.positions import scaling, trained_rope
 from tests.model.tiny_decoders import VOCABULARY, families, table, tiny_config
 

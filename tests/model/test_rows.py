@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tape_ds.errors import UserError
 from tape_ds.model import convert, rows
+from tape_ds.model.loading import configuration, reference_checkpoint
 from tests.model.helpers import HEADS, SIZES, VOCABULARY, rounding, tiny_config, tiny_model, tokens
 from tests.test_layout import ROOT, SCRIPTS, called, sources
 
@@ -62,7 +63,7 @@ def test_a_checkpoint_keeps_its_rows(tmp_path, size, encoding):
     sizes = SIZES | HEADS["gqa"] | {"vocab_size": size}
     llama = LlamaForCausalLM(LlamaConfig(**sizes))
     llama.save_pretrained(tmp_path)
-    ours = convert.load(tmp_path, convert.tape_config(convert.read_config(tmp_path), position_encoding=encoding))
+    ours = convert.load(tmp_path, convert.tape_config(configuration.read(tmp_path), position_encoding=encoding))
     assert ours.config.vocab_size == ours.lm_head.out_features == size
     assert torch.equal(ours.model.embed_tokens.weight, llama.model.embed_tokens.weight)
     assert torch.equal(ours.lm_head.weight, llama.lm_head.weight)
@@ -78,7 +79,7 @@ def test_nothing_adds_tokens_or_rows():
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         if names := sorted({str(called(call)) for call in calls} & ADDING):
             found[str(path.relative_to(ROOT))] = names
-    assert found == {str(Path("tape_ds/model/sentencepiece_tokenizer.py")): ["add_tokens"]}
+    assert found == {str(Path("tape_ds/model/loading/sentencepiece_tokenizer.py")): ["add_tokens"]}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -123,19 +124,19 @@ def test_a_reference_checkpoint_with_a_row_for_padding(caplog):
     size = config["vocab_size"]
     tables = ("model.embed_tokens.weight", "lm_head.weight")
     more = weights | {name: torch.cat((weights[name], weights[name].mean(0, keepdim=True))) for name in tables}
-    with caplog.at_level(logging.WARNING, logger="tape_ds.model.reference_checkpoint"):
-        told = convert.from_reference(more, config | {"vocab_size": size + 1}, "adape")
+    with caplog.at_level(logging.WARNING, logger="tape_ds.model.loading.reference_checkpoint"):
+        told = reference_checkpoint.from_reference(more, config | {"vocab_size": size + 1}, "adape")
         assert not caplog.records
-        found = convert.from_reference(more, config, "adape")
+        found = reference_checkpoint.from_reference(more, config, "adape")
     assert f"the weights have {size + 1} rows, config.vocab_size says {size}" in caplog.text
     assert told.config.vocab_size == found.config.vocab_size == size + 1
     cut = rows.cut_rows(found, size, tokenizer_of(size))
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():
-        expected = convert.from_reference(weights, config, "adape")(ids).logits
+        expected = reference_checkpoint.from_reference(weights, config, "adape")(ids).logits
         assert torch.equal(cut(ids).logits, expected)
     with pytest.raises(UserError, match=r"of another shape: lm_head\.weight"):
-        convert.from_reference(more | {"lm_head.weight": weights["lm_head.weight"]}, config, "adape")
+        reference_checkpoint.from_reference(more | {"lm_head.weight": weights["lm_head.weight"]}, config, "adape")
 
 
 def test_a_configuration_of_other_rows_than_the_weights_is_refused(tmp_path):

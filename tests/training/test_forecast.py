@@ -8,6 +8,7 @@ import pytest
 from tape_ds.errors import UserError
 from tape_ds.model import convert
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.loading import model_folder
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.planning import hardware, memory, search, shape
 from tape_ds.planning.plan import Plan
@@ -93,7 +94,7 @@ def test_the_recipes_for_one_gpu_need_what_they_say(name, gpu, gib, has, monkeyp
     assert f"{gib} GiB" in shipped()[name].path.read_text()
 
 
-_RESOLVE = convert.resolve
+_RESOLVE = model_folder.resolve
 
 
 def _smollm2(model):

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from tape_ds.errors import UserError
-from tape_ds.model import convert, extendable
+from tape_ds.model import convert
+from tape_ds.model.loading import extendable, model_folder
 from tape_ds.planning import shape
 from tape_ds.recipe import extension, pretraining
 from tape_ds.training import model_config, plan
@@ -45,7 +46,7 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
 
 
 def test_smollm2_is_planned_by_the_sizes_that_it_has():
-    unpacked = extendable.read_config(convert.resolve("smollm2"))
+    unpacked = extendable.read_config(model_folder.resolve("smollm2"))
     found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
     assert shape.sizes(shape.published("smollm2")) == found
 

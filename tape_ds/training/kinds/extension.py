@@ -22,12 +22,13 @@ from tape_ds.data.pose import PoseSequences
 from tape_ds.data.selection import select, token_counts
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import convert, extendable, positions
+from tape_ds.model import positions
 from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.distillation import Teacher
-from tape_ds.model.families import by_class
 from tape_ds.model.flops import training_flops_per_token
+from tape_ds.model.loading import config_file, extendable, model_folder
+from tape_ds.model.loading.families import by_class
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.extension import ExtensionRecipe
 from tape_ds.results import WITHOUT_UPDATES
@@ -183,7 +184,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     Raises:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
-    base = convert.resolve(base_path(recipe.model.model))
+    base = model_folder.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
     raise_if_any(model_config.check_fit(recipe, native))
     recipe = model_config.fitted(recipe, native)
@@ -253,7 +254,7 @@ def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[
 def base_path(model: str) -> str:
     """Return the recipe's model so that it is found from any folder: a path absolute, anything else as it is."""
     path = Path(model).expanduser()
-    return str(path.absolute()) if model != convert.SMOLLM2 and path.exists() else model
+    return str(path.absolute()) if model != config_file.SMOLLM2 and path.exists() else model
 
 
 def training_sequences(

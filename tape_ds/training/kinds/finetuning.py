@@ -18,9 +18,9 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.scrolls import examples, sequences
 from tape_ds.data.selection import token_counts
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
-from tape_ds.model.extendable import Config
+from tape_ds.model.loading import extendable, model_folder
+from tape_ds.model.loading.extendable import Config
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
 from tape_ds.scoring.answers import Asked
@@ -93,7 +93,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
     kind: type[Finetuning] = ChatTuning if isinstance(recipe, ChatRecipe) else ScrollsTuning
-    base = convert.resolve(base_path(recipe.model.model))
+    base = model_folder.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
     raise_if_any(model_config.check_fit(recipe, native))
     config = model_config.finetuned(recipe, native)

@@ -15,6 +15,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
+from tape_ds.model.loading import configuration
 from tape_ds.recipe.sections import Optimization
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
@@ -77,7 +78,7 @@ def train(
         gradient_checkpointing=checkpointing,
     )
     set_seed(5)
-    config = convert.tape_config(convert.read_config(base), position_encoding="rope" if method == "lora" else "tape")
+    config = convert.tape_config(configuration.read(base), position_encoding="rope" if method == "lora" else "tape")
     if method == "lora":
         Settings.train_position = False
     model = convert.load(base, config, dtype=torch.bfloat16 if bf16 else torch.float32)

@@ -15,6 +15,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
+from tape_ds.model.loading import configuration
 from tape_ds.recipe import deepspeed_config
 from tape_ds.recipe.sections import Memory, Profile
 from tape_ds.training.memory_savings import ApplyMemorySavings
@@ -48,7 +49,7 @@ def train(folder: Path, base: Path, engine: int | str, saving: str, profile: Pro
         **changes,
     )
     set_seed(5)
-    model = convert.load(base, convert.tape_config(convert.read_config(base)), dtype=torch.float32)
+    model = convert.load(base, convert.tape_config(configuration.read(base)), dtype=torch.float32)
     prepared = methods.prepare("tape", model, Settings)
     trainer = TapeTrainer(
         record=TrainedRecord(base=str(base), method="tape", names=prepared.names),

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.model import weights
+from tape_ds.model.loading import weight_files
 from tape_ds.recipe.extension import load
 from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.scoring.span_losses import SpanLosses
@@ -78,10 +78,10 @@ def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
 
 def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, monkeypatch):
     """A hub id without a revision names another model tomorrow, and a path whatever lies there."""
-    (file,) = weights.files(model)
+    (file,) = weight_files.files(model)
     own = extension.assemble(recipe(model)).record
     assert (own.base, own.base_commit) == (str(model), None)
-    assert own.base_files == {file.name: weights.fingerprint(file)}
+    assert own.base_files == {file.name: weight_files.fingerprint(file)}
     hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", {"a" * 40: model}, {"main": "a" * 40, "v1": "a" * 40})
     for name in ("org/tiny", "org/tiny@v1"):
         run = extension.assemble(recipe(model, model=name, output_dir=tmp_path / name))

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import weights
+from tape_ds.model.loading import weight_files
 
 _SHOWN = 12
 _Model = TypeVar("_Model", bound=PreTrainedModel)
@@ -39,14 +39,14 @@ def load_exact(
         UserError: a file is damaged or has integers in a weight's place; a tensor is missing, has no place, or has
             another shape.
     """
-    raise_if_any(weights.check_folder(source))
-    with weights.reading(source), _without_report():
+    raise_if_any(weight_files.check_folder(source))
+    with weight_files.reading(source), _without_report():
         model, info = kind.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments)
     mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
     require_exact(str(source), required(model, info["missing_keys"]), info["unexpected_keys"], mismatched)
     if getattr(model.config, "quantization_config", None) is None:
         names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        if integers := sorted(names & weights.integers(source)):
+        if integers := sorted(names & weight_files.integers(source)):
             wrong = f"integers in the place of weights: {_named(integers)}"
             remedy = "give the weights as they were published, with the quantization_config of their config.json"
             raise UserError(Problem("model", str(source), wrong, remedy))

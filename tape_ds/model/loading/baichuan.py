@@ -19,9 +19,10 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import sentencepiece_tokenizer, weights
-from tape_ds.model.families import BAICHUAN
-from tape_ds.model.filling import fill, require_exact
+from tape_ds.model import saving
+from tape_ds.model.loading import sentencepiece_tokenizer, weight_files
+from tape_ds.model.loading.families import BAICHUAN
+from tape_ds.model.loading.strict import fill, require_exact
 
 FILES = ("*.json", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 """Files that decide what it becomes."""
@@ -45,18 +46,12 @@ _FUSED = ".self_attn.W_pack.weight"
 _HEAD = "lm_head.weight"
 
 
-class BaichuanConfig(LlamaConfig):
-    """The Llama that a Baichuan2-7B becomes, before it has become one: sizes are there, weights are not."""
-
-    model_type = BAICHUAN
-
-
 def recognises(content: Mapping[str, Any]) -> bool:
     """Return whether a ``config.json`` is a Baichuan's."""
     return content.get("model_type") == BAICHUAN
 
 
-def llama_config(content: Mapping[str, Any], source: str) -> BaichuanConfig:
+def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
     """Return the configuration of the Llama it becomes.
 
     Args:
@@ -70,7 +65,7 @@ def llama_config(content: Mapping[str, Any], source: str) -> BaichuanConfig:
     fields = {name: content[name] for name in (*_SIZES, *_OPTIONAL) if content.get(name) is not None}
     rope = {"rope_type": "default", "rope_theta": _THETA}
     dtype = content.get("dtype", content.get("torch_dtype"))
-    return BaichuanConfig(**fields, rope_parameters=rope, tie_word_embeddings=False, dtype=dtype)
+    return LlamaConfig(**fields, rope_parameters=rope, tie_word_embeddings=False, dtype=dtype)
 
 
 def _problems(content: Mapping[str, Any], source: str) -> list[Problem]:
@@ -108,15 +103,13 @@ def convert(source: Path, folder: Path) -> None:
     sentencepiece = source / "tokenizer.model"
     if not sentencepiece.is_file():
         raise UserError(Problem("model", str(source), "it has no tokenizer.model", "give the whole published folder"))
-    fields = config.to_dict()
-    del fields["model_type"]
     tokenizer = sentencepiece_tokenizer.load(sentencepiece, **_special_tokens(source))
     with torch.device("meta"):
-        llama = LlamaForCausalLM(LlamaConfig(**fields))
+        llama = LlamaForCausalLM(config)
     llama = fill(llama, llama_tensors(_read(source), str(source)), str(source))
     if (source / "generation_config.json").is_file():
         llama.generation_config = GenerationConfig.from_pretrained(source)
-    llama.save_pretrained(folder)
+    saving.save(llama, folder)
     tokenizer.save_pretrained(folder)
     shutil.copy(sentencepiece, folder)
 
@@ -146,10 +139,12 @@ def llama_tensors(tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
 def _read(source: Path) -> dict[str, Tensor]:
     """Return the published tensors: of the safetensors where there are any, else of torch files, which are read without
     running anything in them."""
-    raise_if_any(weights.check_folder(source))
-    has_safe = any((source / name).is_file() for name in (weights.WHOLE, f"{weights.WHOLE}.index.json"))
-    whole, read = (weights.WHOLE, weights.read) if has_safe else (weights.PICKLED, weights.read_torch_file)
-    files = sorted(set(weights.places(source, whole).values())) or [whole]  # and not what else lies there
+    raise_if_any(weight_files.check_folder(source))
+    has_safe = any((source / name).is_file() for name in (weight_files.WHOLE, f"{weight_files.WHOLE}.index.json"))
+    whole, read = (
+        (weight_files.WHOLE, weight_files.read) if has_safe else (weight_files.PICKLED, weight_files.read_torch_file)
+    )
+    files = sorted(set(weight_files.places(source, whole).values())) or [whole]  # and not what else lies there
     return {name: tensor for file in files for name, tensor in read(source / file).items()}
 
 

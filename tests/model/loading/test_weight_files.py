@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from tape_ds.errors import UserError
-from tape_ds.model import convert, weights
+from tape_ds.model import convert
+from tape_ds.model.loading import configuration, model_folder, weight_files
 from tests.model.helpers import tiny_model
 
 
@@ -38,22 +39,22 @@ DAMAGES = {
 def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     file = tmp_path / "model.safetensors"
     save_file({"x": torch.ones(8)}, file)
-    assert weights.check_folder(tmp_path) == [] and weights.read(file)["x"].sum() == 8
+    assert weight_files.check_folder(tmp_path) == [] and weight_files.read(file)["x"].sum() == 8
     file.write_bytes(damage(file.read_bytes()))
-    (problem,) = weights.check_folder(tmp_path, "here")
-    assert (problem.field, problem.value, problem.remedy) == ("here", str(file), weights.REMEDY)
+    (problem,) = weight_files.check_folder(tmp_path, "here")
+    assert (problem.field, problem.value, problem.remedy) == ("here", str(file), weight_files.REMEDY)
     with pytest.raises(UserError, match=r"model\.safetensors"):
-        weights.read(file)
+        weight_files.read(file)
 
 
 def test_a_file_without_tensors_is_none(tmp_path):
     save_file({}, tmp_path / "model.safetensors")
-    assert [each.wrong for each in weights.check_folder(tmp_path)] == ["holds no tensor"]
+    assert [each.wrong for each in weight_files.check_folder(tmp_path)] == ["holds no tensor"]
 
 
 def test_a_file_that_is_not_there_is_a_message(tmp_path):
     with pytest.raises(UserError, match="none"):
-        weights.read(tmp_path / "none.safetensors")
+        weight_files.read(tmp_path / "none.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_file_that_is_not_there_is_a_message(tmp_path):
 def test_an_index_names_files_that_lie_beside_it(tmp_path, content, wrong):
     save_file({"x": torch.ones(8)}, tmp_path / "model-1.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
-    (problem,) = weights.check_folder(tmp_path)
+    (problem,) = weight_files.check_folder(tmp_path)
     assert wrong in problem.wrong and problem.value.endswith("index.json")
 
 
@@ -95,7 +96,7 @@ def published(tmp_path):
 
 
 def load(folder):
-    return convert.load(folder, convert.tape_config(convert.read_config(folder)))
+    return convert.load(folder, convert.tape_config(configuration.read(folder)))
 
 
 def test_a_torch_file_of_tensors_is_read(published):
@@ -117,7 +118,7 @@ def test_a_pickle_that_would_run_is_refused_and_does_not(published, write):
     with pytest.raises(UserError) as caught:
         load(published)
     with pytest.raises(UserError):
-        weights.read_torch_file(file)
+        weight_files.read_torch_file(file)
     assert not (published / "ran").exists()
     assert "weights_only=False" not in str(caught.value), "torch's advice is not to be followed"
 
@@ -134,7 +135,7 @@ def test_a_torch_file_that_is_not_there_is_a_message(published):
     file = published / "pytorch_model.bin"
     file.unlink()
     file.symlink_to(published / "emptied")
-    (problem,) = weights.check_folder(published)
+    (problem,) = weight_files.check_folder(published)
     assert problem.value == str(file) and "cannot be opened" in problem.wrong
 
 
@@ -143,7 +144,7 @@ def test_a_torch_file_of_something_else_is_a_message(published, content):
     """What training scripts save is often a dictionary of dictionaries; converting a Baichuan ended in a traceback."""
     torch.save(content, published / "pytorch_model.bin")
     with pytest.raises(UserError, match="something else than tensors"):
-        weights.read_torch_file(published / "pytorch_model.bin")
+        weight_files.read_torch_file(published / "pytorch_model.bin")
 
 
 def test_a_folder_without_weights_is_a_message(published):
@@ -157,7 +158,7 @@ def test_shards_without_their_index_are_a_message(tmp_path, name):
     """A dry run passed, and the run ended in a traceback."""
     save = save_file if name.endswith(".safetensors") else torch.save
     save({"x": torch.ones(8)}, tmp_path / name)
-    (problem,) = weights.check_folder(tmp_path)
+    (problem,) = weight_files.check_folder(tmp_path)
     assert problem.value == str(tmp_path) and name in problem.wrong and ".index.json" in problem.wrong
 
 
@@ -165,29 +166,29 @@ def test_shards_without_their_index_are_a_message(tmp_path, name):
 def test_a_damaged_gguf_is_a_message_and_leaves_nothing(tmp_path, content):
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(UserError, match="could not be read"):
-        convert.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
+        model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
     assert [path for path in (tmp_path / "models").iterdir() if not path.name.endswith(".lock")] == []
 
 
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda folder: (folder / weights.ADAPTER).write_bytes(b""), "could not be read as safetensors"),
-        (lambda folder: save_file({}, folder / weights.ADAPTER), "holds no tensor"),
-        (lambda folder: (folder / weights.ADAPTER).unlink(), "there is no adapter_model.safetensors"),
-        (lambda folder: (folder / weights.ADAPTER_CONFIG).unlink(), "could not be read"),
-        (lambda folder: (folder / weights.ADAPTER_CONFIG).write_text("{"), "could not be read"),
-        (lambda folder: (folder / weights.ADAPTER_CONFIG).write_text("[]"), "could not be read"),
+        (lambda folder: (folder / weight_files.ADAPTER).write_bytes(b""), "could not be read as safetensors"),
+        (lambda folder: save_file({}, folder / weight_files.ADAPTER), "holds no tensor"),
+        (lambda folder: (folder / weight_files.ADAPTER).unlink(), "there is no adapter_model.safetensors"),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).unlink(), "could not be read"),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("{"), "could not be read"),
+        (lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text("[]"), "could not be read"),
         (
-            lambda folder: (folder / weights.ADAPTER_CONFIG).write_text('{"megatron_config": {"x": 1}}'),
+            lambda folder: (folder / weight_files.ADAPTER_CONFIG).write_text('{"megatron_config": {"x": 1}}'),
             "has a module imported",
         ),
     ],
 )
 def test_an_adapter_is_whole_and_asks_for_no_code(tmp_path, change, wrong):
-    save_file({"x": torch.ones(8)}, tmp_path / weights.ADAPTER)
-    (tmp_path / weights.ADAPTER_CONFIG).write_text('{"peft_type": "LORA"}')
-    assert weights.check_adapter(tmp_path) == []
+    save_file({"x": torch.ones(8)}, tmp_path / weight_files.ADAPTER)
+    (tmp_path / weight_files.ADAPTER_CONFIG).write_text('{"peft_type": "LORA"}')
+    assert weight_files.check_adapter(tmp_path) == []
     change(tmp_path)
-    (problem,) = weights.check_adapter(tmp_path)
+    (problem,) = weight_files.check_adapter(tmp_path)
     assert wrong in problem.wrong

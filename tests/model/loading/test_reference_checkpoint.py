@@ -11,11 +11,11 @@ import torch
 
 from tape_ds.errors import UserError
 from tape_ds.kernels import reference
-from tape_ds.model import convert
-from tape_ds.model.reference_checkpoint import from_reference
+from tape_ds.model.loading import reference_checkpoint
+from tape_ds.model.loading.reference_checkpoint import from_reference
 from tests.model.helpers import tokens
 
-GOLDEN = Path(__file__).parents[1] / "assets" / "golden"
+GOLDEN = Path(__file__).parents[2] / "assets" / "golden"
 # Stored gradients of each file.
 GRADIENTS = {
     "alibi": 1,
@@ -241,4 +241,4 @@ def test_tables_in_a_checkpoint_are_left_out():
 
 
 def test_it_stands_beside_the_other_conversions():
-    assert convert.from_reference is from_reference
+    assert reference_checkpoint.from_reference is from_reference

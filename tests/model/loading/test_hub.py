@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import UserError
-from tape_ds.model import hub, name_or_path
+from tape_ds.model.loading import hub, model_folder
 from tests import hub_cache
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -39,11 +39,11 @@ def test_a_revision_leads_to_its_commit(tmp_path, monkeypatch):
         save_file({"x": torch.ones(size)}, tmp_path / name / "model.safetensors")
     commits = {OLD: tmp_path / "old", NEW: tmp_path / "new"}
     hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": NEW, "v1": OLD})
-    found = {name: name_or_path.resolve(name) for name in ("org/tiny", "org/tiny@v1", f"org/tiny@{OLD}")}
+    found = {name: model_folder.resolve(name) for name in ("org/tiny", "org/tiny@v1", f"org/tiny@{OLD}")}
     assert [hub.commit_of(folder) for folder in found.values()] == [NEW, OLD, OLD]
     assert hub.commit_of(tmp_path / "old") is None
     with pytest.raises(UserError, match=r"org/tiny@v2.*no such folder, and not reachable"):
-        name_or_path.resolve("org/tiny@v2")
+        model_folder.resolve("org/tiny@v2")
     with pytest.raises(UserError, match="no tokenizer could be read"):
         tokenizers.load("org/tiny@v1")
 
@@ -98,7 +98,7 @@ def test_the_weights_that_are_read_are_downloaded(repository, there, wanted):
 def test_pickled_weights_are_downloaded_where_there_are_no_others(repository):
     folder = repository(**{"config.json": "{}", "pytorch_model.bin": ""})
     assert {file.name for file in hub.download("org/tiny").iterdir()} == {"config.json", "pytorch_model.bin"}
-    assert name_or_path.resolve("org/tiny") == str(folder)
+    assert model_folder.resolve("org/tiny") == str(folder)
 
 
 def test_a_hub_that_cannot_be_reached_is_a_user_error(monkeypatch):
@@ -107,7 +107,7 @@ def test_a_hub_that_cannot_be_reached_is_a_user_error(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(UserError, match=r"not reachable \(offline\)"):
-        name_or_path.resolve("someone/nothing")
+        model_folder.resolve("someone/nothing")
 
 
 def test_the_hub_is_not_asked_for_a_run_that_is_not_there(monkeypatch):
@@ -115,4 +115,4 @@ def test_the_hub_is_not_asked_for_a_run_that_is_not_there(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *words, **more: pytest.fail("asked"))
     for name in ("runs/nowhere", "./nowhere", "a/b/c"):
         with pytest.raises(UserError, match="no such folder"):
-            name_or_path.resolve(name)
+            model_folder.resolve(name)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.loading.strict import fill, require_exact
 from tape_ds.model.positions import scaling
 
 logger = logging.getLogger(__name__)

@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedConfig
 
 from tape_ds.errors import Problem
-from tape_ds.model import convert, decoder, decoder_configuration, families, gptj, gptj_configuration
+from tape_ds.model import convert, decoder, decoder_configuration, gptj, gptj_configuration
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.decoder import ExtendedDecoder
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.loading import configuration, families
 
 Config: TypeAlias = TapeConfig | ScaledGPTJConfig | PreTrainedConfig
 Model: TypeAlias = TapeForCausalLM | ScaledGPTJForCausalLM | ExtendedDecoder
@@ -29,7 +30,7 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     Raises:
         UserError: nothing there, no configuration in it, or one that cannot be read as a model that is extended.
     """
-    native = families.read_config(source, **hub_arguments)
+    native = configuration.read(source, **hub_arguments)
     return gptj_configuration.configure(native) if gptj_configuration.recognises(native) else native
 
 

@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPTJConfig, GPTJForCausalLM, LlamaConfig, L
 
 from tape_ds import ScaledGPTJForCausalLM, TapeForCausalLM
 from tape_ds.errors import UserError, raise_if_any
-from tape_ds.model import extendable
+from tape_ds.model.loading import extendable
 from tests.model.helpers import SIZES, tokens
 
 KINDS = {

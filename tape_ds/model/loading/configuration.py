@@ -1,0 +1,51 @@
+"""The configuration of a model folder or hub id, as transformers holds it. Code in the folder is never run unasked."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from tape_ds import paths
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model.loading import baichuan
+from tape_ds.model.loading.config_file import RUN_CODE
+from tape_ds.model.loading.families import has_llamas_names
+from tape_ds.model.positions import trained_rope
+
+
+def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
+    """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes.
+
+    A Llama-shaped model's has the length that its own RoPE scaling reaches as ``max_position_embeddings``, and complete
+    ``rope_parameters``, of whatever published form.
+
+    Args:
+        source: a folder or hub id.
+        trust_remote_code: whether code that comes with it may be run; None: no, and the command has no such option.
+        hub_arguments: of ``from_pretrained``.
+
+    Raises:
+        UserError: nothing there, no configuration in it, code that is needed, or RoPE that is not understood.
+    """
+    try:
+        content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
+        if not isinstance(content, dict):
+            raise ValueError("it is no mapping")
+        if baichuan.recognises(content):
+            return baichuan.llama_config(content, str(source))
+        config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
+    except UserError:
+        raise  # of a TAPE folder or a Baichuan: it names the field
+    except Exception as error:  # of a file of another form transformers raises anything
+        raise_if_any(paths.check_fetched("model", source))
+        reason = " ".join(str(error).split())[:300]
+        remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
+        wrong = f"no configuration could be read ({reason})"
+        if "trust_remote_code" in reason:
+            wrong = "no configuration could be read without running the code that comes with it"
+            remedy = remedy if trust_remote_code is None else RUN_CODE
+        raise UserError(Problem("model", str(source), wrong, remedy)) from error
+    if has_llamas_names(config):
+        rope = trained_rope.read(content, str(source))
+        config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
+    return config
