@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tape_ds import paths
+from tape_ds import building, paths
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
@@ -46,7 +46,6 @@ def main(argv: list[str] | None = None) -> int:
 
     quieten_libraries()
     model, tokenizer = convert_source(options)
-    from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.model import saving
 
@@ -55,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         if tokenizer is not None:
             tokenizers.save(tokenizer, folder)
 
-    cache.build_aside(Path(options.out), write, "out")
+    building.build_aside(Path(options.out), write, "out")
     print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
 

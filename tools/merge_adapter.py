@@ -12,7 +12,7 @@ that needs no ``tape_ds``.
 import sys
 from pathlib import Path
 
-from tape_ds import paths
+from tape_ds import building, paths
 from tape_ds.arguments import DTYPES, Parser, add_base_anyway
 from tape_ds.errors import command, raise_if_any
 
@@ -36,7 +36,6 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from tape_ds.checkpoint import merging, trained
-    from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.model import saving
     from tape_ds.training.environment import quieten_libraries
@@ -53,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         saving.save(model, folder)
         tokenizers.save(tokenizer, folder)
 
-    cache.build_aside(out, write, "out")
+    building.build_aside(out, write, "out")
     origin = record.base or "from scratch"
     print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0

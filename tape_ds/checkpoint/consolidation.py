@@ -19,10 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tape_ds import storage
+from tape_ds import building, storage
 from tape_ds.checkpoint import engine_state, trained
 from tape_ds.checkpoint.engine_state import EngineState
-from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.loading import weight_files
 
@@ -87,7 +86,7 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         if free < need:  # laid aside, and in the file
             wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
             raise UserError(Problem("out", str(out), wrong, "make room, or name a folder on another disk"))
-        cache.build_aside(out, build, "out")
+        building.build_aside(out, build, "out")
     except UserError:
         raise
     except ValueError as error:

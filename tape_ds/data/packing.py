@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds import storage
+from tape_ds import building, storage
 from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
@@ -281,7 +281,7 @@ def cached(
     """Return the rows of ``rows()``, read from their folder in the cache; ``bad_rows`` counts what they leave out."""
     from datasets import load_from_disk
 
-    folder = cache.folder if bad_rows is None else partial(cache.folder_with_record, bad_rows)
+    folder = building.folder if bad_rows is None else partial(cache.folder_with_record, bad_rows)
     return load_from_disk(str(folder(cache_dir, key, partial(write, key, features, rows))))
 
 

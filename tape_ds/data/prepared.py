@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds import storage
-from tape_ds.data import cache, manifest
+from tape_ds import building, storage
+from tape_ds.data import manifest
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.manifest import MANIFEST, RECORDS, DataManifest, Settings, ShardEntry
 from tape_ds.data.packing import document_features, encode, tokenizer_fingerprint
@@ -104,7 +104,7 @@ def prepare(
     if (folder / MANIFEST).is_file() and not manifest.check(folder, "output", str(folder)):
         _count(folder, bad_rows)
         return manifest.read(folder)
-    with cache.disk("output", folder, "started again, the preparation resumes where it was"), claimed(folder):
+    with building.disk("output", folder, "started again, the preparation resumes where it was"), claimed(folder):
         storage.write_json(folder / RECORDS / "plan.json", asdict(settings))
         for left_over in folder.rglob(".*.writing"):
             left_over.unlink()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds import paths
+from tape_ds import building, paths
 from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
@@ -93,7 +93,7 @@ def train(
     if folder.exists():
         raise UserError(Problem("output", str(folder), "exists", "name a new folder"))
     model = _sentencepiece(_text_sources(specs, field), vocab_size, max_characters)
-    cache.build_aside(folder, partial(_save, model))
+    building.build_aside(folder, partial(_save, model))
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -117,7 +117,7 @@ def cached(
     def build(folder: Path) -> None:
         _save(_sentencepiece(sources, vocab_size, MAX_CHARACTERS), folder)
 
-    return AutoTokenizer.from_pretrained(cache.folder(cache_dir, cache.known(cache_dir, name), build))
+    return AutoTokenizer.from_pretrained(building.folder(cache_dir, cache.known(cache_dir, name), build))
 
 
 def load(

@@ -15,8 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 import tape_ds
-from tape_ds import results
-from tape_ds.data import cache
+from tape_ds import building, results
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
 from tape_ds.export.source_model import CONFIG, SourceModel
@@ -75,7 +74,7 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
             tokenizers.save(tokenizer, folder)
         (folder / "README.md").write_text(card.text(source, model, wishes, plain=plain), encoding="utf-8")
 
-    cache.build_aside(out, build, "out")
+    building.build_aside(out, build, "out")
     return model
 
 

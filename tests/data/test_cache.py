@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tape_ds import storage
+from tape_ds import building, storage
 from tape_ds.data import cache, packing
 from tape_ds.errors import DiskError, UserError
 from tests.disks import files, make_read_only, mounted
@@ -34,9 +34,9 @@ def test_name_follows_kind_and_parts_not_their_order():
 
 
 def test_built_once(tmp_path):
-    first = cache.folder(tmp_path / "new" / "cache", "a", write("first"))
+    first = building.folder(tmp_path / "new" / "cache", "a", write("first"))
     assert first == tmp_path / "new" / "cache" / "a"
-    assert cache.folder(first.parent, "a", write("second")) == first
+    assert building.folder(first.parent, "a", write("second")) == first
     assert (first / "file").read_text() == "first"
     assert names(first.parent) == ["a"]
 
@@ -47,22 +47,22 @@ def test_failed_build_leaves_nothing_and_can_be_tried_again(tmp_path):
         raise KeyError("as it is")
 
     with pytest.raises(KeyError, match="as it is"):
-        cache.folder(tmp_path, "a", fail)
+        building.folder(tmp_path, "a", fail)
     assert names(tmp_path) == []
-    assert (cache.folder(tmp_path, "a", write("x")) / "file").read_text() == "x"
+    assert (building.folder(tmp_path, "a", write("x")) / "file").read_text() == "x"
 
 
 def test_left_over_of_a_killed_build_is_removed(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(cache, "_rename", lambda done, finished: os._exit(9))
-        child = multiprocessing.get_context("fork").Process(target=cache.folder, args=(tmp_path, "a", write("x")))
+        patched.setattr(building, "_rename", lambda done, finished: os._exit(9))
+        child = multiprocessing.get_context("fork").Process(target=building.folder, args=(tmp_path, "a", write("x")))
         child.start()
         child.join(timeout=60)
     assert child.exitcode == 9
     (aside,) = names(tmp_path)
     assert aside.startswith("a.building-")
     (tmp_path / "a.building-elsewhere-1").mkdir()
-    cache.folder(tmp_path, "a", write("x"))
+    building.folder(tmp_path, "a", write("x"))
     assert names(tmp_path) == ["a", "a.building-elsewhere-1"], "another machine may be at work in its own"
 
 
@@ -70,10 +70,10 @@ def test_a_faster_machine_is_no_error(tmp_path):
     for name in ("done", "finished"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").write_text(name)
-    assert not cache._rename(tmp_path / "done", tmp_path / "finished")
+    assert not building._rename(tmp_path / "done", tmp_path / "finished")
     assert (tmp_path / "finished" / "state.json").read_text() == "finished"
     with pytest.raises(FileNotFoundError):
-        cache._rename(tmp_path / "absent", tmp_path / "new")
+        building._rename(tmp_path / "absent", tmp_path / "new")
 
 
 def test_two_builds_of_a_folder_that_somebody_named_do_not_meet(tmp_path):
@@ -83,12 +83,12 @@ def test_two_builds_of_a_folder_that_somebody_named_do_not_meet(tmp_path):
     def build(folder):
         write("first")(folder)
         with pytest.raises(UserError, match="another process is writing it"):
-            cache.build_aside(out, write("second"), "out")
+            building.build_aside(out, write("second"), "out")
 
-    cache.build_aside(out, build, "out")
+    building.build_aside(out, build, "out")
     assert (out / "file").read_text() == "first"
     with pytest.raises(UserError, match="another process wrote it meanwhile"):
-        cache.build_aside(out, write("third"), "out")
+        building.build_aside(out, write("third"), "out")
     assert (out / "file").read_text() == "first" and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -98,7 +98,7 @@ def _ask(folder, text, barrier, built):
         write(text)(aside)
 
     barrier.wait()
-    cache.folder(folder, "a", build)
+    building.folder(folder, "a", build)
 
 
 def test_of_several_processes_one_builds(tmp_path):
@@ -121,9 +121,9 @@ def full(folder):
 
 
 def test_a_full_disk_names_the_cache_and_leaves_it_as_it_was(tmp_path):
-    cache.folder(tmp_path / "cache", "a", write("x"))
+    building.folder(tmp_path / "cache", "a", write("x"))
     with pytest.raises(DiskError) as caught:
-        cache.folder(tmp_path / "cache", "b", full)
+        building.folder(tmp_path / "cache", "b", full)
     (problem,) = caught.value.problems
     assert (problem.field, problem.value) == ("data_cache", str(tmp_path / "cache"))
     assert "is full" in problem.wrong
@@ -134,12 +134,12 @@ def test_a_cache_that_is_a_file_is_named(tmp_path):
     """It ended in a FileExistsError."""
     (tmp_path / "cache").write_text("")
     with pytest.raises(UserError, match=r"data_cache = '.*/cache/of': .*/cache is a file\n.*name a folder"):
-        cache.folder(tmp_path / "cache" / "of", "a", write("x"))
+        building.folder(tmp_path / "cache" / "of", "a", write("x"))
 
 
 def test_a_folder_beside_no_cache_is_named_as_on_the_command_line(tmp_path):
     with pytest.raises(DiskError) as caught:
-        cache.build_aside(tmp_path / "out", full, "out")
+        building.build_aside(tmp_path / "out", full, "out")
     assert [(each.field, each.value) for each in caught.value.problems] == [("out", str(tmp_path / "out"))]
     assert files(tmp_path) == []
 
@@ -147,7 +147,7 @@ def test_a_folder_beside_no_cache_is_named_as_on_the_command_line(tmp_path):
 def test_what_is_built_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(storage, "sync", lambda path: synced.append((path.name, (tmp_path / "a").exists())))
-    cache.folder(tmp_path, "a", write("x"))
+    building.folder(tmp_path, "a", write("x"))
     assert synced == [("file", False), ("done", False), (tmp_path.name, True)]
 
 
@@ -175,8 +175,6 @@ def test_a_finished_folder_is_read_from_a_cache_that_takes_nothing(tmp_path, tok
 
 
 def test_a_finished_folder_needs_no_lock(tmp_path, monkeypatch):
-    import filelock
-
-    cache.folder(tmp_path, "a", write("x"))
-    monkeypatch.setattr(filelock, "FileLock", lambda path: pytest.fail("nothing may be written here"))
-    assert cache.folder(tmp_path, "a", write("y")).is_dir()
+    building.folder(tmp_path, "a", write("x"))
+    monkeypatch.setattr(building, "FileLock", lambda path: pytest.fail("nothing may be written here"))
+    assert building.folder(tmp_path, "a", write("y")).is_dir()

@@ -6,13 +6,11 @@ processes: one writes aside and renames, the others wait.
 
 import contextlib
 import copy
-import fcntl
 import hashlib
 import importlib.util
 import io
 import json
 import re
-import shutil
 import struct
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -24,8 +22,8 @@ import torch
 from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds import storage
-from tape_ds.errors import Problem, UserError, disk_error, raise_if_any
+from tape_ds import building, storage
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import saving
 from tape_ds.model.loading import baichuan, hub
 from tape_ds.model.loading.config_file import SMOLLM2, check_name
@@ -87,7 +85,7 @@ def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
     Returns:
         ``folder``.
     """
-    return _build_once(Path(folder), partial(_write_gguf, Path(file)))
+    return _built(Path(folder), partial(_write_gguf, Path(file)))
 
 
 def _write_gguf(file: Path, folder: Path) -> None:
@@ -166,7 +164,7 @@ def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> st
     source = Path(source)
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
     name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
-    return str(_build_once(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
+    return str(_built(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
 
 
 def _stamp(files: Iterable[Path]) -> str:
@@ -175,34 +173,5 @@ def _stamp(files: Iterable[Path]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """``folder``, which ``build`` writes where it is not there; half a folder is never seen under its
-    name, nor left.
-
-    Raises:
-        DiskError: the disk is full or read-only.
-    """
-    if folder.exists():  # also where nothing may be written beside it
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.parent / f".{folder.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.exists():
-                _build(folder, build)
-    except Exception as error:
-        refused = disk_error(error, "model", folder.parent, _ELSEWHERE)
-        if refused is None:
-            raise
-        raise refused from error
-    return folder
-
-
-def _build(folder: Path, build: Callable[[Path], None]) -> None:
-    aside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        build(aside)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def _built(folder: Path, build: Callable[[Path], None]) -> Path:
+    return building.folder(folder.parent, folder.name, build, "model", _ELSEWHERE)
