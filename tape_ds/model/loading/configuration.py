@@ -38,9 +38,9 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
         raise  # of a TAPE folder or a Baichuan: it names the field
     except Exception as error:  # of a file of another form transformers raises anything
         raise_if_any(paths.check_fetched("model", source))
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())
         remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
-        wrong = f"no configuration could be read ({reason})"
+        wrong = f"no configuration could be read ({reason[:300]})"
         if "trust_remote_code" in reason:
             wrong = "no configuration could be read without running the code that comes with it"
             remedy = remedy if trust_remote_code is None else RUN_CODE
