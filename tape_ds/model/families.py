@@ -30,8 +30,8 @@ QWEN3 = "qwen3"
 
 SHAPES = ("llama", "mistral", QWEN2, QWEN3, TAPE)
 """Model types whose parameters are Llama's, name for name; Qwen3's has two more in each block."""
-TAKEN = (*SHAPES, BAICHUAN, "gptj", "tape_gptj")
-"""Every model type that can be extended or fine-tuned."""
+TAKEN = (*SHAPES, BAICHUAN)
+"""Every model type that becomes a model of this project."""
 
 _NEEDED = (
     "hidden_size",
@@ -107,14 +107,14 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     """Return the configuration of a folder or hub id, never running code from it.
 
     A Baichuan2-7B, which transformers does not know, is read as the Llama it becomes, see
-    :mod:`tape_ds.model.baichuan`.
+    :mod:`tape_ds.model.baichuan`; a GPT-J with the RoPE parameters that transformers' own configuration lacks.
 
     Raises:
         UserError: nothing there, no configuration in it, or a Baichuan that cannot become a Llama.
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    from tape_ds.model import baichuan
+    from tape_ds.model import baichuan, gptj_configuration
 
     try:
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
@@ -123,6 +123,7 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
         if baichuan.recognises(content):
             return baichuan.llama_config(content, str(source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **hub_arguments)
+        config = gptj_configuration.with_rope(config)
     except UserError:
         raise  # a TAPE folder whose fields are wrong, or a Baichuan: it says which
     except Exception as error:  # of a file of another form transformers raises whatever it meets

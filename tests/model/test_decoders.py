@@ -33,7 +33,11 @@ def unscaled(family):
     if family in (*decoder_configuration.ROTATED_WINDOWS, "granite_swa", "granitemoe_swa"):
         return KINDS
     # their own is longrope, Phi-3.5-MoE's with two more factors
-    return {"phi3": ("dynamic",), "phimoe": ("yarn", "yarn_revised", "linear", "dynamic")}.get(family, ())
+    return {
+        "tape_gptj": ("dynamic",),
+        "phi3": ("dynamic",),
+        "phimoe": ("yarn", "yarn_revised", "linear", "dynamic"),
+    }.get(family, ())
 
 
 def pair(name, **changes):
@@ -261,8 +265,16 @@ def check_folder(eager, folder):
 
 @pytest.mark.parametrize("family", families())
 def test_a_family_is_computed_as_transformers_does_or_refused(family, monkeypatch, tmp_path):
-    if extendable.check(tiny_config(family)):  # docs/model.md has the reason, see below
-        return
+    if not extendable.check(tiny_config(family)):  # docs/model.md has the reason, see below
+        check_family(family, monkeypatch, tmp_path)
+
+
+def test_a_gptj_is_computed_as_its_class_does(monkeypatch, tmp_path):
+    """That class is compared with transformers' GPT-J in :mod:`tests.model.test_gptj`."""
+    check_family("tape_gptj", monkeypatch, tmp_path)
+
+
+def check_family(family, monkeypatch, tmp_path):
     eager, ours = pair(family)
     check_logits(eager, ours)
     check_generation(eager, ours)

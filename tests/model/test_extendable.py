@@ -4,9 +4,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPTJConfig, GPTJForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tape_ds import ScaledGPTJForCausalLM, TapeForCausalLM
+from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.model import extendable
+from tape_ds.model.decoder import ExtendedDecoder
+from tape_ds.model.gptj_configuration import with_rope
 from tests.model.helpers import SIZES, tokens
 
 KINDS = {
@@ -38,14 +40,13 @@ def test_a_model_is_extended_and_measured_as_it_was(folder):
     changes = {"position_encoding": "rope", "position_options": None, "state_dtype": None}
     config = extendable.configure(native, **changes, max_position_embeddings=128, rope_parameters=LINEAR)
     model, ids = extendable.load(folder, config).eval(), tokens(1, 12)
-    assert type(model) in (TapeForCausalLM, ScaledGPTJForCausalLM) and config.max_position_embeddings == 128
+    assert isinstance(model, TapeForCausalLM | ExtendedDecoder) and config.max_position_embeddings == 128
     plain = extendable.load(folder, extendable.configure(native, **changes)).eval()
     scaled = model(ids).logits
     assert not torch.allclose(scaled, plain(ids).logits, atol=1e-4)
     with model.with_rope_parameters(native.rope_parameters):
         assert torch.equal(model(ids).logits, plain(ids).logits)
     assert torch.equal(model(ids).logits, scaled)
-    assert model.base_model.encoding.cache_exact
     model.save_pretrained(folder / "extended")
     again = extendable.read_config(folder / "extended")
     assert type(again) is type(config) and extendable.check(again) == []
@@ -59,5 +60,5 @@ def test_what_is_neither_is_refused_with_the_reason(tmp_path):
 
 
 def test_a_gptj_takes_no_other_encoding():
-    with pytest.raises(UserError, match="extend a Llama-shaped model"):
-        extendable.configure(GPTJConfig(), position_encoding="tape")
+    with pytest.raises(UserError, match="extended by its own class, whose positions are RoPE"):
+        extendable.configure(with_rope(GPTJConfig()), position_encoding="tape")

@@ -65,7 +65,10 @@ def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
 
 
 UNFIT = {
-    "targets": (["--method", "lora"], "lora_targets = 'o_proj': no linear map of a gptj block"),
+    "targets": (
+        ["--method", "lora", "--lora_targets", "o_proj"],
+        "lora_targets = 'o_proj': no linear map of a gptj block",
+    ),
     "scaling, nothing trained": (["--method", "dynamic", "--max_steps", "-1"], "not computed for GPT-J"),
     "cut": (["--tensor_parallel_size", "2", "--deepspeed", "zero1"], "is not cut"),
 }
