@@ -6,6 +6,7 @@ no other. Here angles are fp64 and rounded once, and positions are any.
 Shape letters: B batch, T tokens of this call, H heads, K head size, R rotated columns of a head, D hidden size.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,13 +29,19 @@ class RotaryAngles(nn.Module):
         assert config.rope_parameters is not None  # the configuration fills it in
         self.exact, self.attention_scaling = scaling.frequencies(config.rope_parameters, config.rotary_dim)
         self.inv_freq: Tensor
-        self.register_buffer("inv_freq", torch.tensor(self.exact), persistent=False)
+        # not torch.tensor, whose floats ZeRO-3's zero.Init rounds to the engine's dtype
+        self.register_buffer("inv_freq", torch.from_numpy(self.exact), persistent=False)
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Return fp32 [B, 1, T, R], cosines before sines."""
         angles_BTC = position_ids[..., None].double() * self.inv_freq
         both_BTR = torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * self.attention_scaling
         return both_BTR.float()[:, None]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryAngles":
+        super()._apply(fn, recurse)
+        self.inv_freq = torch.from_numpy(self.exact).to(self.inv_freq.device)  # moved, but rounded by no cast
+        return self
 
 
 def rotate_pairs(x_BHTK: Tensor, start_B1TR: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ class ScaledGPTJPreTrainedModel(GPTJPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, RotaryAngles):  # it was made on the meta device
+        if isinstance(module, RotaryAngles):  # loading leaves its buffer empty
             module.inv_freq.copy_(torch.from_numpy(module.exact))
 
 

@@ -9,7 +9,7 @@ from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model.positions import scaling
 
 _FORMER = ("position_encoding", "position_options", "attention_backend")
-"""Fields of older folders, which never decided anything."""
+"""Fields of older folders: the one encoding, and an attention backend, which is chosen when a model is loaded."""
 
 
 @strict

@@ -90,12 +90,7 @@ def test_loss_and_gradients_are_transformers_own():
     found.loss.backward()
     expected.loss.backward()
     assert largest_difference(gradients(model), gradients(other)) < 1e-4
-    plain = gradients(model)
-    model.zero_grad()
-    model.gradient_checkpointing_enable()
-    model(ids, labels=labels, use_cache=False).loss.backward()
-    assert largest_difference(gradients(model), plain) < 1e-6
-    assert plain.keys() == dict(model.named_parameters()).keys()
+    assert gradients(model).keys() == dict(model.named_parameters()).keys()
 
 
 # --- RoPE scaling ----------------------------------------------------------------------------------------------------
@@ -147,8 +142,13 @@ def test_far_positions_keep_their_precision():
 
 
 @torch.no_grad()
-def test_an_engine_in_bf16_keeps_every_position_apart():
-    angles = ours(theirs()).bfloat16().transformer.h[0].attn.rotary_emb(torch.arange(131_072)[None])
+def test_an_engine_in_bf16_keeps_every_position_apart(monkeypatch):
+    """Neither its cast of the module rounds the frequencies, nor ZeRO-3's ``zero.Init``, which rounds new tensors."""
+    exact = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *given, **named: exact(*given, **named).bfloat16())
+    rotary = ScaledGPTJForCausalLM(with_rope(GPTJConfig(**SIZES))).bfloat16().transformer.h[0].attn.rotary_emb
+    np.testing.assert_allclose(rotary.inv_freq.double(), published("linear", 8, 1.0)[0], rtol=1e-15)
+    angles = rotary(torch.arange(131_072)[None])
     assert angles.dtype == torch.float32 and len(angles[0, 0].unique(dim=0)) == 131_072
 
 
@@ -156,27 +156,6 @@ def test_there_is_no_table_of_positions():
     """transformers' has 131,072 x 8 numbers, in each layer or (since 5.24) once."""
     config = with_rope(GPTJConfig(**SIZES | {"n_positions": 131_072}))
     assert sum(buffer.numel() for buffer in ScaledGPTJForCausalLM(config).buffers()) == 3 * 4
-
-
-@torch.no_grad()
-def test_no_matrix_of_all_pairs():
-    """4,096 tokens of the backend ``auto``: the largest tensor that any operator leaves is an activation's size."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        entries = 0
-
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            out = function(*arguments, **(options or {}))
-            for each in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(each, torch.Tensor):
-                    self.entries = max(self.entries, each.numel())
-            return out
-
-    model = ours(theirs(n_layer=1))
-    with Largest() as largest:
-        model(tokens(1, 4096), use_cache=False, logits_to_keep=1)
-    assert largest.entries <= 4096 * 4 * 48
 
 
 # --- folders and refusals -------------------------------------------------------------------------------------------

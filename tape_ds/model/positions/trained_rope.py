@@ -227,12 +227,8 @@ def _without_effect(key: str, value: Any) -> bool:
 
 def _head_size(config: Mapping[str, Any]) -> int:
     """Return columns of a head, or of its rotated part where the family names those; 0: not known."""
-    found = (
-        config.get("rotary_dim")
-        if config.get("model_type") in ("gptj", "tape_gptj")
-        else config.get("qk_rope_head_dim")
-    )
-    found = found or config.get("head_dim")
+    name = "rotary_dim" if config.get("model_type") in ("gptj", "tape_gptj") else "qk_rope_head_dim"
+    found = config.get(name) or config.get("head_dim")
     if not found and config.get("num_attention_heads"):
         found = config.get("hidden_size", 0) // config["num_attention_heads"]
     return int(found or 0)
