@@ -219,4 +219,4 @@ def test_what_is_impossible_is_named(changes, field):
 
 def test_dropout_on_attention_is_refused():
     (problem,) = extendable.check(with_rope(GPTJConfig(**SIZES, attn_pdrop=0.1)))
-    assert "attention_dropout is 0.1" in problem.wrong
+    assert "attn_pdrop is 0.1" in problem.wrong
