@@ -1,7 +1,7 @@
 """Which decoders of transformers are extended by their own class, and the configuration of the extended model.
 
-Everything here follows from what transformers tells of a family: its layers' types, its class, its RoPE parameters. So
-families that it gains later are taken or refused by the same rules.
+The rules use what transformers has of a family: layer types, class, RoPE parameters. So they hold for families that it
+gains later.
 """
 
 import copy

@@ -149,7 +149,7 @@ def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
 
 
 def find(name: str, *, online: bool) -> Path | None:
-    """Return a folder's ``config.json``, or the copy of a hub id's; None: there is none at hand."""
+    """Return a folder's ``config.json``, or the copy of a hub id's; None where neither is on this machine."""
     if is_on_hub(name):
         return hub.config(name).file if online else None
     file = paths.of(name) / CONFIG

@@ -41,7 +41,7 @@ def configure(native: PreTrainedConfig, **changes: Any) -> Config:
 
 
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Model:
-    """Load a pretrained folder or hub id as ``config`` (of :func:`configure`, or read from such a model's folder) says;
+    """Load a pretrained folder or hub id with ``config`` (of :func:`configure`, or of an extended model's folder);
     arguments go to ``from_pretrained``.
 
     Raises:
