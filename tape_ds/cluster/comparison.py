@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tape_ds import results
-from tape_ds.cluster import place, rendezvous
+from tape_ds.cluster import interface, place, rendezvous
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.health import exit_code_file, run_lock
 from tape_ds.parallel.rank_sync import RankSync
@@ -63,9 +63,12 @@ def check(recipe: Recipe, identity: Mapping[str, Any]) -> None:
         "machine": met.place.machine,
         "host": met.place.host,
         "boot": boot.read_text(encoding="ascii") if boot.exists() else "",
+        "address": interface.own_address(os.environ["MASTER_ADDR"]) or "",
         "digest": digest,
     }
     records = [json.loads(text) for text in met.barrier(json.dumps(own), seconds)]
+    # rank 0's machine may know its own name by a loopback address alone, and then looks towards the others
+    interface.use_interface_towards([os.environ["MASTER_ADDR"], *(each["address"] for each in records)])
     found = namesakes(records)
     if len({record["digest"] for record in records}) > 1:  # the long lists are sent only where they are needed
         own |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}

@@ -96,6 +96,7 @@ def test_facts_hold_no_credential_and_nothing_of_the_machine():
 def job(monkeypatch):
     """Runs the check on three ranks, each with its own recipe and fingerprints; what came of it, by rank."""
     monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.01)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     store, own = distributed.HashStore(), threading.local()
     monkeypatch.setattr(rendezvous, "current", lambda seconds: own.met)
 
