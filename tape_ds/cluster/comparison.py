@@ -20,6 +20,7 @@ from tape_ds import results
 from tape_ds.cluster import interface, place, rendezvous
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.health import exit_code_file, run_lock
+from tape_ds.kernels import jit
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.recipe import Recipe
 
@@ -36,6 +37,7 @@ _REMEDIES = {
     "versions": "install the same requirements.txt on all machines",
     "variables": "set it on all machines alike: launchers/on_hosts.py does",
     "device": "see `nvidia-smi` there, and that DS_ACCELERATOR is the same on all machines",
+    "compiler": "install gcc and the headers of .venv's Python on all machines",
     "recipe": "start every machine with the same recipe and the same flags",
     "data": "copy the same files to every machine, or read them from a disk that all share",
     "base": "copy the same model folder to every machine, or read it from a disk that all share",
@@ -88,6 +90,8 @@ def facts_of(recipe: Recipe, identity: Mapping[str, Any]) -> dict[str, dict[str,
         "versions": results.versions(),
         "variables": {name: redacted(value) for name, value in own.items()},
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
+        # a rank that computes without Triton holds up all others
+        "compiler": {} if on_cpu else {"C compiler": jit.no_compiler() or "there, with Python.h"},
         "recipe": {name: redacted(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()},
         "data": _named("data", identity),
         "base": _named("base", identity) | _named("tokenizer", identity),
