@@ -70,7 +70,8 @@ def check(recipe: Recipe, identity: Mapping[str, Any]) -> None:
     }
     records = [json.loads(text) for text in met.barrier(json.dumps(own), seconds)]
     # rank 0's machine may know its own name by a loopback address alone, and then looks towards the others
-    interface.use_interface_towards([os.environ["MASTER_ADDR"], *(each["address"] for each in records)])
+    addresses = [each.get("address", "") for each in records]  # other code may give none, and is named below
+    interface.use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
     found = namesakes(records)
     if len({record["digest"] for record in records}) > 1:  # the long lists are sent only where they are needed
         own |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
@@ -119,7 +120,7 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
         unlike = [record for record in records if record["digest"] == digest]
         there = _machines(unlike)
         for subject, remedy in _REMEDIES.items():
-            own, wanted = unlike[0]["facts"][subject], right[0]["facts"][subject]
+            own, wanted = (each[0]["facts"].get(subject, {}) for each in (unlike, right))  # of other code, too
             names = sorted(name for name in own | wanted if own.get(name) != wanted.get(name))
             if names and subject == "code":
                 wrong = f"not as on {others} (commit {unlike[0]['commit'][:12]}, there {right[0]['commit'][:12]})"

@@ -137,7 +137,7 @@ def _lost_peer(error: RuntimeError) -> str | None:
     that rank's own output tells why."""
     messages = (
         *("Connection closed by peer", "Connection reset by peer"),  # gloo, and the store
-        *("ailed to recv, got 0 bytes", "Broken pipe"),  # the store, which ends with rank 0
+        *("recv, got 0 bytes", "Broken pipe"),  # the store, which ends with rank 0
         *("remote process exited or there was a network error", "Connection closed by remote peer"),  # NCCL
         *("ncclRemoteError", "Watchdog caught collective operation timeout"),  # torch, of NCCL
         "NCCL communicator was aborted",  # each call after one of these

@@ -60,6 +60,13 @@ def test_files_of_the_code_are_named_together_with_the_commits():
     assert problem.value.endswith("and 4 more") and "(commit bbb, there aaa)" in problem.wrong
 
 
+def test_a_machine_whose_code_compares_less_is_named_by_its_code():
+    """It ended in a KeyError."""
+    found = records(2, code=dict.fromkeys(FACTS["code"], "2"))
+    del found[1]["facts"]["compiler"]
+    assert comparison.differences(found)[0].field == "code on node_rank 1 (n1)"
+
+
 def test_of_two_machines_the_first_is_right():
     (problem,) = comparison.differences(records(2, device={"device": "cpu"}))
     assert problem.field == "device on node_rank 1 (n1)"
