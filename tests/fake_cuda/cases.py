@@ -1,22 +1,27 @@
 """What is computed on the device that is not there, and how it ended."""
 
-import functools
 import itertools
+import tempfile
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, TrainerCallback, TrainingArguments
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, methods
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import dataset
 from tape_ds.kernels import linear_cross_entropy
+from tape_ds.model import decoder, decoder_configuration
 from tape_ds.model.attention import borders, flex
 from tape_ds.model.recompute import use_recompute
 from tests.fake_cuda.device import FakeCuda
+from tests.model import tiny_decoders
 from tests.model.helpers import tiny_config
 
 TOKENS = 256
@@ -37,7 +42,7 @@ class Case(NamedTuple):
     kind: str
     """A name of :data:`KINDS`."""
     encoding: str
-    """Of ``tests.model.helpers.ENCODINGS``."""
+    """Of ``tests.model.helpers.ENCODINGS``, or what the kind takes in its place."""
     backend: str = "auto"
     rows: str = "dense"
     """"dense": ids alone; "packed" and "padded": from the collator, with positions that skip and differ."""
@@ -57,11 +62,9 @@ class Case(NamedTuple):
             return "cope counts by the scores"
         if self.biased and self.backend in ("varlen", "triton"):
             return "cannot add a bias to the scores"
-        return (
-            "cannot compute this encoding's bias"
-            if (self.encoding, self.backend) == ("tape from alibi", "flex")
-            else ""
-        )
+        if (self.encoding, self.backend) == ("tape from alibi", "flex"):
+            return "cannot compute this encoding's bias"
+        return ""
 
     def name(self) -> str:
         """Return what is not a default."""
@@ -73,21 +76,16 @@ class Outcome(NamedTuple):
 
     error: str = ""
     waits: dict[str, str] = {}
-    """Of :class:`FakeCuda`."""
+    """Of :class:`FakeCuda`, from the second step on: what is copied to the device once is there by then."""
 
 
 def outcome(case: Case) -> Outcome:
-    """Return the waits of a case's second step: what is copied to the device once is there by then."""
+    """Compute a case."""
     cuda = FakeCuda()
     try:
         with cuda:
             use_stand_ins(cuda, case)
-            step = KINDS[case.kind](case)
-            if case.kind != "mistake":
-                with torch.set_grad_enabled(case.kind == "optimization"):
-                    step()
-            cuda.waits.clear()
-            step()
+            KINDS[case.kind](case, cuda)
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tape_ds/" in frame.filename]
         place = f"{frames[-1].filename.rpartition('/tape_ds/')[2]}:{frames[-1].lineno}: " if frames else ""
@@ -95,61 +93,95 @@ def outcome(case: Case) -> Outcome:
     return Outcome("", cuda.waits)
 
 
-def training(case: Case) -> Callable[[], None]:
+def training(case: Case, cuda: FakeCuda) -> None:
     """Forward and backward."""
     model = built(case).train()
     if case.recompute is not None:
         use_recompute(model, case.recompute)
     model.to("cuda")
-    given = on_device(batch(case.rows)) | {"num_items_in_batch": torch.tensor(100, device="cuda")}
-
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16, enabled=case.autocast):
-            loss = model(**given, use_cache=False).loss
-        if not loss.requires_grad:
-            return
-        loss.backward()
-        for name, weight in model.named_parameters():
-            assert weight.grad is None or (weight.grad.is_cuda and weight.grad.dtype == weight.dtype), name
-
-    return step
+    given = on_device(batch(case.rows)) | {"use_cache": False, "num_items_in_batch": torch.tensor(9, device="cuda")}
+    with torch.autocast("cuda", torch.bfloat16, enabled=case.autocast):
+        with torch.no_grad():
+            model(**given)
+        cuda.waits.clear()
+        loss = model(**given).loss
+    loss.backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is None or (weight.grad.is_cuda and weight.grad.dtype == weight.dtype), name
 
 
-def optimization(case: Case) -> Callable[[], None]:
-    """Two micro-batches from the collator, the clipped gradient, AdamW and the schedule, as transformers' Trainer does
-    it."""
-    model = built(case).train().to("cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+def optimization(case: Case, cuda: FakeCuda) -> None:
+    """Three steps of two micro-batches by the trainer, without an engine; the waits are those of the last two."""
+    from tape_ds.training.trainer import TapeTrainer  # which imports DeepSpeed, for seconds
 
-    def step() -> None:
-        batches = [batch(case.rows), batch(case.rows)]
-        items = torch.stack([(one["labels"][:, 1:] != -100).sum() for one in batches]).sum()
-        total = torch.zeros((), device="cuda")
-        for one in batches:
-            loss = model(**on_device(one), use_cache=False, num_items_in_batch=on_device(items)).loss
-            loss.backward()
-            total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    method = "tape" if case.encoding.startswith("tape") else "full"
+    groups = SimpleNamespace(train_position=True, train_norms=True, train_embeddings=True)
+    prepared = methods.prepare(method, built(case), groups)
+    model = prepared.model.to("cuda")
+    model.to = lambda *_: model  # what is there is not moved again: torch cannot exchange fake weights that are in use
+    found: dict[str, str] = {}
 
-    return step
+    class Look(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            found.update(cuda.waits if state.global_step > 1 else {})
+            cuda.waits.clear()
+
+    arguments = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 3,
+        "logging_steps": 100,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_nan_inf_filter": False,
+        "train_sampling_strategy": "sequential",
+        "dataloader_pin_memory": False,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = TapeTrainer(
+            record=TrainedRecord(base="base", method=method, names=prepared.names),
+            tokens_per_step=4 * TOKENS,
+            flops_per_token=1.0,
+            model=model,
+            args=TrainingArguments(folder, **arguments),
+            train_dataset=sequences(case.rows) * 6,
+            data_collator=dataset.collate,
+            callbacks=[Look()],
+        )
+        trainer.train()
+    assert trainer.state.global_step == 3
+    cuda.waits = found
 
 
-def prompt(case: Case) -> Callable[[], None]:
+def foreign(case: Case, cuda: FakeCuda) -> None:
+    """Forward and backward of a class of transformers, whose name is the case's encoding."""
+    config = tiny_decoders.tiny_config(case.encoding)
+    config._attn_implementation = decoder_configuration.ATTENTION
+    model = decoder.class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config).bfloat16().train().to("cuda")
+    given = on_device(batch(case.rows)) | {"use_cache": False, "num_items_in_batch": torch.tensor(9, device="cuda")}
+    with torch.no_grad():
+        model(**given)
+    cuda.waits.clear()
+    model(**given).loss.backward()
+
+
+def prompt(case: Case, cuda: FakeCuda) -> None:
     """The first call of transformers' ``generate``, which gives no mask where nothing is padding."""
     model = built(case).eval().to("cuda")
-    return lambda: read(model, case, TOKENS, DynamicCache(config=model.config))
+    read(model, case, TOKENS, DynamicCache(config=model.config))
+    cuda.waits.clear()
+    read(model, case, TOKENS, DynamicCache(config=model.config))
 
 
-def decoding(case: Case) -> Callable[[], None]:
+def decoding(case: Case, cuda: FakeCuda) -> None:
     """Its other calls, a token each."""
     model = built(case).eval().to("cuda")
     cache = DynamicCache(config=model.config)
     read(model, case, TOKENS, cache)
-    return functools.partial(read, model, case, 1, cache)
+    read(model, case, 1, cache)
+    cuda.waits.clear()
+    read(model, case, 1, cache)
 
 
 @torch.no_grad()
@@ -162,8 +194,8 @@ def read(model: TapeForCausalLM, case: Case, tokens: int, cache: DynamicCache) -
     model(input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True)
 
 
-def mistake(case: Case) -> Callable[[], None]:
-    """What the device is there to find, by the name that the case has for an encoding."""
+def mistake(case: Case, cuda: FakeCuda) -> None:
+    """What the device is there to find; its name is the case's encoding."""
     x, table = torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda", dtype=torch.bfloat16)
     rows = torch.arange(4, device="cuda")
     mistakes: dict[str, Callable[[], Any]] = {
@@ -181,11 +213,13 @@ def mistake(case: Case) -> Callable[[], None]:
         "product of two dtypes": lambda: x @ table,
         "copy of two dtypes": lambda: x.index_copy(0, rows, table),
     }
-    return mistakes[case.encoding]
+    cuda.waits.clear()
+    mistakes[case.encoding]()
 
 
 KINDS = {
     "training": training,
+    "foreign": foreign,
     "optimization": optimization,
     "prompt": prompt,
     "decoding": decoding,
@@ -200,15 +234,22 @@ def built(case: Case) -> TapeForCausalLM:
 
 def batch(rows: str) -> dict[str, Any]:
     """Return two sequences, on the host."""
-    ids = np.arange(2 * TOKENS).reshape(2, TOKENS) % 500
     if rows == "dense":
-        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)}
-    documents, places, sequences = np.repeat(range(4), TOKENS // 4), np.arange(TOKENS), []
-    for number, row in enumerate(ids):
+        ids = torch.arange(2 * TOKENS).view(2, TOKENS)
+        return {"input_ids": ids, "labels": ids}
+    return dataset.collate(sequences(rows))
+
+
+def sequences(rows: str) -> list[dict[str, Tensor]]:
+    """Return what the collator is given: four documents in each of two sequences, or "dense" one."""
+    if rows == "dense":
+        return 2 * [dataset.item(np.arange(TOKENS), slice(None))]
+    made, ids, documents = [], np.arange(TOKENS), np.repeat(range(4), TOKENS // 4)
+    for number in range(2):
         kept = slice(0, TOKENS - (SHORTER if number and rows == "padded" else 0))
-        positions = places + 100 * (places > 30 + number)
-        sequences.append(dataset.item(row[kept], slice(None), positions[kept], documents[kept]))
-    return dataset.collate(sequences)
+        positions = ids + 100 * (ids > 30 + number)
+        made.append(dataset.item(ids[kept], slice(None), positions[kept], documents[kept]))
+    return made
 
 
 def on_device(given: Any) -> Any:
@@ -224,6 +265,7 @@ def use_stand_ins(cuda: FakeCuda, case: Case) -> None:
     cuda.bodies[torch.ops.tape_ds.linear_cross_entropy.default] = linear_cross_entropy._chunked._init_fn
     flex.create_block_mask = lambda allowed, *_, **__: allowed
     flex._compiled = lambda: flexed
+    cuda.answers["tape_ds/model/decoder.py:has_plain_head"] = itertools.repeat(True)
     if case.rows != "padded":
         cuda.answers["tape_ds/model/attention/borders.py:borders_of"] = itertools.repeat(True)  # one document a row
     lengths = [TOKENS // 4] * 8
@@ -241,7 +283,9 @@ def use_stand_ins(cuda: FakeCuda, case: Case) -> None:
 _pack = borders._pack
 
 
-def flexed(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: float, **_: Any) -> Tensor:
+def flexed(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, scale: float, return_aux: Any = None, **_: Any
+) -> Any:
     """FlexAttention on plain matrices."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = (q @ k.transpose(-1, -2)).float() * scale
@@ -250,4 +294,6 @@ def flexed(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, sca
         for dim, size in enumerate(scores.shape)
     ]
     scores = scores if score_mod is None else score_mod(scores, *indices)
-    return torch.where(block_mask(*indices), scores, -torch.inf).softmax(-1).to(v.dtype) @ v
+    scores = torch.where(block_mask(*indices), scores, -torch.inf)
+    out = scores.softmax(-1).to(v.dtype) @ v
+    return out if return_aux is None else (out, SimpleNamespace(lse=scores.logsumexp(-1)))

@@ -57,15 +57,10 @@ def library() -> Path:
     if not built.exists():
         built.parent.mkdir(parents=True, exist_ok=True)
         unfinished = built.with_suffix(f".{os.getpid()}")
-        options = [
-            "-std=c++20",
-            "-shared",
-            "-fPIC",
-            f"-I{folder}/include",
-            f"-I{folder}/include/torch/csrc/api/include",
-        ]
+        includes = [f"-I{folder}/include", f"-I{folder}/include/torch/csrc/api/include"]
         libraries = [f"-L{folder}/lib", "-lc10", "-ltorch_cpu"]
-        subprocess.run([compiler, *options, str(SOURCE), *libraries, "-o", str(unfinished)], check=True)
+        command = [compiler, "-std=c++20", "-shared", "-fPIC", *includes, str(SOURCE), *libraries]
+        subprocess.run([*command, "-o", str(unfinished)], check=True)
         unfinished.replace(built)
     return built
 
@@ -83,17 +78,27 @@ def pretend() -> None:
     torch._C._ensureCUDADeviceGuardSet()
     # torch.tensor(..., device="cuda") then makes its numbers on the host, and asks for a copy
     torch._C._set_only_lift_cpu_tensors(True)
-    cuda: Any = torch.cuda
-    cuda.get_device_capability = lambda *_: (9, 0)
-    cuda.get_device_properties = lambda *_: SimpleNamespace(
-        shared_memory_per_block_optin=232448, multi_processor_count=132
-    )
-    cuda.is_bf16_supported = lambda *_, **__: True
-    cuda._lazy_init = lambda: None
-    cuda.is_current_stream_capturing = lambda: False
-    cuda.device_of = lambda *_: contextlib.nullcontext()
-    cuda.amp.common.amp_definitely_not_available = lambda: False
-    torch.amp.autocast_mode.amp_definitely_not_available = lambda: False
+    answers = {
+        "is_available": True,
+        "_lazy_init": None,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "get_device_name": "NVIDIA H100",
+        "get_device_capability": (9, 0),
+        "get_device_properties": SimpleNamespace(shared_memory_per_block_optin=232448, multi_processor_count=132),
+        "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
+        "device_of": contextlib.nullcontext(),
+        "manual_seed_all": None,
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "max_memory_reserved": 0,
+        "reset_peak_memory_stats": None,
+        "empty_cache": None,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
 
 
 class FakeCuda(TorchDispatchMode):
@@ -124,15 +129,13 @@ class FakeCuda(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         name = func.name().partition("::")[2].partition(".")[0].rstrip("_")
         dtypes = {x.dtype for x in given if x.is_floating_point()}
-        if name in SAME_DTYPE and len(dtypes) > 1 and kwargs.get("out_dtype") is None:
+        if name in SAME_DTYPE and len(dtypes) > 1 and not func._overloadname.startswith("dtype"):  # which names another
             raise RuntimeError(f"{name} of {', '.join(sorted(map(str, dtypes)))}")
         if func is aten._local_scalar_dense.default:
-            place = self.note(func)
-            answers = self.answers.get(place)
+            answers = self.answers.get(self.note(func))
             return torch.zeros((), dtype=given[0].dtype).item() if answers is None else next(answers)
         if func is aten.equal.default:
-            self.note(func)
-            return False
+            return next(self.answers.get(self.note(func), iter([False])))
         if name in ("_to_copy", "copy"):
             to_device = device == "cuda" if name == "_to_copy" and device else given[0].is_cuda
             if to_device != given[-1].is_cuda:

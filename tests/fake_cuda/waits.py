@@ -14,12 +14,14 @@ class Allowed(NamedTuple):
     why: str
 
 
+WINDOWED = ("gemma3_text", "mistral", "phi3", "qwen3")
+"""Classes of transformers with sliding windows, and without a soft cap."""
 FOREIGN = "transformers/cache_utils.py"
 """Its layers begin with an empty tensor from the host's memory, in some versions: once a cache, and not counted."""
 
 
 def _trains(case: Any) -> bool:
-    return case.kind in ("training", "optimization")
+    return case.kind in ("training", "foreign", "optimization")
 
 
 ALLOWED = (
@@ -27,6 +29,21 @@ ALLOWED = (
         "tape_ds/kernels/linear_cross_entropy.py:blank_chunks",
         _trains,
         "the loss leaves out chunks without a label: one wait a micro-batch, when everything of it is queued",
+    ),
+    Allowed(
+        "tape_ds/training/trainer.py:TapeTrainer._agree",
+        lambda case: case.kind == "optimization",
+        "once a step all ranks agree, by its loss and the norm of its gradient, whether to go on",
+    ),
+    Allowed(
+        "tape_ds/health/guards.py:protect",
+        lambda case: case.kind == "optimization",
+        "without an engine: once a step, before the weights change, whether every gradient is finite",
+    ),
+    Allowed(
+        "accelerate/utils/operations.py:send_to_device",
+        lambda case: case.kind == "optimization",
+        "all micro-batches of a step are copied at its beginning, when ranks have just agreed and nothing is queued",
     ),
     Allowed(
         "tape_ds/model/attention/borders.py:borders_of",
@@ -38,6 +55,11 @@ ALLOWED = (
         "tape_ds/model/attention/borders.py:_pack",
         lambda case: case.rows == "padded" and case.kind != "decoding",
         "padded sequences without cu_seq_lens: kernels for packed tokens need their number, once for all layers",
+    ),
+    Allowed(
+        "tape_ds/model/attention/borders.py:_contiguous",
+        lambda case: case.rows == "padded" and case.encoding in WINDOWED,
+        "a window over padded sequences: whether padding is between a document's tokens, once for all layers",
     ),
     Allowed(
         "tape_ds/model/inputs.py:positions_that_differ",

@@ -6,13 +6,17 @@ import sys
 
 from tests.fake_cuda import device
 
-device.pretend()
 
-from tests.fake_cuda import cases  # noqa: E402 - the device has to be there first
+def main() -> None:
+    device.pretend()
+    from tests.fake_cuda import cases  # the device has to be there first
 
-if __name__ == "__main__":
-    logging.disable(logging.ERROR)  # torch tells of every error in a FakeTensor's shapes, and it is in the answer
+    logging.disable(logging.ERROR)  # torch logs every error in a FakeTensor's shapes, and it is in the answer
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         found = cases.outcome(cases.Case(**json.loads(line)))
         print(json.dumps(found._asdict()), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
