@@ -295,7 +295,7 @@ class TapeModel(TapePreTrainedModel):
         documents = None if borders is None else borders.ids_BS
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
-        if cu_seq_lens_q is None:  # else a collator made the batch, and has looked without asking the device
+        if cu_seq_lens_q is None and document_ids is None:  # else a collator has looked, without asking the device
             position_ids = positions_that_differ(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
