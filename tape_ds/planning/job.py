@@ -111,9 +111,9 @@ def possible(job: Job) -> bool:
         return False
     if any(model.heads % size or (model.groups % size and size % model.groups) for size in (tensor, sequence)):
         return False
-    if max(tensor, sequence) > 1 and (job.attention_span is not None or job.distilled):
+    if max(tensor, sequence) > 1 and (job.attention_span is not None or job.distilled or model.counted):
         return False
     if job.distilled and layout.zero == 3:
         return False
-    whole = job.quantised or model.summed_bias or not model.gated
+    whole = job.quantised or model.summed_bias
     return tensor == 1 or (sequence == 1 and layout.zero in (1, 2) and not whole)

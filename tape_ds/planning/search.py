@@ -58,7 +58,7 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
             if not possible(replace(job, layout=layout)):
                 continue
             yield layout
-            if again == 1 and job.length >= LONG:
+            if again == 1 and job.length >= LONG and not job.model.counted:
                 yield replace(layout, mlp_tiles=TILES)
             if again == 1 and offload:
                 yield replace(layout, offload_checkpoints=True)

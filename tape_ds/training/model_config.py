@@ -235,11 +235,11 @@ def native_config(model: str) -> PreTrainedConfig:
     """
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
-    from tape_ds.model.loading import extendable, model_folder
+    from tape_ds.model.loading import configuration, model_folder
 
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:
-        return extendable.read_config(path.parent)
+        return configuration.read(path.parent)
     if model.endswith(".gguf"):
-        return extendable.read_config(model_folder.resolve(model))
-    return extendable.read_config(model_folder.find_folder(model, with_weights=False))
+        return configuration.read(model_folder.resolve(model))
+    return configuration.read(model_folder.find_folder(model, with_weights=False))

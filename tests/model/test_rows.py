@@ -118,7 +118,7 @@ def test_what_must_not_be_cut_is_refused(kept, size, changes, words):
 
 def test_a_reference_checkpoint_with_a_row_for_padding(caplog):
     """Its training adds [PAD]; a configuration that still says the old number does not keep the weights out."""
-    from tests.model.test_reference_checkpoint import golden
+    from tests.model.loading.test_reference_checkpoint import golden
 
     _, config, weights = golden("adape")
     size = config["vocab_size"]

@@ -34,6 +34,11 @@ def test_no_way_is_one_that_a_run_refuses():
     assert any(each.job.layout.tensor > 1 for each in found) and all(possible(each.job) for each in found)
 
 
+def test_a_class_of_transformers_is_neither_cut_nor_shared_nor_tiled():
+    found = search.search(job(model="EleutherAI/gpt-j-6b", length=search.LONG))
+    assert {(way.tensor, way.sequence, way.mlp_tiles) for way in (each.job.layout for each in found)} == {(1, 1, 1)}
+
+
 def test_offload_comes_when_nothing_else_fits():
     best = search.search(job(gpus=1, global_batch=1, gpu="a100-40"))[0].job.layout
     assert best.offload_optimizer == "cpu" and "_offload" in best.command_line()

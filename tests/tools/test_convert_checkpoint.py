@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from tape_ds import TapeForCausalLM
 from tests.model.helpers import VOCABULARY, tokens
-from tests.model.test_families import PUBLISHED, publish
-from tests.model.test_reference_checkpoint import golden
+from tests.model.loading.test_families import PUBLISHED, publish
+from tests.model.loading.test_reference_checkpoint import golden
 from tests.model.test_rows import tokenizer_of
 from tools import convert_checkpoint, export_hf, merge_adapter
 

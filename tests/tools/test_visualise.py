@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps, image
-from transformers import GPTJConfig, GPTJForCausalLM
 
 from evaluation import map_figures
 from evaluation.pages.maps import Map, MapKind
@@ -132,15 +131,6 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, capsys, ar
     assert visualise.main([str(base), *given, "--output", str(tmp_path / "out")]) == 2
     assert f" {field} = " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_plain_gptj_has_no_end_once_it_is_read(tmp_path, base, written):
-    """Its own class ends with a table of 8 positions; ours computes any."""
-    sizes = {"vocab_size": 61, "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8}
-    gptj = GPTJForCausalLM(GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2))
-    folder = saved(gptj, base, tmp_path / "gptj")
-    _, _, tokens = written(tmp_path / "out", folder, "--prompt", PROMPT)
-    assert len(tokens) == len(IDS) > 8
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from tape_ds.errors import UserError
-from tape_ds.model import convert
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.loading import model_folder
 from tape_ds.parallel.rank_sync import RankSync
@@ -72,7 +71,7 @@ FOR_OTHERS_TO_BUILD_ON = "c4_155m"
 )
 def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch):
     """Hub models by their published sizes; the network is never asked."""
-    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model) if "/" in model else _smollm2(model))
+    monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model) if "/" in model else _smollm2(model))
     has_bitsandbytes(monkeypatch)
     load = pretraining.load if name in recipes_of("pretrain_c4") else extension.load
     job = asked("--recipe", name, world=1, load=load)

@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from tape_ds.errors import UserError
-from tape_ds.model import convert
-from tape_ds.model.loading import extendable, model_folder
+from tape_ds.model.loading import configuration, extendable, model_folder
 from tape_ds.planning import shape
 from tape_ds.recipe import extension, pretraining
 from tape_ds.training import model_config, plan
@@ -28,7 +27,7 @@ def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
 
 def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
-    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
+    monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model))
     monkeypatch.setattr("tape_ds.data.tokenizer.load", lambda tokenizer: pytest.fail(tokenizer))
     assert model_config.at_hand(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
     assert model_config.at_hand(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
@@ -46,14 +45,14 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
 
 
 def test_smollm2_is_planned_by_the_sizes_that_it_has():
-    unpacked = extendable.read_config(model_folder.resolve("smollm2"))
+    unpacked = configuration.read(model_folder.resolve("smollm2"))
     found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
     assert shape.sizes(shape.published("smollm2")) == found
 
 
 def test_a_plan_converts_no_weights(monkeypatch, tmp_path):
     """A Baichuan's configuration is a Llama's without its weights."""
-    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
+    monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model))
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     assert model_config.native_config(str(tmp_path)).hidden_size == 5120
 
@@ -66,7 +65,10 @@ def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
 
 
 UNFIT = {
-    "targets": (["--method", "lora"], "lora_targets = 'o_proj': no linear map of a gptj block"),
+    "targets": (
+        ["--method", "lora", "--lora_targets", "o_proj"],
+        "lora_targets = 'o_proj': no linear map of a gptj block",
+    ),
     "scaling, nothing trained": (["--method", "dynamic", "--max_steps", "-1"], "not computed for GPT-J"),
     "cut": (["--tensor_parallel_size", "2", "--deepspeed", "zero1"], "is not cut"),
 }

@@ -140,9 +140,9 @@ def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
     Raises:
         UserError: nothing here extends it.
     """
-    from tape_ds.model.loading import extendable  # transformers knows how this family names its RoPE
+    from tape_ds.model.loading import configuration, extendable  # transformers knows how this family names its RoPE
 
-    config = extendable.read_config(file.parent)
+    config = configuration.read(file.parent)
     if problems := extendable.check(config):
         raise UserError(problems)
     return config.to_dict()
