@@ -19,6 +19,10 @@ TILES = 8
 SPARE = 1 / 8
 """Share of a GPU's memory that :func:`fastest` leaves free: 9.9 GiB of an A100's 79.3. Predictions are up to 6 % off
 (``tests/planning/test_against_tensors.py``), and leave out scoring, which takes up to 5 GiB (docs/memory.md)."""
+TIE = 0.01
+"""Relative difference between two predicted times that means nothing: launches and hooks have no time here."""
+BUSY = 16_384
+"""Tokens of a forward that keep a GPU busy; with fewer, launching kernels takes time that is not predicted."""
 LENGTH_STEP = 1024
 LONGEST = 2**24
 
@@ -72,7 +76,8 @@ def _engines(job: Job) -> list[dict[str, Any]]:
 
 def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
     """Return the layouts that differ from a job's in these fields of its recipe alone and leave :data:`SPARE` of the
-    GPU's memory free, the fastest first; on a CPU none."""
+    GPU's memory free, the fastest first; on a CPU none. Of those that tie, the lowest stage, and then the smallest
+    forward that keeps a GPU busy."""
     layout, gpu = job.layout, job.gpu
     if gpu is None:
         return []
@@ -91,7 +96,14 @@ def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
     ]
     found = [Plan(each) for each in jobs if possible(each)]
     roomy = [each for each in found if each.fits and each.memory.peak.total <= (1 - SPARE) * gpu.memory]
-    return sorted(roomy, key=_rank)
+    least = min((each.step.all for each in roomy), default=0.0)
+
+    def order(plan: Plan) -> tuple[float, int, int, float]:
+        tied = plan.step.all <= (1 + TIE) * least
+        stage, tokens = plan.job.layout.zero or 0, min(plan.job.tokens, BUSY)
+        return 0.0 if tied else plan.step.all, stage, -tokens, plan.memory.peak.total
+
+    return sorted(roomy, key=order)
 
 
 def _powers(largest: int) -> list[int]:
