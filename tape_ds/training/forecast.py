@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tape_ds import checkpoint
 from tape_ds.checkpoint import resume
 from tape_ds.errors import raise_if_any
+from tape_ds.model.loading.families import TAPE
 from tape_ds.planning import search, shape
 from tape_ds.planning.hardware import Gpu, gpu_at_hand
 from tape_ds.planning.job import Job
@@ -99,6 +100,8 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         element=2 if sixteen else 4,
         state_element={None: None, "float32": 4}.get(state, 2),
         fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
+        # without an engine a 16-bit run is under autocast, where the model's norm takes torch's operators
+        fused_norms=gpu is not None and config.model_type == TAPE and (recipe.deepspeed is not None or not sixteen),
         wide_attention=recipe.model.attention_backend == "triton",
         attention_span=span,
         documents=1 if has_borders else None,

@@ -35,6 +35,13 @@ def test_the_recipe_says_all_that_decides():
     assert layout.engine.reduce_bucket == 4096**2 and layout.engine.persistence == 40_960
 
 
+def test_norms_of_our_model_are_fused_on_a_gpu_without_liger():
+    """By torch; not under the autocast of a 16-bit run without an engine, nor on a CPU."""
+    without = ("--recipe", "llama2_7b_8k", "--liger", "off")
+    jobs = [asked(*without), asked(*without, "--deepspeed", "null"), asked(*without, gpu=None)]
+    assert [(each.fused, each.fused_norms) for each in jobs] == [(False, True), (False, False), (False, False)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "trained"),
     [
