@@ -117,7 +117,7 @@ class Recipe(ABC):
 
     def trainer_value(self, name: str) -> Any:
         """Return the value of a trainer's field, transformers' default where it is not set."""
-        return self.trainer.now(name)
+        return self.trainer.value(name)
 
     @property
     def open(self) -> frozenset[str]:

@@ -179,8 +179,8 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
     """Sequences per optimizer step over all processes, the same whatever their number; default those that one backward
     pass of all processes takes. Gradient accumulation follows from it."""
 
-    def now(self, name: str) -> Any:
-        """Return a field's value; of one that is left to the plan the cautious one."""
+    def value(self, name: str) -> Any:
+        """Return the value of a field, the cautious one while it is left to the plan."""
         value = getattr(self, name)
         return CAUTIOUS[name] if name in CAUTIOUS and value == AUTO else value
 

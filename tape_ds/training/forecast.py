@@ -206,7 +206,7 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         raise_if_any(list(kept.problems(set())))
         return _explained(kept, recipe, f"as {folder.name} was trained")
     if gpu is None or config is None:
-        lacking = "no GPU that the planner knows" if gpu is None else "no configuration of the model"
+        lacking = "no GPU that the planner knows" if gpu is None else "no configuration of the model yet"
         return _explained(cautious, recipe, f"the least memory: there is {lacking} to plan for")
     before = Plan(job(cautious, config, recipe.world_size, gpu))
     if before.job.model.counted:
