@@ -72,10 +72,11 @@ def planned(row: table.BenchmarkRow, gpu: str) -> Job:
     sizes = parse(row.shape)
     tokens = sizes["T"]
     fields = {"train_embeddings": False, "deepspeed": "zero1", "global_batch_size": 1, "target_length": tokens}
+    fields["activation_checkpointing"] = True  # as measured
     fields |= {"window": tokens, "rope_parameters.factor": max(2.0, tokens / NATIVE_TOKENS)}
     words = [word for name, value in fields.items() for word in (f"--{name}", str(value).lower())]
     with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
-        job = ask(*parse_options(["llama2_7b_8k", "--gpus", "1", "--gpu", gpu, *words]))
+        _, job = ask(*parse_options(["llama2_7b_8k", "--gpus", "1", "--gpu", gpu, *words]))
     width = job.model.head_size
     kind = (row.chip, row.dtype, width, 2 * width, "N" in sizes)
     fused = any(

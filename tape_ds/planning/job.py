@@ -30,6 +30,8 @@ class Job:
     """Bytes of a number of the position state; None: as ``element``."""
     fused: bool = True
     """Norms and feed-forward by fused kernels (Liger's), as on a GPU; else by torch's operators."""
+    fused_norms: bool = False
+    """Norms by torch's fused kernel, whatever computes the feed-forward."""
     wide_attention: bool = False
     """A wide value by one fused kernel (attention_backend: triton); else by one call of a library's kernel for
     each half."""

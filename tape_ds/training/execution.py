@@ -19,7 +19,7 @@ from tape_ds.health.watchdog import Watchdog
 from tape_ds.parallel import distributed_map
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.recipe import Recipe
-from tape_ds.training import device, report, run
+from tape_ds.training import device, forecast, model_config, report, run
 from tape_ds.training.checks import libraries
 from tape_ds.training.environment import expand_segments, leave_process_group, say
 from tape_ds.training.trainer import Stopped
@@ -34,6 +34,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     """
     raise_if_any([*device.check(recipe), *libraries.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
+    recipe = forecast.settle_here(recipe, model_config.beforehand)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
