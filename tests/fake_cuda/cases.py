@@ -62,6 +62,8 @@ class Case(NamedTuple):
             return "cope counts by the scores"
         if self.biased and self.backend in ("varlen", "triton"):
             return "cannot add a bias to the scores"
+        if self.backend == "triton" and self.encoding.startswith(("tape vector", "tape flattened")):
+            return "needs a value as wide as the key or twice"
         if (self.encoding, self.backend) == ("tape from alibi", "flex"):
             return "cannot compute this encoding's bias"
         return ""
