@@ -216,7 +216,8 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         chosen = _with(recipe, _values(plan.job.layout))
         if not list(chosen.problems(set())):
             gain, spare = before.step.all / plan.step.all, (gpu.memory - plan.memory.peak.total) / GIB
-            speed = f"predicted {gain:.2f}x as fast as {_flags(trainer.CAUTIOUS)}"
+            least = {name: value for name, value in trainer.CAUTIOUS.items() if name in recipe.open}
+            speed = f"predicted {gain:.2f}x as fast as {_flags(least)}"
             return _explained(chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}")
     return _explained(cautious, recipe, f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free")
 
