@@ -12,17 +12,17 @@ ids are known. Questions are shown evenly spread over those that were answered, 
 others.
 
 Scores are of the official normalisation: exact match and F1 of an answer, ROUGE of a summary. Written to --output:
-``answers.html``, ``answers.md`` and ``answers.json``. Exit codes: 0 done; 2 something to mend.
+``answers.html`` and ``answers.json``. Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from evaluation import options as shared
-from evaluation.pages import answers, columns, render
+from evaluation.pages import columns, html
 from evaluation.scrolls import official
 from tape_ds import results, storage
 from tape_ds.arguments import Parser, below_one
@@ -69,9 +69,11 @@ def main(argv: list[str] | None = None) -> int:
     result = begun.finish(compare(options.dataset, found, asked, shown) | {"split": options.split})
     folder = Path(options.output)
     results.save(result, folder / f"{NAME}.json")
-    render.write(answers.page(result.figures, result.command), folder, NAME)
-    print(answers.summary(result.figures))
-    print(f"written: {folder / NAME}.html, .md and .json", flush=True)
+    storage.write_text(folder / f"{NAME}.html", page(result.figures))
+    for name, scores in result.figures["scores"].items():
+        scored = [f"{html.METRICS[metric]} {scores[metric]['score']:.2f}" for metric in result.figures["metrics"]]
+        print(f"{name}: {', '.join(scored)} over {scores['examples']:,} questions")
+    print(f"written: {folder / NAME}.html and .json", flush=True)
     return 0
 
 
@@ -196,6 +198,29 @@ def _answer(text: str, example: Example, metrics: Sequence[str]) -> dict[str, An
     """Return a text and its own scores, in percent."""
     rules = {metric: text_overlap.METRICS[metric] for metric in metrics}
     return {"text": text} | {m: 100 * rule.score([rule.best(text, example.outputs)]) for m, rule in rules.items()}
+
+
+def page(figures: Mapping[str, Any]) -> str:
+    """Return the scores over all questions, and a table for each question that is shown, as HTML."""
+    metrics, scores = figures["metrics"], figures["scores"]
+    heads = [html.METRICS[metric] for metric in metrics]
+    rows, warnings = [], []
+    for name, each in scores.items():
+        cells = [html.number(each[metric]["score"], each[metric]["standard_error"], 2) for metric in metrics]
+        rows.append([name, *cells, f"{each['examples']:,}"])
+        warnings += [] if each["recorded"] else [html.warning(f"How its prompts were made is not recorded: {name}.")]
+    caption = "All questions, 0 to 100, higher is better, ± standard error"
+    sections = {"All questions": [html.table(caption, ["checkpoint", *heads, "questions"], rows), *warnings]}
+    for number, asked in enumerate(figures["questions"], 1):
+        right = "Right: " + " / ".join(f"“{each}”" for each in asked["references"])
+        rows = [
+            [name, each["text"] or "(nothing)", *(html.number(each[metric], places=1) for metric in metrics)]
+            for name, each in asked["answers"].items()
+        ]
+        table = html.table(f"Answers to {asked['id']}", ["checkpoint", "answer", *heads], rows)
+        sections[f"Question {number}"] = [html.note(asked["question"]), html.note(right), table]
+    intro = f"{figures['dataset']} of SCROLLS, {figures['split']} split; questions shown: {len(figures['questions'])}"
+    return html.page("Answers side by side", intro, sections)
 
 
 def question(text: str, dataset: datasets.Dataset) -> str:

@@ -1,10 +1,11 @@
 """Several checkpoints' answers side by side: scored officially, escaped, and refused where they do not compare."""
 
+import html
 import json
+import re
 
 import pytest
 
-from evaluation.pages import answers
 from evaluation.scrolls import compare, generate
 from tape_ds import results
 from tape_ds.data.scrolls import datasets, examples
@@ -61,24 +62,33 @@ def test_everybody_answers_the_same_questions(two, tmp_path, capsys):
     assert set(stored.data) == {str(each / "scrolls" / "quality.json") for each in two}
 
 
+def cells(page, caption):
+    """The rows of a table, each a list of its cells' texts."""
+    (table,) = re.findall(rf'<table aria-label="{re.escape(caption)}.*?</table>', page, re.S)
+    rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)
+    return [[html.unescape(re.sub("<.*?>", "", cell)) for cell in re.split(r"</t[dh]>", row)[:-1]] for row in rows]
+
+
 def test_the_page_has_a_row_for_each_checkpoint(two, tmp_path):
     assert run(tmp_path / "answers", f"TAPE={two[0]}", f"RoPE={two[1]}", "--questions", 1) == 0
-    text = (tmp_path / "answers" / "answers.md").read_text()
+    page = (tmp_path / "answers" / "answers.html").read_text()
     first = asked()[0]
-    assert f"Answers to {first.id}" in text and "What is still rung at noon" in text and "(A) A phone" in text
-    assert f"Right: “{first.outputs[0]}”" in text
-    assert f"| TAPE | {first.outputs[0]} | **✓** | **100.0** |" in text and "| RoPE | no idea | ✗ | 0.0 |" in text
-    html = (tmp_path / "answers" / "answers.html").read_text()
-    assert html.count('<tr><th scope="row">') == 2 * 2 and "no idea" in html
+    assert "What is still rung at noon" in page and "(A) A phone" in page and f"“{first.outputs[0]}”" in page
+    assert cells(page, f"Answers to {first.id}")[1:] == [
+        ["TAPE", first.outputs[0], "100.0", "100.0"],
+        ["RoPE", "no idea", "0.0", "0.0"],
+    ]
+    scores = cells(page, "All questions")
+    assert scores[0] == ["checkpoint", "exact match", "F1", "questions"]
+    assert scores[1] == ["TAPE", "100.00 ± 0.00", "100.00 ± 0.00", str(len(asked()))]
 
 
-def test_texts_are_no_markup_and_long_ones_are_cut(tmp_path):
-    evil = "<script>alert(1)</script> | **bold** [x](javascript:1)\n# head " + "word " * 200
-    texts = dict.fromkeys(right(), evil)
-    assert run(tmp_path / "answers", folder(tmp_path / "one", texts), "--questions", 2) == 0
-    html, text = ((tmp_path / "answers" / f"answers.{kind}").read_text() for kind in ("html", "md"))
-    assert "<script>" not in html + text and "&lt;script&gt;" in html
-    assert "\\*\\*bold\\*\\*" in text and "\n# head" not in text and "more characters" in text
+def test_texts_are_no_markup_and_shown_whole(tmp_path):
+    evil = "<script>alert(1)</script> &lt; <img src=x>\n# head " + "word " * 200
+    assert run(tmp_path / "answers", folder(tmp_path / "one", dict.fromkeys(right(), evil)), "--questions", 1) == 0
+    page = (tmp_path / "answers" / "answers.html").read_text()
+    assert "<script" not in page and "<img" not in page
+    assert cells(page, "Answers to")[1][1] == evil
     stored = results.load(tmp_path / "answers" / "answers.json").figures["questions"][0]
     assert stored["answers"]["one"]["text"] == evil
 
@@ -112,7 +122,7 @@ def test_a_bare_file_is_taken_and_said_to_be_unrecorded(tmp_path, two):
     path = tmp_path / "somebody.json"
     path.write_text(json.dumps(right()))
     assert run(tmp_path / "answers", two[0], path) == 0
-    text = (tmp_path / "answers" / "answers.md").read_text()
+    text = (tmp_path / "answers" / "answers.html").read_text()
     assert "How its prompts were made is not recorded: somebody." in text and "recorded: tape" not in text
 
 
@@ -205,7 +215,7 @@ def test_what_generate_wrote_is_compared(llama, tmp_path):
         arguments = [llama, "--output", tmp_path / name, "--data_dir", DATA, "--datasets", "quality", "--limit", 2]
         assert generate.main([*map(str, arguments), "--max_tokens", "300", "--answer_tokens", str(words)]) == 0
     assert run(tmp_path / "answers", tmp_path / "short", tmp_path / "long") == 0
-    assert {path.name for path in (tmp_path / "answers").iterdir()} == {"answers.html", "answers.json", "answers.md"}
+    assert {path.name for path in (tmp_path / "answers").iterdir()} == {"answers.html", "answers.json"}
 
 
 @pytest.mark.parametrize("name", ["qasper", "quality", "stdlib", "qmsum"])
@@ -220,8 +230,3 @@ def test_a_document_without_a_question_is_told_by_its_beginning(name):
     for example in examples.read(name, "validation", DATA):
         begin = compare.question(example.input, datasets.find(name)).removeprefix("Summarise the text that begins: ")
         assert begin and " ".join(example.input.split()).startswith(begin) and len(begin) <= compare.BEGINNING
-
-
-def test_nothing_is_cut_of_what_is_short():
-    assert answers.cut(" a\nb ") == "a b"
-    assert answers.cut("x" * (answers.SHOWN + 7)).endswith(" … (7 more characters)")
