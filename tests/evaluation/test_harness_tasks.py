@@ -2,12 +2,12 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import datasets
 import nltk
 import pytest
-from lm_eval import evaluator, simple_evaluate
+from lm_eval import evaluator, simple_evaluate, tasks
+from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 
 from evaluation import harness_results, harness_tasks
@@ -82,11 +82,11 @@ def load(base, tmp_path, monkeypatch):
     def manager(include_path, metadata):
         return TaskManager(include_path=[str(each) for each in included], include_defaults=False, metadata=metadata)
 
-    monkeypatch.setattr(harness_tasks, "TaskManager", manager)
+    monkeypatch.setattr(tasks, "TaskManager", manager)
 
     def start(*names, seed=3, **metadata):
         told = {"tokenizer": str(base)} | metadata
-        config = SimpleNamespace(tasks=list(names), include_path=None, metadata=told, seed=[seed] * 4, num_fewshot=None)
+        config = EvaluatorConfig(tasks=list(names), metadata=told, seed=[seed] * 4)
         return harness_tasks.load(config)
 
     return start

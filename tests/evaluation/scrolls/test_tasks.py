@@ -10,7 +10,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
-from evaluation import models
 from evaluation.language_model import HarnessModel
 from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.datasets import DATASETS
@@ -67,7 +66,7 @@ def test_a_fool_is_not(manager):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_prompts_and_limits_are_the_command_s(name, evaluated):
+def test_prompts_are_whole_and_answers_limited(name, evaluated):
     asked, dataset = dict(evaluated[0].asked), DATASETS[name]
     for each in examples.read(name, "validation", DATA):
         summary = dataset.kind == "summary"
@@ -84,7 +83,7 @@ def documents(manager, name, **metadata):
 
 @pytest.mark.parametrize("room", [7191, 120], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", DATASETS)
-def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_path):
+def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_path):
     """Token for token."""
     dataset, tokenizer = DATASETS[name], AutoTokenizer.from_pretrained(llama)
     max_tokens = room + prompts.reserved(dataset.answer_tokens)
@@ -95,7 +94,7 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
     assert set(cut) == {room == 120}
     model, plain = says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
-    ours = HarnessModel(models.at(str(llama)))
+    ours = HarnessModel(str(llama))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
 
@@ -152,8 +151,11 @@ def test_mistakes_are_told(manager, tmp_path):
         evaluate(oracle(), manager(max_tokens="8k"), "tape_scrolls_qasper")
     with pytest.raises(UserError, match="there is no tokenizer"):
         evaluate(oracle(), manager(max_tokens=301), "tape_scrolls_qasper")
-    with pytest.raises(UserError, match="reference answers are not published"):
-        evaluate(oracle(), manager(split="test"), "tape_scrolls_qasper")
+    rows = [{"id": str(number), "input": "Which?", "output": output} for number, output in enumerate(["a", None])]
+    (tmp_path / "qasper").mkdir()
+    (tmp_path / "qasper" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match="1 of 2 questions of qasper have no reference answer"):
+        evaluate(oracle(), manager(split="test", data_dir=str(tmp_path)), "tape_scrolls_qasper")
     (tmp_path / "quality").mkdir()
     row = {"id": "1", "pid": "1_0", "input": "Which?", "output": "That"}
     (tmp_path / "quality" / "validation.jsonl").write_text(json.dumps(row))
