@@ -9,13 +9,12 @@ plugins, so its own command learns of the model from here:
 import inspect
 import logging
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from lm_eval.__main__ import cli_evaluate
+from lm_eval.__main__ import cli_evaluate as main
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models import huggingface
@@ -255,4 +254,4 @@ def _generation(given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 if __name__ == "__main__":
-    sys.exit(cli_evaluate())
+    main()

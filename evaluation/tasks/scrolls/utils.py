@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.scrolls import datasets, examples, prompts
 from tape_ds.data.scrolls.datasets import Dataset
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, is_main_process
 from tape_ds.scoring.text_overlap import METRICS
 
 if TYPE_CHECKING:
@@ -63,16 +63,20 @@ def load(
         wrong = f"{without} of {len(found)} questions of {scrolls} have no reference answer"
         wrong = wrong if found else "no row of it is marked as hard"
         raise UserError(Problem("split", split, wrong, "take a split that has what the task needs"))
-    if without:
+    if without and is_main_process():
         print(f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored", flush=True)
     prompt_of = _whole_prompt
     if max_tokens is not None:
         if type(max_tokens) is not int:  # it comes from JSON
             remedy = "give a number: --metadata '{\"max_tokens\": 8192}'"
             raise UserError(Problem("max_tokens", max_tokens, "is no whole number", remedy))
+        counting = _tokenizer(tokenizer or pretrained, trust_remote_code)
+        if reference_format and counting.bos_token_id is not None and counting.bos_token_id == counting.eos_token_id:
+            wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
+            raise UserError(Problem("reference_format", True, wrong, "leave it out"))
         prompt_of = partial(
             _cut_prompt,
-            tokenizer=_tokenizer(tokenizer or pretrained, trust_remote_code),
+            tokenizer=counting,
             max_tokens=max_tokens,
             reserve=prompts.reserved(answer_tokens or dataset.answer_tokens),
             reference_format=reference_format,
@@ -83,7 +87,7 @@ def load(
         known = {"id": each.id, "outputs": list(each.outputs), "metric": dataset.metric}
         rows.append({**known, "prompt": prompt, "cut_tokens": cut_tokens})
         cut += [cut_tokens] if cut_tokens else []
-    if cut:
+    if cut and is_main_process():
         print(f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together", flush=True)
     return {"validation": Documents.from_list(rows)}
 

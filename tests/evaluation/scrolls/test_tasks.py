@@ -15,7 +15,7 @@ from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
 from tests.evaluation import local_tasks
-from tests.evaluation.scrolls.conftest import DATA, known_answers
+from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answers
 
 TASKS = Path(__file__).resolve().parents[3] / "evaluation" / "tasks" / "scrolls"
 
@@ -144,6 +144,16 @@ def test_answers_that_are_shorter_leave_more_room(manager, llama):
     told = {"max_tokens": 301, "tokenizer": str(llama)}
     few, many = (documents(manager, "qasper", answer_tokens=count, **told)[0] for count in (100, 200))
     assert many.prompt == few.prompt[:99] and len(few.prompt) == 199
+
+
+def test_a_begin_that_is_the_end_takes_no_reference_format(manager, tmp_path):
+    """The answer of a model that was trained so would end before its first word."""
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "<s>"
+    tokenizer.save_pretrained(tmp_path)
+    told = {"max_tokens": 8192, "tokenizer": str(tmp_path), "reference_format": True}
+    with pytest.raises(UserError, match="reference_format = True: a model trained so begins its answer with BOS"):
+        documents(manager, "qasper", **told)
 
 
 def test_mistakes_are_told(manager, tmp_path):
