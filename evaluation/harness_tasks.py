@@ -90,10 +90,8 @@ def _check(name: str, task: Any, config: "EvaluatorConfig") -> list[Problem]:
     if there < shots:
         wrong = f"{name} has {there} examples to show"
         problems.append(Problem("--num_fewshot", shots, wrong, f"give {there} or less"))
-    questions = len(task.eval_docs)
-    asked = len(
-        (config.samples or {}).get(name, range(min(questions, get_sample_size(task, config.limit) or questions)))
-    )
+    questions = range(len(task.eval_docs))[: get_sample_size(task, config.limit)]
+    asked = len((config.samples or {}).get(name, questions))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if asked < processes:
         problems.append(Problem("--tasks", name, f"{asked} questions for {processes} processes", "start fewer of them"))

@@ -9,7 +9,6 @@ plugins, so its own command learns of the model from here:
 import inspect
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -132,62 +131,56 @@ class HarnessModel(huggingface.HFLM):
         return cast(list[str], super().generate_until(requests, disable_tqdm))
 
     def measure(self, requests: Sequence[Instance]) -> None:
-        """Measure the requests of all tasks, once; of an unknown evaluation those at hand.
+        """Refuse what cannot be answered and count what will be cut: all tasks' requests, once, where the tasks are
+        known, else those at hand.
 
         Raises:
-            UserError: one that is too long and may not be cut, or that leaves no room for any prompt; an option of
-                generation that transformers does not know.
+            UserError: a request that is too long, an empty answer, an option of generation that transformers lacks.
         """
         if self._measured:
             return
-        by_task: dict[str, list[Instance]] = defaultdict(list)
-        for request in requests:
-            by_task[str(request.task_name)].append(request)
         self._measured = bool(self.tasks)
-        known = {name: task.instances for name, task in self.tasks.items()} or by_task
-        problems = [problem for name, each in known.items() for problem in self._check(name, each)]
+        problems = []
+        for name, task in self.tasks.items():
+            problems += self._check(name, task.instances)
+        if not self.tasks:
+            problems = self._check("all", requests)
         if problems:
             error = UserError(problems)
             error.on_one_rank = True  # each process measures its own share
             raise error
 
     def _check(self, task: str, requests: Sequence[Instance]) -> list[Problem]:
-        """Return the problems of one task's requests; counts what will be cut."""
-        longest, longest_alone, problems = 0, 0, []
+        longest, longest_answer = 0, 0
         for request in requests:
             if request.request_type == "loglikelihood_rolling":
-                continue  # windows of the right length
+                continue  # read in windows that fit
             if request.request_type == "generate_until":
-                settings, alone = _generation(request.args[1])
-                tokens = len(self.tok_encode(request.args[0])) + alone
-                for name in settings.keys() - GENERATION_FIELDS - {"until"}:
-                    remedy = did_you_mean(name, GENERATION_FIELDS)
-                    problems.append(Problem("--gen_kwargs", name, f"{task}: transformers has no such option", remedy))
+                settings, answer = _generation(request.args[1])
+                if unknown := sorted(settings.keys() - GENERATION_FIELDS - {"until"}):
+                    remedy = did_you_mean(unknown[0], GENERATION_FIELDS)
+                    return [Problem("--gen_kwargs", unknown[0], f"{task}: transformers has no such option", remedy)]
+                tokens = len(self.tok_encode(request.args[0])) + answer
+            elif not request.args[1]:
+                return [Problem("--tasks", task, "it asks how likely an empty answer is", "leave that choice out")]
             else:
-                context, answer = request.args
-                if not answer:
-                    return [Problem("--tasks", task, "it asks how likely an empty answer is", "leave that choice out")]
-                ids, target = (
-                    self._encode_pair(context, answer)
-                    if context
-                    else ([self.prefix_token_id], self.tok_encode(answer, add_special_tokens=False))
-                )
-                alone = len(target) - 1
-                tokens = len(ids) + alone
-            longest, longest_alone = max(longest, tokens), max(longest_alone, alone)
+                prompt, target = [self.prefix_token_id], self.tok_encode(request.args[1], add_special_tokens=False)
+                if request.args[0]:
+                    prompt, target = self._encode_pair(*request.args)
+                answer = len(target) - 1  # the last token is predicted, not read
+                tokens = len(prompt) + answer
+            longest, longest_answer = max(longest, tokens), max(longest_answer, answer)
             cut = max(0, tokens - self.max_length) + (request.doc.get("cut_tokens") or 0)
             self.cut["requests"] += cut > 0
             self.cut["tokens"] += cut
-        if longest_alone >= self.max_length:
-            wrong = f"the answer alone has {longest_alone:,} tokens, max_length is {self.max_length:,}"
-            problems.append(
-                Problem("--tasks", task, wrong, "raise --max_length, or lower max_gen_toks in --gen_kwargs")
-            )
-        elif longest > self.max_length and self.truncate is None:
+        if longest_answer >= self.max_length:
+            wrong = f"the answer alone has {longest_answer:,} tokens, max_length is {self.max_length:,}"
+            return [Problem("--tasks", task, wrong, "raise --max_length, or lower max_gen_toks in --gen_kwargs")]
+        if longest > self.max_length and self.truncate is None:
             wrong = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
             remedy = f"--max_length {longest}, or --truncate left|middle, which cuts prompts and counts them"
-            problems.append(Problem("--tasks", task, wrong, remedy))
-        return list(dict.fromkeys(problems))
+            return [Problem("--tasks", task, wrong, remedy)]
+        return []
 
     def _fit(self, ids: Sequence[int], room: int) -> list[int]:
         """Return ``room`` tokens at most."""

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -126,28 +127,26 @@ def test_processes_that_have_not_joined_are_refused(base, monkeypatch):
         HarnessModel(str(base))
 
 
-class Task:
-    """As much of a task as lengths are measured on."""
-
-    def __init__(self, *instances):
-        self.instances = instances
-
-
-def lengths_of(base, truncate, kind, *arguments, max_length=8):
-    lm = HarnessModel(str(base), truncate=truncate, max_length=max_length)
-    lm.tasks = {"long_task": Task(*requests(kind, *arguments))}
-    return lm
-
-
-def test_requests_too_long_are_an_error_that_says_how_long(base):
-    lm = lengths_of(base, None, "loglikelihood", (TEXTS[3], ANSWERS[2]), ("w5", " w6"))
-    with pytest.raises(
-        UserError, match=r"long_task'.*longest request has 12 tokens.*max_length is 8.*\n.*--max_length 12"
-    ):
+@pytest.mark.parametrize(
+    ("kind", "asked", "truncate", "wrong"),
+    [
+        ("loglikelihood", (TEXTS[3], ANSWERS[2]), None, r"request has 12 tokens.*max_length is 8.*\n.*--max_length 12"),
+        ("generate_until", ("w5", GREEDY), "left", "the answer alone has 9 tokens"),
+        ("generate_until", ("w5", {**GREEDY, "repetition_penalti": 2.0}), "left", r"(?s)penalti.*'repetition_penalty'"),
+        ("generate_until", ("w5", {**GREEDY, "temperature": "x"}), "left", "could not convert"),
+        ("loglikelihood", ("w5", ""), None, "it asks how likely an empty answer is"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_the_first_answer(base, monkeypatch, kind, asked, truncate, wrong):
+    """Whichever task it belongs to."""
+    lm = HarnessModel(str(base), truncate=truncate, max_length=8)
+    lm.tasks = {"fine": SimpleNamespace(instances=[]), "wrong": SimpleNamespace(instances=requests(kind, asked))}
+    monkeypatch.setattr(lm, "_model_call", lambda *given: pytest.fail("nothing is asked"))
+    with pytest.raises(UserError, match=wrong):
         lm.loglikelihood(requests("loglikelihood", ("w5", " w6")), True)
-    lm = lengths_of(base, "left", "generate_until", ("w5", GREEDY))
-    with pytest.raises(UserError, match="the answer alone has 9 tokens"):
-        lm.generate_until(requests("generate_until", ("w5", GREEDY)), True)
+    unaware = HarnessModel(str(base), truncate=truncate, max_length=8)
+    with pytest.raises(UserError, match=wrong):
+        getattr(unaware, kind)(requests(kind, ("w5", " w6" if kind == "loglikelihood" else asked[1]), asked), True)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_requests_too_long_are_an_error_that_says_how_long(base):
 )
 def test_what_is_cut_is_counted(base, truncate, kept):
     long, short = (TEXTS[3], ANSWERS[2]), (TEXTS[1], ANSWERS[0])
-    lm = lengths_of(base, truncate, "loglikelihood", long, short)
+    lm = HarnessModel(str(base), truncate=truncate, max_length=8)
     cut, whole = lm.loglikelihood(requests("loglikelihood", long, short), True)
     assert lm.cut == {"requests": 1, "tokens": 4}
     free = HarnessModel(str(base))
@@ -163,19 +162,6 @@ def test_what_is_cut_is_counted(base, truncate, kept):
         pytest.approx(cut, abs=1e-5),
         pytest.approx(whole, abs=1e-5),
     ]
-
-
-def test_options_of_generation_that_nobody_knows(base):
-    lm = lengths_of(base, None, "generate_until", ("w5", {**GREEDY, "repetition_penalti": 2.0}), max_length=64)
-    with pytest.raises(UserError, match=r"repetition_penalti.*\n.*'repetition_penalty'"):
-        lm.generate_until(requests("generate_until", ("w5", GREEDY)), True)
-
-
-def test_an_empty_answer_is_told(base):
-    """As a choice of a task of one's own may be: there is nothing to score."""
-    lm = lengths_of(base, None, "loglikelihood", ("w5", " w6"), ("w5", ""))
-    with pytest.raises(UserError, match="long_task': it asks how likely an empty answer is"):
-        lm.loglikelihood(requests("loglikelihood", ("w5", " w6")), True)
 
 
 def test_nothing_goes_on_behind_an_end_of_text(base, tmp_path):
@@ -349,7 +335,6 @@ def test_another_chat_template_is_another_evaluation(command, monkeypatch, capsy
         (["--use_cache", "answers"], ["own_write"], ["--use_cache", "answers are kept in the folder"]),
         (["--model_args", "pretrained=x"], ["own_write"], ["--model_args", "use --dtype, --device, --tokenizer"]),
         (["--limit", "0"], ["own_write"], ["--limit = 0.0: leaves no question"]),
-        (["--num_fewshot", "-1"], ["own_write"], ["--num_fewshot = -1"]),
         (["--num_fewshot", "50"], ["mmlu_stem"], ["--num_fewshot = 50: mmlu_anatomy has 6 examples"]),
         (["--samples", '{"own_write": [0]}'], ["own_write"], ["--limit must be None"]),
     ],
@@ -360,22 +345,6 @@ def test_mistakes_are_told_before_a_model_is_loaded(command, tmp_path, monkeypat
     told = capsys.readouterr().err
     assert all(each in told for each in said), told
     assert not (tmp_path / "out" / "harness.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "wrong"),
-    [
-        (["--max_length", "3"], "the answer alone has 5 tokens"),
-        (["--max_length", "7"], "longest request has 15 tokens"),
-        (["--gen_kwargs", "temperature=x"], "could not convert"),
-    ],
-)
-def test_requests_that_cannot_be_answered_are_refused_before_the_first(command, monkeypatch, capsys, words, wrong):
-    """Those of the second task, too, before the answers of the first."""
-    monkeypatch.setattr(HarnessModel, "_model_call", lambda *given: pytest.fail("nothing is asked"))
-    assert command(*words, "--truncate", "left", tasks=["own_write"]) == (0 if "7" in words else 2)
-    assert command(*words, tasks=["own_write", "mmlu_stem"], folder="again") == 2
-    assert wrong in capsys.readouterr().err
 
 
 def test_more_processes_than_questions_are_refused(command, monkeypatch, capsys):
