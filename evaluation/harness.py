@@ -47,15 +47,8 @@ REFUSED = {
 }
 """lm-eval's options that this command sets itself."""
 NUMBERS = (
-    "num_fewshot",
-    "limit",
-    "samples",
-    "gen_kwargs",
-    "apply_chat_template",
-    "system_instruction",
-    "fewshot_as_multiturn",
-    "predict_only",
-    "seed",
+    *("num_fewshot", "limit", "samples", "gen_kwargs", "seed", "predict_only"),
+    *("apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
 )
 """lm-eval's options that decide numbers."""
 

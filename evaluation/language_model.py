@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from lm_eval.__main__ import cli_evaluate as main
@@ -23,6 +23,8 @@ from transformers import GenerationConfig
 
 from evaluation import models
 from evaluation.models import FoundModel, used_at
+from evaluation.options import add_model, check_lengths
+from tape_ds.arguments import Parser
 from tape_ds.data.prompting import appended
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.parallel.rank_sync import RankSync
@@ -33,11 +35,12 @@ from tape_ds.scoring.passkey import reads_in_pieces
 AUTO_TOKENS = 16_384
 """Tokens of a batch, padding included, where its size is ``auto``."""
 GENERATION_FIELDS = frozenset(GenerationConfig().to_dict())
-FINDING = frozenset(inspect.signature(models.at).parameters) - {"name_or_path", "device"}
 HFLM_OPTIONS = frozenset(
     ("add_bos_token", "prefix_token_id", "think_end_token", "enable_thinking", "chat_template_args", "softmax_dtype")
 )
 """Those that mean something for a model that is loaded already."""
+WAYS = ("left", "middle")
+"""Where a prompt that is too long is cut."""
 
 
 @register_model("tape_ds")
@@ -45,12 +48,12 @@ class HarnessModel(huggingface.HFLM):
     """A model of this project for lm-eval.
 
     Args:
-        pretrained: name or path, see :func:`evaluation.models.at`, or a model that was found.
-        device: lm-eval's default means a GPU of this process, or the CPU.
+        pretrained: a model that was found, or the name or path of one.
+        device: of a name or path; lm-eval's default means a GPU of this process, or the CPU.
         max_length: tokens of prompt and answer together; default: the model's native length.
-        truncate: ``left`` or ``middle``: where a prompt that is too long is cut; None: it is an error.
+        truncate: one of ``WAYS``; None: a prompt that is too long is an error.
         batch_size, max_batch_size: as lm-eval passes them; ``auto`` holds ``AUTO_TOKENS``.
-        options: of :func:`evaluation.models.at` and ``HFLM_OPTIONS``.
+        options: ``HFLM_OPTIONS``, and of a name or path those that every command has for its model.
     """
 
     def __init__(
@@ -64,13 +67,14 @@ class HarnessModel(huggingface.HFLM):
         max_batch_size: int | None = None,
         **options: Any,
     ):
-        known = FINDING | HFLM_OPTIONS
-        unknown = sorted(options.keys() - known)
-        raise_if_any([Problem("model_args", each, "no such argument", did_you_mean(each, known)) for each in unknown])
-        finding = {name: options.pop(name) for name in FINDING if name in options}
+        own = {name: options.pop(name) for name in HFLM_OPTIONS & options.keys()}
         if isinstance(pretrained, str):
-            place = "auto" if device in (None, "cuda:0") else str(device)
-            pretrained = models.at(pretrained, device=place, **finding)
+            place = "auto" if device in (None, "cuda:0") else device
+            pretrained = _find(pretrained, {"device": place, **options})
+        if truncate not in (None, *WAYS):
+            raise UserError(Problem("truncate", truncate, "no way to cut a prompt", did_you_mean(truncate, WAYS)))
+        length = max_length or pretrained.native_length
+        raise_if_any(check_lengths("max_length", [length], pretrained))
         self._ranks = RankSync()
         if self._ranks.world != int(os.environ.get("WORLD_SIZE", "1")):
             remedy = "python -m evaluation harness, which torchrun and deepspeed start"
@@ -87,10 +91,10 @@ class HarnessModel(huggingface.HFLM):
             model,
             backend="causal",
             tokenizer=cast(Any, pretrained.tokenizer()),
-            max_length=max_length or pretrained.native_length,
+            max_length=length,
             batch_size=batch_size,
             max_batch_size=max_batch_size,
-            **{"softmax_dtype": "float32"} | options,
+            **{"softmax_dtype": "float32"} | own,
         )
         self._rank, self._world_size = self._ranks.rank, self._ranks.world
         self.truncate = truncate
@@ -230,6 +234,25 @@ class HarnessModel(huggingface.HFLM):
 
     def barrier(self) -> None:
         self._ranks.objects(None)
+
+
+class _Arguments(Parser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(
+            Problem("model_args", None, message, "give those of docs/evaluation.md, such as dtype=bfloat16")
+        )
+
+
+def _find(name_or_path: str, options: Mapping[str, Any]) -> FoundModel:
+    """Return the model of lm-eval's ``--model_args``, which are read as the options of a command are.
+
+    Raises:
+        UserError: what is wrong with the model or its options.
+    """
+    parser = _Arguments()
+    add_model(parser)
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
+    return models.find(parser.parse_args([name_or_path, *words]))
 
 
 def _generation(given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

@@ -114,10 +114,11 @@ def test_lm_eval_finds_the_model_by_name(base, hub):
     """With the arguments of ``--model_args``; one that has no effect is refused."""
     manager = TaskManager(include_path=[str(each) for each in hub[1]], include_defaults=False)
     told = {"tasks": ["own_write"], "task_manager": manager, "limit": 2, "device": "cuda:0"}
-    found = simple_evaluate("tape_ds", f"pretrained={base},dtype=float32,max_length=64", **told)
-    assert found["results"]["own_write"]["sample_len"] == 2
-    with pytest.raises(UserError, match=r"model_args = 'load_in_4bit': no such argument"):
-        simple_evaluate("tape_ds", f"pretrained={base},load_in_4bit=True", **told)
+    arguments = f"pretrained={base},dtype=float32,max_length=64,trust_remote_code=False"
+    assert simple_evaluate("tape_ds", arguments, **told)["results"]["own_write"]["sample_len"] == 2
+    for wrong, said in [("load_in_4bit=True", "load_in_4bit"), ("dtype=flot32", "float32"), ("truncate=lft", "'left'")]:
+        with pytest.raises(UserError, match=said):
+            simple_evaluate("tape_ds", f"pretrained={base},{wrong}", **told)
 
 
 def test_processes_that_have_not_joined_are_refused(base, monkeypatch):
