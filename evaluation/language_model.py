@@ -238,9 +238,7 @@ class HarnessModel(huggingface.HFLM):
 
 class _Arguments(Parser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(
-            Problem("model_args", None, message, "give those of docs/evaluation.md, such as dtype=bfloat16")
-        )
+        raise UserError(Problem("model_args", None, message, "such as dtype=bfloat16, max_length=8192"))
 
 
 def _find(name_or_path: str, options: Mapping[str, Any]) -> FoundModel:

@@ -83,7 +83,7 @@ def test_an_encoding_that_follows_the_length_has_the_evaluations(run):
 
 
 def test_a_text_alone_needs_the_logits_of_its_answer_only(base, plain, monkeypatch):
-    """As do pairs of texts none: their logits would be as many as the longest text times the vocabulary."""
+    """Those of a whole text would be its length times the vocabulary."""
     lm, rows = HarnessModel(str(base)), []
     forward = lm.model.forward
     lm.model.forward = lambda *given, **named: rows.append(named.get("logits_to_keep")) or forward(*given, **named)
@@ -357,7 +357,7 @@ def test_more_processes_than_questions_are_refused(command, monkeypatch, capsys)
 
 
 def test_every_option_of_lm_eval_is_known():
-    """But for those that have another name here, and say so."""
+    """Also those that the command sets itself, which it refuses by name."""
     from lm_eval._cli.run import Run
 
     theirs = Run(argparse.ArgumentParser().add_subparsers())._parser

@@ -59,10 +59,11 @@ def load(
     dataset = datasets.find(scrolls)
     found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
     without = sum(not each.outputs for each in found)
-    if not found or 0 < without < len(found):
+    if not found:
+        raise UserError(Problem("split", split, "no row of it is marked as hard", "take files that mark them"))
+    if 0 < without < len(found):
         wrong = f"{without} of {len(found)} questions of {scrolls} have no reference answer"
-        wrong = wrong if found else "no row of it is marked as hard"
-        raise UserError(Problem("split", split, wrong, "take a split that has what the task needs"))
+        raise UserError(Problem("split", split, wrong, "take a split that has all or none"))
     if without and is_main_process():
         print(f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored", flush=True)
     prompt_of = _whole_prompt
