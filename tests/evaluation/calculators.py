@@ -19,7 +19,7 @@ class Calculator(nn.Module):
     def get_input_embeddings(self):
         return self.table
 
-    def generate(self, ids_BT, attention_mask, generation_config, stopping_criteria, streamer):
+    def generate(self, ids_BT, attention_mask, generation_config, streamer):
         if len(self.batches) == self.most:
             raise KeyboardInterrupt
         rows = [ids[mask.bool()].tolist() for ids, mask in zip(ids_BT, attention_mask, strict=True)]
