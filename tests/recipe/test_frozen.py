@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.recipe import arithmetic, extension, finetuning, pretraining
+from tape_ds.recipe import extension, finetuning, generated, pretraining
 
 FROZEN = Path(__file__).parents[1] / "assets" / "recipes"
 LOAD = {
     "extend_llama": extension.load,
     "finetune_scrolls": finetuning.load,
     "pretrain_c4": pretraining.load,
-    "train_arithmetic": arithmetic.load,
+    "train_arithmetic": generated.load,
 }
 KINDS = {
     "unknown field": "unknown",
