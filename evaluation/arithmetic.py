@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -87,12 +86,11 @@ def ask_all(
     scores = [answered[str(test)] for test in tests]
     if not isinstance(task, ArithmeticTask):
         return {"task": task.name, "tests": scores, "cost": cost.taken(samples=options.samples * len(tests))}
-    means = exact_match.means(scores, options.trained)
     return {
         "task": task.name,
         "sizes": list(task.sizes),
         "trained": list(options.trained),
-        "means": {name: asdict(mean) for name, mean in means.items()},
+        "means": exact_match.means(scores, options.trained),
         "remark": spread_too_short(found.config, task.most_tokens(options.tested)),
         "cells": scores,
         "cost": cost.taken(samples=sum(cell["samples"] for cell in scores)),

@@ -42,7 +42,7 @@ BATCH_SIZE = 400
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command's options; what was not given is None, and the run's to say."""
+    """Return the command's options; what was not given is None, and taken from the run."""
     parser = Parser(prog="python -m evaluation arithmetic", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
@@ -61,7 +61,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         nargs="+",
         metavar="N",
-        help="longest operands of the training sequences, written alike (default: what the run says)",
+        help="longest operands of the training sequences, written alike (default: those of the run)",
     )
     group.add_argument(
         "--lengths",
@@ -112,7 +112,7 @@ def check_reach(field: str, last: Sequence[int], task: ArithmeticTask) -> list[P
 
 
 def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
-    """Fill in what was not given from the record of the model's run, ``tested`` among it; return what is wrong."""
+    """Fill in what was not given from the record of the model's run, and ``tested``; return what is wrong."""
     config = config_of_run(model)
     options.task = options.task or config.get("task")
     if options.task is None:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from tape_ds.data.generated import arithmetic, tasks
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
-from tape_ds.data.generated.task import Size, Task
+from tape_ds.data.generated.task import Size, Task, Test
 from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, WrongValueError, missing, rule
@@ -138,6 +138,14 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     @property
     def lengths(self) -> Lengths:
         return Lengths.of(self.data.flat())
+
+    @property
+    def tests(self) -> tuple[list[Test], int]:
+        """Tests of the trained model, and the sequences of each; of arithmetic those of all trained lengths."""
+        lengths, samples = self.lengths, self.data.held_out_samples
+        is_arithmetic = isinstance(lengths.task, ArithmeticTask)
+        tests = lengths.task.tests(lengths.trained if is_arithmetic else lengths.tested)
+        return (tests, -(-samples // len(tests)) if is_arithmetic else samples) if samples else ([], 0)
 
     @property
     def test_tokens(self) -> int:

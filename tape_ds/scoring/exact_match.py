@@ -144,24 +144,15 @@ def whole_answers(found: Sequence[Sequence[bool]]) -> dict[str, Any]:
     return {"correct": correct, "answers": len(found), "share": correct / len(found)}
 
 
-@dataclass(frozen=True)
-class Mean:
-    """Exact match over a part of the grid, every cell counting alike, however many samples it has."""
-
-    value: float | None
-    """0 to 1; None where the part has no cell."""
-    cells: int
-    """With samples."""
-
-
-def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[str, Mean]:
-    """Return the means of a grid, for a model trained on operands of up to ``trained`` tokens.
+def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return the means of a grid, for a model trained on operands of up to ``trained`` tokens: plain values for JSON.
 
     The mean of a whole grid means little without its trained part: of a grid of twice the trained lengths a quarter is
     trained, so a model that has learned its sequences and nothing beyond them already reaches 25 %.
 
     A cell has the lengths of its operands, ``first`` and ``second``, its ``samples`` (none: it does not count), and the
-    number of them that were ``correct``.
+    number of them that were ``correct``. Every cell counts alike, however many samples it has. A mean has a ``value``
+    from 0 to 1, None where no cell counts, and the number of its ``cells``.
 
     ``whole``: of every cell. ``trained``: neither operand longer than trained. ``beyond``: either longer, the grid
     without its trained part. ``both_beyond``: both longer. ``twice``: the published convention, up to twice the trained
@@ -182,6 +173,6 @@ def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[st
     return {name: _mean(part) for name, part in parts.items()}
 
 
-def _mean(cells: Sequence[Mapping[str, Any]]) -> Mean:
+def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rates = [cell["correct"] / cell["samples"] for cell in cells]
-    return Mean(statistics.fmean(rates) if rates else None, len(rates))
+    return {"value": statistics.fmean(rates) if rates else None, "cells": len(rates)}

@@ -5,7 +5,6 @@ import argparse
 import contextlib
 import csv
 import json
-import random
 
 import pytest
 import torch
@@ -65,24 +64,6 @@ def test_an_oracle_has_all_right(ask, tmp_path, task, capsys):
     }
     shown = capsys.readouterr().out
     assert "| beyond: either operand longer | 100.0% | 12 |" in shown and "written: " in shown
-
-
-def test_answers_that_are_shuffled_are_right_by_chance_alone(ask, tmp_path):
-    """Within a cell, so that every answer is a likely one; what chance gives follows from how often answers repeat."""
-    chance = {}
-
-    def shuffled(prompts):
-        answers = ADD(prompts)
-        given = random.Random(7).sample(answers, len(answers))
-        sizes = tuple(len(number) for number in prompts[0][:-1].split("+"))
-        right = sum(one == other for one, other in zip(given, answers, strict=True))
-        chance.setdefault(sizes, right / len(answers))  # only wrong ones are asked again, to be written out
-        return given
-
-    ask(Calculator("addition", shuffled), *SMALL, "--samples", "50", "--batch_size", "50")
-    assert rates(tmp_path) == chance, "a batch is a cell"
-    assert all(rate <= 0.1 for (i, j), rate in chance.items() if i + j > 3)
-    assert figures(tmp_path)["means"]["beyond"]["value"] < 0.05
 
 
 def test_a_model_without_extrapolation(ask, tmp_path, capsys):

@@ -182,7 +182,7 @@ def square(last, right):
 
 
 def values(cells, trained):
-    return {name: (mean.value, mean.cells) for name, mean in means(cells, trained).items()}
+    return {name: (mean["value"], mean["cells"]) for name, mean in means(cells, trained).items()}
 
 
 def test_a_model_without_extrapolation_reaches_a_quarter_of_the_grid():
@@ -209,8 +209,8 @@ def test_a_model_without_extrapolation_reaches_a_quarter_of_the_grid():
 )
 def test_which_cells_a_mean_is_of(last, trained, cells):
     found = means(square(last, lambda i, j: 1), trained)
-    assert {name: mean.cells for name, mean in found.items()} == cells
-    assert all(mean.value == (0.25 if mean.cells else None) for mean in found.values())
+    assert {name: mean["cells"] for name, mean in found.items()} == cells
+    assert all(mean["value"] == (0.25 if mean["cells"] else None) for mean in found.values())
 
 
 def test_every_cell_counts_alike_and_an_empty_one_not_at_all():

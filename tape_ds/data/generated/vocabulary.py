@@ -16,7 +16,7 @@ def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
 def tokenizer(task: Task) -> "PreTrainedTokenizerFast":
     """Return the tokenizer of a task; ``AutoTokenizer`` loads the folder that it is saved in.
 
-    It adds nothing to a text: training sequences end with EOS where the task says so, and prompts are encoded as is.
+    It adds nothing to a text: training sequences have the EOS of their task, and prompts are encoded as they are.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -31,7 +31,7 @@ from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.run import Run, sample_count, start, weights_dtype
 
 SEED = 0
-"""Of the tests: every run has the same."""
+"""Of the tests, the same in every run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,32 +44,15 @@ class GeneratedRun(Run):
     recipe: GeneratedRecipe
     sequences: GeneratedSequences
 
-    @property
     @abstractmethod
-    def tests(self) -> list[Test]:
-        """The tests that the trained model is asked, if :attr:`samples` of each is more than 0."""
-
-    @property
-    @abstractmethod
-    def samples(self) -> int:
-        """Sequences of each test."""
-
-    @abstractmethod
-    def describe_held_out(self) -> str:
-        """Return what is asked, in words."""
-
-    @abstractmethod
-    def announcement(self) -> str:
-        """Return what is about to be asked, in words."""
-
-    @abstractmethod
-    def scores(self, found: Sequence[list[list[bool]]]) -> Any:
-        """Return what is stored of the answers that are right, in each sequence of each test."""
+    def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> Any:
+        """Return what is stored of each test and which answers of its sequences are right."""
 
     @cached_property
-    def held_out(self) -> list[list[GeneratedSample]]:
-        """The sequences of each test."""
-        return [test.task.held_out(test.size, self.samples, SEED) for test in self.tests] if self.samples else []
+    def held_out(self) -> list[tuple[Test, list[GeneratedSample]]]:
+        """The tests that the trained model is asked, with their sequences."""
+        tests, each = self.recipe.tests
+        return [(test, test.task.held_out(test.size, each, SEED)) for test in tests]
 
     @property
     def mean_tokens(self) -> int:
@@ -77,27 +60,27 @@ class GeneratedRun(Run):
         return round(self.sequences.mean_tokens)
 
     def outline(self) -> dict[str, str]:
-        config = self.config
+        config, described = self.config, self.recipe.outline()
         sizes = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
         return {
             "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {sizes}",
             "encoding": positions.described(config),
-            "data": self.recipe.outline()["data"],
-            "held out": self.describe_held_out() if self.samples else "nothing",
+            "data": described["data"],
+            "held out": described["held out"],
         }
 
     def fingerprints(self) -> dict[str, str]:
         return fingerprints_of(self.recipe)
 
     def scoring(self) -> list[TrainerCallback]:
-        if not self.samples:
-            return []
-        return [ScoredAfter(self.announcement(), self._ask, self.output / RESULTS / self.FILE)]
+        tests, each = self.recipe.tests
+        announcement = f"answering up to {len(tests) * each:,} held-out sequences"
+        return [ScoredAfter(announcement, self._ask, self.output / RESULTS / self.FILE)] if tests else []
 
     def stored(self) -> Any:
         """Return the stored scores; None if there are none."""
         file = self.output / RESULTS / self.FILE
-        return json.loads(file.read_text()) if self.samples and file.exists() else None
+        return json.loads(file.read_text()) if self.recipe.tests[0] and file.exists() else None
 
     def _ask(self, model: Any) -> Any:
         def tokens(asked: tuple[Test, list[GeneratedSample]]) -> int:
@@ -106,13 +89,13 @@ class GeneratedRun(Run):
         vocabulary = self.sequences.task.vocabulary
         found: dict[Test, list[list[bool]]] = {}
         # an encoding may follow from the length beyond the window, so only tests within it are asked together
-        for length, group in groupby(sorted(zip(self.tests, self.held_out, strict=True), key=tokens), key=tokens):
+        for length, group in groupby(sorted(self.held_out, key=tokens), key=tokens):
             asked = list(group)
             samples = [sample for _, some in asked for sample in some]
             with evaluated_at(bare(model), length):
                 right = iter(exact_match.judge(bare(model), vocabulary, samples, each=share_out))
             found |= {test: [next(right) for _ in some] for test, some in asked}
-        return self.scores([found[test] for test in self.tests])
+        return self.scores([(test, found[test]) for test, _ in self.held_out])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,26 +104,10 @@ class ArithmeticRun(GeneratedRun):
 
     FILE = "exact_match.json"
 
-    @property
-    def tests(self) -> list[Test]:
-        lengths = self.recipe.lengths
-        return lengths.task.tests(lengths.trained)
-
-    @property
-    def samples(self) -> int:
-        # the same number of every pair of lengths that has as many
-        return -(-self.recipe.data.held_out_samples // len(self.tests))
-
-    def describe_held_out(self) -> str:
-        return f"{sum(map(len, self.held_out)):,} problems of these lengths that no sequence has"
-
-    def announcement(self) -> str:
-        return f"answering {sum(map(len, self.held_out)):,} held-out problems"
-
-    def scores(self, found: Sequence[list[list[bool]]]) -> dict[str, Any]:
+    def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> dict[str, Any]:
         """Return the share of right answers for each value of the larger size."""
         by_longest: dict[int, list[list[bool]]] = {}
-        for test, some in zip(self.tests, found, strict=True):
+        for test, some in found:
             by_longest.setdefault(max(test.size), []).extend(some)
         return {str(longest): exact_match.whole_answers(some) for longest, some in sorted(by_longest.items())}
 
@@ -166,24 +133,8 @@ class AddressingRun(GeneratedRun):
 
     FILE = "addressing.json"
 
-    @property
-    def tests(self) -> list[Test]:
-        lengths = self.recipe.lengths
-        return lengths.task.tests(lengths.tested)
-
-    @property
-    def samples(self) -> int:
-        return self.recipe.data.held_out_samples
-
-    def describe_held_out(self) -> str:
-        each = f"{self.samples:,} sequences of each that no sequence of training is"
-        return f"{'; '.join(map(str, self.tests))}: {each}"
-
-    def announcement(self) -> str:
-        return f"asking {self.samples:,} sequences of each of {len(self.tests)} tests"
-
-    def scores(self, found: Sequence[list[list[bool]]]) -> list[dict[str, Any]]:
-        return [Answered.of(test, some).to_dict() for test, some in zip(self.tests, found, strict=True)]
+    def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> list[dict[str, Any]]:
+        return [Answered.of(test, some).to_dict() for test, some in found]
 
     def figures(self) -> dict[str, Any]:
         return {"addressing": found} if (found := self.stored()) else {}
