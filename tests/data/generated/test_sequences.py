@@ -127,6 +127,19 @@ def test_stored_results_keep_their_fingerprints(name, expected):
     assert TASKS[name].fingerprint(sizes) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("addition", (4, 5), "0192192add1eb511"),
+        ("flip_flop", (32,), "a659f1ddec5809c0"),
+        ("recall", (32,), "a0b5b66934774ceb"),
+    ],
+)
+def test_tests_stay_what_they_are(name, size, expected):
+    found = [sample.words for sample in TASKS[name].held_out(size, 20, seed=0)]
+    assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == expected
+
+
 EXPECTED = {
     "addition": "4ce55f7d0c3c57bd",
     "subtraction": "951f9fc28ceef21d",

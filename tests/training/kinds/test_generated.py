@@ -1,6 +1,7 @@
 """Runs on generated tasks: what they assemble, train and score, without an engine."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -173,6 +174,15 @@ def test_longer_problems_are_another_run(tmp_path):
     with pytest.raises(UserError) as caught:
         generated.assemble(recipe(tmp_path, resume_from_checkpoint="true", max_digits=3, **settings))
     assert {"max_digits", "window", "arithmetic:addition"} <= {each.field for each in caught.value.problems}
+
+
+@pytest.mark.parametrize(("task", "lengths"), [("addition", [10]), ("look_back", [35, 51, 67])])
+def test_tests_beyond_the_window_are_asked_by_length(task, lengths, tmp_path, monkeypatch):
+    """An encoding that follows from the length is the trained one within the window; one pass asks all of that."""
+    run, used = generated.assemble(recipe(tmp_path, task, held_out_samples=4)), []
+    monkeypatch.setattr(generated, "evaluated_at", lambda model, length: used.append(length) or nullcontext())
+    run.scoring()[0].measure(run.model)
+    assert used == lengths and used[0] == run.config.max_position_embeddings
 
 
 def test_scores_by_size_add_up(tmp_path):
