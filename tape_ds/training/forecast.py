@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import checkpoint
-from tape_ds.checkpoint import resume
 from tape_ds.errors import raise_if_any
 from tape_ds.model.loading.families import TAPE
 from tape_ds.planning import search, shape
@@ -228,6 +227,8 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     given = recipe.resume_from_checkpoint
     if not given:
         return None
+    from tape_ds.checkpoint import resume  # torch, which tools/plan.py imports only once its options are read
+
     output = Path(recipe.trainer_value("output_dir")).expanduser()
     newest = given in (True, resume.AUTO)
     for folder in reversed(checkpoint.numbered(output)) if newest else [Path(str(given)).expanduser()]:

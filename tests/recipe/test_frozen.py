@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.recipe import arithmetic, extension, finetuning, pretraining
+from tape_ds.recipe import extension, finetuning, generated, pretraining
 from tape_ds.training import forecast
 
 FROZEN = Path(__file__).parents[1] / "assets" / "recipes"
@@ -19,7 +19,7 @@ LOAD = {
     "extend_llama": extension.load,
     "finetune_scrolls": finetuning.load,
     "pretrain_c4": pretraining.load,
-    "train_arithmetic": arithmetic.load,
+    "train_arithmetic": generated.load,
 }
 KINDS = {
     "unknown field": "unknown",

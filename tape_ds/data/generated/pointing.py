@@ -1,4 +1,4 @@
-"""Look-back and look-ahead: the letter that stands k before, or behind, a marker.
+"""Look-back and look-ahead: the letter k places before, or after, a marker.
 
 The marker is found by its content and the letter by its distance from it, so neither content nor the distance from the
 query alone gives the answer.
@@ -7,10 +7,11 @@ query alone gives the answer.
 import random
 import string
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from tape_ds.data.addressing.task import AddressingSequence, AddressingTask
+from tape_ds.data.generated.addressing import AddressingTask
+from tape_ds.data.generated.task import GeneratedSample, Size
 
 
 @dataclass(frozen=True)
@@ -28,46 +29,41 @@ class Pointing(AddressingTask):
     markers: int = 1
     """In each text, all of them different; a question names one."""
     queries: int = 1
-    """Behind each text."""
+    """After each text."""
 
-    counts: ClassVar[str] = "tokens of the text before the question"
+    sizes = ("tokens of the text before the question",)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Letters, markers, their questions, and numbers."""
-        markers = range(1, self.markers + 1)
-        numbers = map(str, range(1, self.most + 1))
-        return (*self._alphabet, *(f"^{each}" for each in markers), *(f"?{each}" for each in markers), *numbers)
+        questions = (f"?{each}" for each in range(1, self.markers + 1))
+        return (*self._alphabet, *self.signs, *questions, *map(str, range(1, self.most + 1)))
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """The markers."""
         return tuple(f"^{each}" for each in range(1, self.markers + 1))
 
     @property
     def chance(self) -> float:
-        """One letter of the alphabet."""
         return 1 / self.letters
 
     @property
     def shortest(self) -> int:
-        """Room for all markers where every k can be asked, and sequences enough."""
-        return max(16, self.most + 2 * self.markers)
+        return max(16, self.most + 2 * self.markers)  # room for all markers where every k can be asked
 
-    def tokens(self, length: int) -> int:
-        """Return the text, and for each question the marker's, k and the letter."""
+    def tokens(self, size: Size) -> int:
+        (length,) = size
         return length + 3 * self.queries
 
     @abstractmethod
     def places(self, length: int) -> range:
-        """Where a marker may stand."""
+        """Return the possible places of a marker: every k can be asked from there."""
 
     @abstractmethod
     def target(self, place: int, k: int) -> int:
-        """Return the place that is asked for, of a marker's place and k."""
+        """Return the place that is asked for, from a marker's place and k."""
 
-    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
-        """No question is for a place that has a marker, and none is asked twice."""
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
+        """Draw a sequence; no question is for a marker's place, and none is asked twice."""
         markers = range(1, self.markers + 1)
         places = dict(zip(markers, generator.sample(self.places(length), self.markers), strict=True))
         words = generator.choices(self._alphabet, k=length)
@@ -83,10 +79,9 @@ class Pointing(AddressingTask):
         asked = generator.sample(can_be_asked, self.queries)
         for marker, k in asked:
             words += (f"?{marker}", str(k), words[self.target(places[marker], k)])
-        return AddressingSequence(tuple(words), tuple(range(length + 2, len(words), 3)))
+        return GeneratedSample(tuple(words), tuple(range(length + 2, len(words), 3)))
 
-    def bounds(self) -> dict[str, tuple[float, float]]:
-        """Of one letter there would be nothing to tell, and the alphabet ends."""
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
         return {
             "letters": (2, len(string.ascii_letters)),
             "most": (1, 1024),
@@ -100,28 +95,24 @@ class Pointing(AddressingTask):
 
 
 class LookBack(Pointing):
-    """The letter k before the marker."""
+    """The letter k places before the marker."""
 
     name = "look_back"
 
     def places(self, length: int) -> range:
-        """With the largest k before them."""
         return range(self.most, length)
 
     def target(self, place: int, k: int) -> int:
-        """Before it."""
         return place - k
 
 
 class LookAhead(Pointing):
-    """The letter k behind the marker."""
+    """The letter k places after the marker."""
 
     name = "look_ahead"
 
     def places(self, length: int) -> range:
-        """With the largest k behind them."""
         return range(length - self.most)
 
     def target(self, place: int, k: int) -> int:
-        """Behind it."""
         return place + k

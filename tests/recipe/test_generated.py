@@ -1,13 +1,14 @@
-"""The recipe of the arithmetic launcher: its own contradictions, what follows from what, and the shipped ones."""
+"""Recipes of generated tasks: their own contradictions, derived fields, and the shipped ones."""
 
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tape_ds.data.generated.tasks import TASKS
 from tape_ds.model import positions
 from tape_ds.recipe import files
-from tape_ds.recipe.arithmetic import load
+from tape_ds.recipe.generated import load
 from tape_ds.training import plan
 from tests.recipe import helpers
 
@@ -31,51 +32,48 @@ SHIPPED = (
 ADDRESSING = ("flip_flop", "look_ahead", "look_back", "look_back_markers", "recall", "selective_copy")
 
 
+LENGTHS = {"look_back": [32, 48], "look_ahead": [32, 48], "flip_flop": [64, 64], "selective_copy": [32], "recall": [32]}
+
+
+def written(task="addition", without=(), **fields):
+    """A recipe file in the current folder, of this task."""
+    if task in LENGTHS or task == "look_bak":
+        fields = {"train_lengths": LENGTHS.get(task)} | fields
+        without = (*without, *(() if "max_digits" in fields else ("max_digits",)))
+    return write(without=without, task=task, **fields)
+
+
 def loaded(world_size=None, **fields):
-    return load(["--recipe", write(**fields)], world_size=world_size)
+    return load(["--recipe", written(**fields)], world_size=world_size)
 
 
-# (what to change, expected field, part of the problem, part of the remedy)
-MALFORMED = {
-    "unknown task": ({"task": "additon"}, "task", "no such task", "addition"),
-    "no digits": ({"max_digits": 0, "max_digits_second": 3}, "max_digits", "out of range", "1 or more"),
-    "no digits of either": ({"max_digits": 0}, "max_digits", "out of range", "1 or more"),
-    "fewer digits than none": ({"max_digits": -3}, "max_digits", "out of range", "1 or more"),
-    "epochs of what has no end": (
-        {"max_steps": -1, "num_train_epochs": 2},
-        "num_train_epochs",
-        "drawn",
-        "max_steps",
-    ),
-    "too many": ({"max_digits": 4, "max_digits_second": 201}, "max_digits_second", "out of range", "1 to 200"),
-    "more numbers than letters": (
-        {"task": "sorting", "max_digits_second": 53},
-        "max_digits_second",
-        "out of range",
-        "1 to 52",
-    ),
-    "sequences that do not fit": ({"window": 18}, "window", "has 19 tokens", "19 or more"),
-    "tests shorter than training": ({"test_digits": 4}, "test_digits", "shorter than what is trained", "5"),
-    "tests of numbers that nobody writes": ({"test_digits": 1001}, "test_digits", "too long", "1,000 or less"),
-    "more than are found": ({"held_out_samples": 100_001}, "held_out_samples", "out of range", "0 to 100000"),
-    "fewer than none": ({"held_out_samples": -1}, "held_out_samples", "out of range", "0"),
-    "a width that heads do not share": ({"hidden_size": 66}, "hidden_size", "not divisible", "multiple"),
-    "unknown encoding": ({"position_encoding": "rop"}, "position_encoding", "unknown encoding", "rope"),
-    "unknown option": (
-        {"position_options": {"max_rang": 3}, "position_encoding": "randpe"},
-        "position_options.max_rang",
-        "not an option",
-        "max_range",
-    ),
-    "another launcher's data": ({"train_data": ["stdlib"]}, "train_data", "no field", "drawn"),
-    "another tokenizer": ({"tokenizer": "smollm2"}, "tokenizer", "no field", "letters"),
-}
+# what to change, the field named, and the right values that the remedy has; tests/assets has every mistake
+REMEDIES = [
+    ({"max_digits_second": 201}, "max_digits_second", "1 to 200"),
+    ({"task": "sorting", "max_digits_second": 53}, "max_digits_second", "1 to 52"),
+    ({"window": 18}, "window", "19 or more"),
+    ({"test_digits": 4}, "test_digits", "5 or more"),
+    ({"test_digits": 1001}, "test_digits", "1,000 or less"),
+    ({"max_steps": -1, "num_train_epochs": 2}, "num_train_epochs", "max_steps"),
+    ({"task": "look_back", "train_lengths": [17]}, "train_lengths", "18 to 4,096"),
+    ({"task": "look_back", "test_lengths": [48, 4097]}, "test_lengths", "18 to 4,096"),
+    ({"task": "look_back", "window": 50}, "window", "51 or more"),
+    ({"task": "flip_flop", "train_lengths": [65]}, "train_lengths", "a multiple of 2"),
+    ({"task": "recall", "task_options": {"keys": 16}, "test_lengths": [34]}, "test_lengths", "16 to 32"),
+    ({"task": "look_back", "task_options": {"marker": 2}}, "task_options.marker", "markers"),
+    ({"task": "look_bak", "train_lengths": [32]}, "task", "look_back"),
+]
 
 
-@pytest.mark.parametrize("case", MALFORMED)
-def test_what_is_wrong_is_said(case):
-    fields, *said = MALFORMED[case]
-    helpers.check_said(problems_of("--recipe", write(**fields))[0], *said)
+@pytest.mark.parametrize(("fields", "field", "remedy"), REMEDIES)
+def test_a_remedy_has_the_right_values(fields, field, remedy):
+    found, _ = problems_of("--recipe", written(**fields))
+    assert set(found) == {field} and remedy in found[field].remedy
+
+
+def test_arithmetic_has_no_lengths():
+    found, _ = problems_of("--recipe", written(train_lengths=[3, 4], task_options={"markers": 2}))
+    assert set(found) == {"train_lengths", "task_options"} and "max_digits" in found["train_lengths"].remedy
 
 
 def test_everything_at_once():
@@ -89,6 +87,12 @@ def test_everything_at_once():
     }
     found, _ = problems_of("--recipe", write(**fields))
     assert {"task", "max_digits", "position_encoding", "learning_rate", "held_out_samples"} <= set(found)
+
+
+def test_all_that_is_wrong_with_lengths_at_once():
+    fields = {"train_lengths": [3], "test_lengths": [5], "position_encoding": "rop", "max_digits": 2, "window": 4}
+    found, _ = problems_of("--recipe", written("look_back", **fields))
+    assert {"train_lengths", "test_lengths", "position_encoding", "max_digits", "window"} <= set(found)
 
 
 def test_sizes_task_and_digits_must_be_given():
@@ -107,6 +111,22 @@ def test_what_follows_from_the_digits():
     assert (uneven.window, uneven.data.test_digits, uneven.test_tokens) == (17, 10, 30)
     assert loaded(window=64).window == 64
     assert (recipe.model.num_key_value_heads, recipe.model.head_dim) == (4, 16)
+
+
+def test_what_follows_from_the_lengths():
+    recipe = loaded(task="look_back")
+    assert recipe.data.test_lengths == [48, 72, 96] and recipe.window == 51 and recipe.test_tokens == 99
+    assert recipe.data.task_options == {"letters": 26, "most": 16, "markers": 1, "queries": 1}
+    assert recipe.checked_config().vocab_size == 4 + 26 + 1 + 1 + 16
+    assert loaded(task="recall", train_lengths=[30]).data.test_lengths == [30, 44, 60], "pairs have two tokens"
+    assert loaded(task="recall", train_lengths=[100]).data.test_lengths == [100, 128], "and there are 64 keys"
+    assert loaded(task="look_back", task_options={"queries": 4}).window == 60
+
+
+def test_arithmetic_has_nothing_new_in_its_identity():
+    """A checkpoint from before there were lengths can be resumed."""
+    data = loaded().data
+    assert data.train_lengths is data.test_lengths is data.task_options is None
 
 
 def test_the_model_has_the_letters_of_its_task():
@@ -128,10 +148,14 @@ def test_drawn_positions_reach_the_tests():
     assert own == {"max_range": 30, "evaluation_length": 30}
 
 
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("encoding", positions.available())
-def test_every_encoding_can_be_asked_for(encoding):
-    described = plan.describe(loaded(position_encoding=encoding, attention_backend="sdpa"))
-    assert f"encoding  {encoding}" in described and "sequences of up to 19 tokens" in described
+def test_every_encoding_can_be_asked_for(task, encoding):
+    recipe = loaded(task=task, position_encoding=encoding, attention_backend="sdpa")
+    described = plan.describe(recipe)
+    assert f"encoding  {encoding}" in described and f"data      {task}: " in described
+    if encoding == "randpe":
+        assert recipe.checked_config().position_options["evaluation_length"] == recipe.test_tokens
 
 
 def test_digits_can_be_given_places():
@@ -147,14 +171,20 @@ def test_heads_are_shared_as_in_pretraining(field):
     assert set(found) == {field} and "4" in found[field].wrong
 
 
-def test_the_whole_recipe_loads_to_the_same_run():
-    recipe = loaded(position_encoding="randpe", max_digits_second=3)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_encoding": "randpe", "max_digits_second": 3},
+        {"task": "flip_flop", "task_options": {"ignore": 0.5}},
+    ],
+)
+def test_the_whole_recipe_loads_to_the_same_run(fields):
+    recipe = loaded(**fields)
     Path("again.yaml").write_text(recipe.to_yaml())
     assert load(["--recipe", "again.yaml"]).to_yaml() == Path("again.yaml").read_text()
 
 
 def test_the_shipped_recipes_are_known():
-    """With those of addressing."""
     assert files.recipes_of("train_arithmetic") == sorted((*SHIPPED, *ADDRESSING))
 
 
@@ -163,6 +193,15 @@ def test_shipped_recipes_load_for_any_encoding(name):
     for encoding in ("tape", "randpe"):
         recipe = load(["--recipe", f"arithmetic/{name}", "--position_encoding", encoding], world_size=2)
         assert recipe.accumulation() >= 1 and recipe.checked_config().position_encoding == encoding
+
+
+@pytest.mark.parametrize("name", ADDRESSING)
+def test_shipped_recipes_of_addressing_need_no_engine(name):
+    for encoding in ("tape", "randpe"):
+        recipe = load(["--recipe", f"addressing/{name}", "--position_encoding", encoding])
+        assert recipe.deepspeed is None and recipe.accumulation() == 1
+        assert recipe.checked_config().position_encoding == encoding
+        assert recipe.trainer_value("output_dir") == f"runs/addressing/{name}"
 
 
 @pytest.mark.parametrize("name, tokens", [("addition_20", 64), ("addition_40", 124)])

@@ -10,7 +10,8 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tape_ds.data.addressing.task import LONGEST, AddressingSequence, AddressingTask
+from tape_ds.data.generated.addressing import LONGEST, AddressingTask
+from tape_ds.data.generated.task import GeneratedSample, Size
 
 WRITE, READ, IGNORE = "w", "r", "i"
 
@@ -31,35 +32,18 @@ class FlipFlop(AddressingTask):
     """The same in the tests with many writes."""
 
     name = "flip_flop"
-    counts = "tokens, instructions and bits alike"
+    sizes = ("tokens, instructions and bits alike",)
     step = 2
+    words = (WRITE, READ, IGNORE, "0", "1")
+    signs = (WRITE, READ, IGNORE)
+    chance = 0.5
+    shortest = 24  # with nothing but ignores in between, 2,048 sequences
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Instructions and bits."""
-        return (WRITE, READ, IGNORE, "0", "1")
-
-    @property
-    def signs(self) -> tuple[str, ...]:
-        """The instructions."""
-        return (WRITE, READ, IGNORE)
-
-    @property
-    def chance(self) -> float:
-        """One of two bits."""
-        return 0.5
-
-    @property
-    def shortest(self) -> int:
-        """With nothing but ignores in between, 2,048 sequences."""
-        return 24
-
-    def tokens(self, length: int) -> int:
-        """The length is that of the sequence."""
+    def tokens(self, size: Size) -> int:
+        (length,) = size
         return length
 
-    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
-        """Instruction by instruction."""
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         change = (1 - self.ignore) / 2
         between = generator.choices((WRITE, READ, IGNORE), (change, change, self.ignore), k=length // 2 - 2)
         words: list[str] = []
@@ -72,68 +56,57 @@ class FlipFlop(AddressingTask):
             elif instruction == WRITE:
                 written = bit
             words += (instruction, bit)
-        return AddressingSequence(tuple(words), tuple(answers))
+        return GeneratedSample(tuple(words), tuple(answers))
 
-    def tested(self) -> Mapping[str, AddressingTask]:
-        """As trained, and with other probabilities of an ignore."""
+    def kinds(self) -> Mapping[str, AddressingTask]:
         others = (self.sparse, self.dense)
         return {"": self} | {f"ignore {each:g}": replace(self, ignore=each) for each in others}
 
-    def bounds(self) -> dict[str, tuple[float, float]]:
-        """Probabilities."""
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
         return dict.fromkeys(("ignore", "sparse", "dense"), (0, 1))
 
 
 @dataclass(frozen=True)
 class SelectiveCopy(AddressingTask):
-    """``_ c _ _ a | c a``: items among blanks, and behind the bar the items in their order, all of them answers.
+    """``_ c _ _ a | c a``: items among blanks, and after the bar the items in their order, all of them answers.
 
-    Items are uniform and independent, and so are the places that they have.
+    Items are uniform and independent, and so are their places.
     """
 
     values: int = 16
-    """Different items that there are."""
+    """Number of different items."""
     items: int = 16
     """In each text; the rest is blank."""
 
     name = "selective_copy"
-    counts = "items and blanks"
+    sizes = ("items and blanks",)
+    signs = ("|",)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The blank, the bar, and the items."""
         return (*"_|", *string.ascii_letters[: self.values])
 
     @property
-    def signs(self) -> tuple[str, ...]:
-        """The bar."""
-        return ("|",)
-
-    @property
     def chance(self) -> float:
-        """One item of those that there are."""
         return 1 / self.values
 
     @property
     def shortest(self) -> int:
-        """With some blanks, and sequences enough."""
-        return self.items + 4
+        return self.items + 4  # some blanks, and enough different sequences
 
-    def tokens(self, length: int) -> int:
-        """Items and blanks, the bar, and the items again."""
+    def tokens(self, size: Size) -> int:
+        (length,) = size
         return length + 1 + self.items
 
-    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
-        """Return places first, then items."""
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         places = sorted(generator.sample(range(length), self.items))
         copied = generator.choices(string.ascii_letters[: self.values], k=self.items)
         words = ["_"] * length
         for place, item in zip(places, copied, strict=True):
             words[place] = item
-        return AddressingSequence((*words, "|", *copied), tuple(range(length + 1, self.tokens(length))))
+        return GeneratedSample((*words, "|", *copied), tuple(range(length + 1, length + 1 + self.items)))
 
-    def bounds(self) -> dict[str, tuple[float, float]]:
-        """The alphabet ends."""
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
         return {"values": (2, len(string.ascii_letters)), "items": (4, 1024)}
 
 
@@ -141,59 +114,51 @@ class SelectiveCopy(AddressingTask):
 class Recall(AddressingTask):
     """``k3 v7 k1 v2 ... k1 v2``: keys with values, and then some of the keys again, whose values are the answers.
 
-    The keys of a sequence are different from one another, and so are those that are asked for; values are uniform and
-    independent.
+    The keys of a sequence differ from one another, and so do those asked for; values are uniform and independent.
     """
 
     keys: int = 64
-    """Different keys that there are."""
+    """Number of different keys."""
     values: int = 64
-    """Different values that there are."""
+    """Number of different values."""
     queries: int = 8
     """Keys that are asked for."""
 
     name = "recall"
-    counts = "tokens of the pairs before the first query"
+    sizes = ("tokens of the pairs before the first query",)
     step = 2
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Keys and values."""
         return (*(f"k{each}" for each in range(self.keys)), *self.signs)
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """The values, which end their pairs."""
-        return tuple(f"v{each}" for each in range(self.values))
+        return tuple(f"v{each}" for each in range(self.values))  # a value ends its pair
 
     @property
     def chance(self) -> float:
-        """One value of those that there are."""
         return 1 / self.values
 
     @property
     def shortest(self) -> int:
-        """A pair for each query, and sequences enough."""
-        return 2 * max(self.queries, 4)
+        return 2 * max(self.queries, 4)  # a pair for each query, and enough different sequences
 
     @property
     def longest(self) -> int:
-        """A pair for each key."""
         return 2 * self.keys
 
-    def tokens(self, length: int) -> int:
-        """Pairs, and as many tokens for each query."""
+    def tokens(self, size: Size) -> int:
+        (length,) = size
         return length + 2 * self.queries
 
-    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
-        """Pairs first, then which of them are asked for."""
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         chosen = generator.sample(range(self.keys), length // 2)
         values = generator.choices(range(self.values), k=len(chosen))
         pairs = [(f"k{key}", f"v{value}") for key, value in zip(chosen, values, strict=True)]
         pairs += generator.sample(pairs, self.queries)
         words = tuple(word for pair in pairs for word in pair)
-        return AddressingSequence(words, tuple(range(length + 1, len(words), 2)))
+        return GeneratedSample(words, tuple(range(length + 1, len(words), 2)))
 
-    def bounds(self) -> dict[str, tuple[float, float]]:
-        """Enough for different sequences."""
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
         return {"keys": (8, LONGEST // 2), "values": (2, LONGEST), "queries": (1, self.keys)}
