@@ -31,6 +31,8 @@ FIELDS = {
     "train_data": "stdlib:typing.py",
     "eval_data": "stdlib:this.py",
     "deepspeed": "zero1",
+    "activation_checkpointing": True,
+    "per_device_train_batch_size": 1,
     "global_batch_size": 1,
     "warmup_steps": 0,
     "logging_steps": 1,

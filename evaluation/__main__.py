@@ -4,9 +4,7 @@
     python -m evaluation perplexity MODEL --data stdlib --lengths 2k 8k 16k
     python -m evaluation passkey    MODEL --lengths 4k 8k 16k         a heat map of depth and length
     python -m evaluation arithmetic MODEL --digits 12                 a heat map of both operands' lengths
-    python -m evaluation scrolls    generate MODEL --datasets qasper  answers and summaries, with the official scores
-    python -m evaluation scrolls    compare RESULTS ...               several models' answers, side by side
-    python -m evaluation harness    MODEL --tasks tape_table9         lm-eval's tasks: MMLU, ARC, RULER, ...
+    python -m evaluation harness    MODEL --tasks tape_table9         lm-eval's tasks: MMLU, ARC, RULER, SCROLLS, ...
     python -m evaluation report     RUNS ... --output PAGE            one page that compares them
 
 Each has ``--help``. MODEL is a run's folder, a model folder, an adapter, a hub id, a .gguf file, or smollm2. On several
@@ -28,7 +26,6 @@ COMMANDS = {
     "perplexity": "perplexity_options",
     "passkey": "passkey_options",
     "arithmetic": "arithmetic_options",
-    "scrolls": None,
     "harness": None,
     "report": None,
 }

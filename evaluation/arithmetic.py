@@ -1,59 +1,55 @@
 """The work of ``python -m evaluation arithmetic``, which :mod:`evaluation.arithmetic_options` describes."""
 
 import argparse
-import itertools
-import json
-import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from evaluation import addressing, arithmetic_options, arithmetic_tables, journal, models
+from evaluation import arithmetic_options, arithmetic_tables, journal, models
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
-from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
-from tape_ds.data.arithmetic import sequences, split, vocabulary
-from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample, ArithmeticTask
+from tape_ds.data.generated import tasks
+from tape_ds.data.generated.arithmetic import ArithmeticTask
+from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test
+from tape_ds.data.generated.vocabulary import ids_of
 from tape_ds.errors import Problem, command, raise_if_any
-from tape_ds.model import positions
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.scoring import arithmetic
-from tape_ds.scoring.arithmetic import ArithmeticQuestion, Pair
+from tape_ds.scoring import exact_match
+from tape_ds.scoring.exact_match import Answered
+from tape_ds.scoring.generation import continue_prompts
 
-NAME = "arithmetic"
+EXAMPLES = 3
+"""Wrong answers of a cell that are kept."""
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
     options = arithmetic_options.parse(argv)
-    model = prepare(options)
-    by_length = options.task in ADDRESSING
+    model, task = prepare(options)
+    name = "arithmetic" if isinstance(task, ArithmeticTask) else "addressing"
     evaluation = journal.Evaluation(
-        addressing.NAME if by_length else NAME,
+        name,
         journal.folder(options.output, model),
         model=model.about(),
         config=arithmetic_options.settings(options),
-        data=addressing.fingerprints(options) if by_length else fingerprints(options),
+        data={f"{name}:{task.name}": task.fingerprint(options.tested)},
         seed=options.seed,
     )
-    asking, tables = (addressing.ask_all, addressing) if by_length else (ask_all, arithmetic_tables)
 
     def show(figures: Mapping[str, Any]) -> None:
-        written = tables.write(figures, evaluation.folder, f"{options.task} by {model.name_or_path}")
-        print(tables.summary(figures))
+        written = arithmetic_tables.write(figures, evaluation.folder, f"{options.task} by {model.name_or_path}")
+        print(arithmetic_tables.summary(figures))
         print(", ".join(str(path) for path in written))
 
-    return evaluation.run(lambda: asking(evaluation, options, model), show, overwrite=options.overwrite)
+    return evaluation.run(lambda: ask_all(evaluation, options, model, task), show, overwrite=options.overwrite)
 
 
-def prepare(options: argparse.Namespace) -> FoundModel:
-    """Return the model, not loaded yet; ``options`` have everything afterwards.
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, Task]:
+    """Return the model, not loaded yet, and the task; ``options`` are complete afterwards.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -62,118 +58,91 @@ def prepare(options: argparse.Namespace) -> FoundModel:
     model = models.find(options, problems)
     problems += arithmetic_options.complete(options, model)
     raise_if_any(problems)
-    task = TASKS[options.task] if options.task in TASKS else addressing.task_of(options)
-    if model.tokenizer().get_vocab() != {token: number for number, token in enumerate(task.vocabulary)}:
+    task = tasks.make(options.task, options.task_options or {})
+    if model.tokenizer().get_vocab() != ids_of(task.vocabulary):
         wrong = f"its tokens are not those of {options.task}"
         problems.append(
             Problem("model", model.name_or_path, wrong, "give a model that launchers/train_arithmetic.py made")
         )
     if isinstance(task, ArithmeticTask):
-        problems += arithmetic.check_reach("--digits", options.digits, task)
-        problems += shared.check_lengths("--digits (in tokens)", [task.longest(*options.digits)], model)
+        problems += arithmetic_options.check_reach("--digits", options.tested, task)
+        problems += shared.check_lengths("--digits (in tokens)", [task.most_tokens(options.tested)], model)
     else:
-        problems += shared.check_lengths(
-            "--lengths (in tokens)", [task.tokens(each) for each in options.lengths], model
-        )
+        tokens = [task.tokens((length,)) for length in options.tested]
+        problems += shared.check_lengths("--lengths (in tokens)", tokens, model)
     raise_if_any(problems)
-    return model
+    return model, task
 
 
-def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: FoundModel) -> dict[str, Any]:
-    """Load the model, ask what no earlier start has asked; what came of it."""
+def ask_all(
+    evaluation: journal.Evaluation, options: argparse.Namespace, found: FoundModel, task: Task
+) -> dict[str, Any]:
+    """Load the model, ask what no earlier start has asked, and return the figures."""
     model = found.load()
     cost = Cost(found.device)
-    task = TASKS[options.task]
-    groups = [(" ".join(f"{i}x{j}" for i, j in group), group) for group in grouped(task, options, scale_of(found))]
-    answered = evaluation.run_jobs(groups, partial(ask, model, found.tokenizer(), task, options))
-    cells = sorted(itertools.chain(*answered.values()), key=lambda cell: (cell["first"], cell["second"]))
-    means = arithmetic.means(cells, options.trained)
+    tests = task.tests(options.tested)
+    jobs = [(str(test), test) for test in sorted(tests, key=lambda test: -test.tokens)]
+    answered = evaluation.run_jobs(jobs, partial(ask, model, options))
+    scores = [answered[str(test)] for test in tests]
+    if not isinstance(task, ArithmeticTask):
+        return {"task": task.name, "tests": scores, "cost": cost.taken(samples=options.samples * len(tests))}
     return {
         "task": task.name,
         "sizes": list(task.sizes),
         "trained": list(options.trained),
-        "means": {name: asdict(mean) for name, mean in means.items()},
-        "remark": arithmetic.drawn_too_short(found.config, task, options.digits),
-        "cells": cells,
-        "cost": cost.taken(samples=sum(cell["samples"] for cell in cells)),
+        "means": exact_match.means(scores, options.trained),
+        "remark": spread_too_short(found.config, task.most_tokens(options.tested)),
+        "cells": scores,
+        "cost": cost.taken(samples=sum(cell["samples"] for cell in scores)),
     }
 
 
-def fingerprints(options: argparse.Namespace) -> dict[str, str]:
-    """Of the problems that are asked."""
-    return {f"arithmetic:{options.task}": sequences.fingerprint(options.task, *options.digits)}
+def ask(model: PreTrainedModel, options: argparse.Namespace, test: Test) -> dict[str, Any]:
+    """Return the score of ``model`` in one test: of arithmetic a cell of the grid, with some wrong answers."""
+    samples = test.task.held_out(test.size, options.samples, options.seed)
+    with models.used_at(model, test.tokens):
+        together = options.batch_size * test.tokens
+        found = exact_match.judge(model, test.task.vocabulary, samples, batch_tokens=together)
+        if not isinstance(test.task, ArithmeticTask):
+            return Answered.of(test, found).to_dict()
+        wrong = [sample for sample, right in zip(samples, found, strict=True) if not all(right)]
+        first, second = test.size
+        return {
+            "first": first,
+            "second": second,
+            "samples": len(samples),
+            "correct": len(samples) - len(wrong),
+            "wrong": write_out(model, test.task, wrong[:EXAMPLES], options.use_cache),
+        }
 
 
-def scale_of(found: FoundModel) -> Callable[[int], str]:
-    """Return a function that says what the model makes of texts of so many tokens, alike for all unless its encoding
-    follows from their length (``yarn``, ``nope`` with a ``score_scale``)."""
-
-    @cache
-    def scale(length: int) -> str:
-        if not isinstance(found.config, TapeConfig):
-            return ""
-        used = positions.config_at(found.config, length)
-        return json.dumps([used.rope_parameters, used.position_options], sort_keys=True)
-
-    return scale
-
-
-def grouped(task: ArithmeticTask, options: argparse.Namespace, scale: Callable[[int], str]) -> list[list[Pair]]:
-    """Return the cells of the grid, the longest prompts first, in groups that are asked together.
-
-    Cells whose prompts are equally long share a batch, as far as it has room for all their samples, unless the model's
-    ``scale`` is another for the longest texts of one: no cell's RoPE scaling is that of the cells it is asked with. The
-    groups follow from model and options alone, whatever the number of processes: a batch's size may show in the last
-    bit of a logit.
-    """
-    alike: dict[tuple[int, str], list[Pair]] = {}
-    for i, j in itertools.product(*(range(1, last + 1) for last in options.digits)):
-        prompt = task.draw(random.Random(options.seed), i, j).prompt
-        alike.setdefault((len(prompt), scale(task.longest(i, j))), []).append((i, j))
-    together = max(1, options.batch_size // options.samples)
+def write_out(
+    model: PreTrainedModel, task: ArithmeticTask, samples: Sequence[GeneratedSample], use_cache: bool
+) -> list[dict[str, str]]:
+    """Return the model's greedy replies to some problems, with the right answers."""
+    if not samples:
+        return []
+    ids = ids_of(task.vocabulary)
+    texts = [("".join(s.words[: s.answers[0]]), "".join(s.words[s.answers[0] : -1])) for s in samples]
+    prompts = [[ids[letter] for letter in prompt] for prompt, _ in texts]
+    room = max(len(sample.answers) for sample in samples)
+    replies = continue_prompts(model, prompts, new_tokens=room, ends=[EOS], use_cache=use_cache)
+    words = dict(enumerate(task.vocabulary))  # the embedding may have more rows
     return [
-        cells[start : start + together]
-        for _, cells in sorted(alike.items(), reverse=True)
-        for start in range(0, len(cells), together)
+        {"prompt": prompt, "answer": answer, "reply": "".join(words.get(number, "?") for number in reply)}
+        for (prompt, answer), reply in zip(texts, replies, strict=True)
     ]
 
 
-def ask(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: ArithmeticTask,
-    options: argparse.Namespace,
-    group: Sequence[Pair],
-) -> list[dict[str, Any]]:
-    """Return what ``model`` makes of the held-out samples of some cells."""
-    drawn = [split.cell(task, i, j, options.samples, options.seed) for i, j in group]
-    asked, ids_of_letters = [], tokenizer.get_vocab()
-    for sample in itertools.chain(*drawn):
-        ids, targets = sequences.encode(sample, ids_of_letters)  # exactly as a training sequence has it
-        asked.append(ArithmeticQuestion(tuple(ids[:-targets]), tuple(ids[-targets:-1])))
-    with models.used_at(model, max(task.longest(i, j) for i, j in group)):
-        written = arithmetic.replies(
-            model, asked, end=vocabulary.EOS, batch_size=options.batch_size, use_cache=options.use_cache
-        )
-    # every token as its own text; "?" for one that the tokenizer lacks and the model has
-    texts = ("".join(token or "?" for token in tokenizer.convert_ids_to_tokens(list(ids))) for ids in written)
-    return [count(pair, samples, [next(texts) for _ in samples]) for pair, samples in zip(group, drawn, strict=True)]
-
-
-def count(pair: Pair, samples: Sequence[ArithmeticSample], replies: Sequence[str]) -> dict[str, Any]:
-    """Return one cell: how many were right, and some that were not."""
-    wrong = [
-        {"prompt": sample.prompt, "answer": sample.answer, "reply": reply}
-        for sample, reply in zip(samples, replies, strict=True)
-        if reply != sample.answer
-    ]
-    return {
-        "first": pair[0],
-        "second": pair[1],
-        "samples": len(samples),
-        "correct": len(samples) - len(wrong),
-        "wrong": wrong[: arithmetic.EXAMPLES],
-    }
+def spread_too_short(config: Any, longest: int) -> str | None:
+    """Return a remark on a model whose positions are spread over shorter texts (``randpe``) than the grid has."""
+    spread = (getattr(config, "position_options", None) or {}).get("evaluation_length")
+    if spread is None or spread >= longest:
+        return None
+    return (
+        f"its positions are spread over texts of {spread} tokens (position_options.evaluation_length) and the grid's "
+        f"longest have {longest}: beyond, they count on by steps that training has never seen"
+    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@
     python -m evaluation arithmetic runs/addressing/look_back --lengths 48 72 96
     torchrun --nproc_per_node 8 -m evaluation arithmetic runs/addition_40 --batch_size 2000
 
-Samples are held out: no training sequence has their operands. Answers are greedy, and right when the whole answer
-stands there and then the end of text. The mean of the whole grid has the trained lengths in it (of a grid to twice
-their length a quarter), so the mean of the cells beyond them stands beside it: that is where either operand is longer.
+Samples are held out: no training sequence has their operands. An answer is right if greedy decoding gives the whole
+of it and then the end of text, which one pass over prompt and answer decides; only some wrong answers are written out.
+The mean of the whole grid includes the trained lengths (of a grid to twice their length a quarter), so the mean of the
+cells beyond them, where either operand is longer, is given as well.
 
 Written to the folder of results: ``arithmetic.json`` (with wrong answers of each cell), ``arithmetic.png``,
 ``arithmetic.csv``, ``arithmetic.md``; of a task of addressing, whose answers are counted token by token, the same but
@@ -17,35 +18,36 @@ for the picture, as ``addressing``. Exit codes: 0 done; 2 something to mend.
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
 from tape_ds import results
 from tape_ds.arguments import Parser
-from tape_ds.data.addressing import tasks
-from tape_ds.data.addressing.lengths import wrong_length
-from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
-from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.data.generated import tasks
+from tape_ds.data.generated.addressing import AddressingTask
+from tape_ds.data.generated.arithmetic import ArithmeticTask
+from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring.arithmetic import both, check_counts, check_sizes
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
 
+MOST = 10_000
+"""Problems of a cell at most: more would take hours to find where there are few."""
 SAMPLES = 100
 ROWS = 1000
 BATCH_SIZE = 400
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command's options; what was not given is None, and the run's to say."""
+    """Return the command's options; what was not given is None, and taken from the run."""
     parser = Parser(prog="python -m evaluation arithmetic", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
     group = parser.add_argument_group("arithmetic")
-    group.add_argument("--task", choices=(*TASKS, *ADDRESSING), help="default: what the run was trained on")
+    group.add_argument("--task", choices=tuple(TASKS), help="default: what the run was trained on")
     group.add_argument(
         "--digits",
         type=int,
@@ -59,7 +61,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         nargs="+",
         metavar="N",
-        help="longest operands of the training sequences, written alike (default: what the run says)",
+        help="longest operands of the training sequences, written alike (default: those of the run)",
     )
     group.add_argument(
         "--lengths",
@@ -85,80 +87,101 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """Return what is wrong whatever the model."""
-    found = check_counts("--", 1 if options.samples is None else options.samples, options.batch_size)
-    found += check_sizes("--digits", options.digits) + check_sizes("--trained", options.trained)
+    found = []
+    if options.samples is not None and not 1 <= options.samples <= MOST:
+        found.append(Problem("--samples", options.samples, "out of range", f"give 1 to {MOST:,}"))
+    if options.batch_size < 1:
+        found.append(Problem("--batch_size", options.batch_size, "too few", "give 1 or more"))
+    for name in ("digits", "trained"):
+        given = vars(options)[name]
+        if given is not None and not (len(given) <= 2 and min(given) >= 1):
+            text = " ".join(map(str, given))
+            found.append(Problem(f"--{name}", text, "not one or two lengths", "give for example 12, or 12 8"))
     if options.seed < 0:
         found.append(Problem("--seed", options.seed, "negative", "give 0 or more"))
     return found
 
 
-def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
-    """Fill in what was not given from what the model's run says of itself; what remains unknown."""
-    asked = config_of_run(model)
-    options.task = options.task or asked.get("task")
-    wrong = list(_of_other_tasks(options))
-    if options.task in ADDRESSING:
-        options.samples = options.samples or ROWS
-        return wrong or _complete_lengths(options, asked, model)
-    options.samples = options.samples or SAMPLES
-    longest = None
-    if options.trained is None and "max_digits" in asked and options.task == asked["task"]:
-        options.trained = [asked["max_digits"], asked.get("max_digits_second") or asked["max_digits"]]
-        longest = asked.get("test_digits")
-    missing = [
-        Problem(f"--{name}", None, f"{model.name_or_path} does not say {what}", f"give --{name}")
-        for name, what in (("task", "what it was trained on"), ("trained", "how long its training operands were"))
-        if vars(options)[name] is None
+def check_reach(field: str, last: Sequence[int], task: ArithmeticTask) -> list[Problem]:
+    """Check that the task has problems as long as the grid's last."""
+    return [
+        Problem(field, size, f"{task.name} has at most {most:,} {name}", "give less")
+        for size, most, name in zip(last, task.largest, task.sizes, strict=True)
+        if size > most
     ]
-    if not missing:
-        options.trained = trained = both(options.trained)
-        options.digits = both(options.digits or TASKS[options.task].tested(*trained, longest))
-    return wrong + missing
 
 
-def _of_other_tasks(options: argparse.Namespace) -> Iterator[Problem]:
-    """Options that were given and that the task does not have."""
-    foreign = ("digits", "trained") if options.task in ADDRESSING else ("lengths", "task_options")
-    for name in foreign:
-        if options.task is not None and (value := vars(options)[name]) is not None:
-            yield Problem(f"--{name}", value, f"{options.task} has nothing of that", "leave it out")
+def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
+    """Fill in what was not given from the record of the model's run, and ``tested``; return what is wrong."""
+    config = config_of_run(model)
+    options.task = options.task or config.get("task")
+    if options.task is None:
+        wrong = f"{model.name_or_path} does not say what it was trained on"
+        missing = [Problem("--task", None, wrong, "give --task")]
+        return missing + (_complete_digits(options, {}, model) if options.trained is None else [])
+    own = config if options.task == config.get("task") else {}
+    is_arithmetic = isinstance(TASKS[options.task], ArithmeticTask)
+    wrong_options = [
+        Problem(f"--{name}", value, f"{options.task} has nothing of that", "leave it out")
+        for name in (("lengths", "task_options") if is_arithmetic else ("digits", "trained"))
+        if (value := vars(options)[name]) is not None
+    ]
+    options.samples = options.samples or (SAMPLES if is_arithmetic else ROWS)
+    if is_arithmetic:
+        return wrong_options + _complete_digits(options, own, model)
+    return wrong_options or _complete_lengths(options, own, model)
 
 
-def _complete_lengths(options: argparse.Namespace, asked: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
-    """The same for a task of addressing."""
-    own = asked if options.task == asked.get("task") else {}
+def _complete_digits(options: argparse.Namespace, own: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
+    longest = None
+    if options.trained is None and "max_digits" in own:
+        options.trained = [own["max_digits"], own.get("max_digits_second") or own["max_digits"]]
+        longest = own.get("test_digits")
+    if options.trained is None:
+        wrong = f"{model.name_or_path} does not say how long its training operands were"
+        return [Problem("--trained", None, wrong, "give --trained")]
+    # one length for both operands, or one for each
+    options.trained = (options.trained[0], options.trained[-1])
+    task = TASKS[options.task]
+    assert isinstance(task, ArithmeticTask)
+    given = options.digits
+    options.tested = (given[0], given[-1]) if given else task.reached(options.trained, longest)
+    return []
+
+
+def _complete_lengths(options: argparse.Namespace, own: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
     given = {} if options.task_options is None else options.task_options
     if not isinstance(given, dict):
         return [Problem("--task_options", given, "not a mapping", """write for example '{"ignore": 0.9}'""")]
     options.task_options = own.get("task_options", {}) | given
-    options.lengths = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
+    options.tested = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
     if wrong := tasks.check(options.task, options.task_options):
         return wrong
-    if not options.lengths:
-        return [
-            Problem("--lengths", None, f"{model.name_or_path} does not say how long its tests are", "give --lengths")
-        ]
+    if not options.tested:
+        wrong_lengths = f"{model.name_or_path} does not say how long its tests are"
+        return [Problem("--lengths", None, wrong_lengths, "give --lengths")]
     task = tasks.make(options.task, options.task_options)
-    remedies = {each: wrong_length(task, each) for each in options.lengths}
+    assert isinstance(task, AddressingTask)
     return [
         Problem("--lengths", each, f"{options.task} has no such sequences", remedy)
-        for each, remedy in remedies.items()
-        if remedy is not None
+        for each in options.tested
+        if (remedy := task.wrong_length(each)) is not None
     ]
 
 
 def config_of_run(model: "FoundModel") -> Mapping[str, Any]:
-    """Return the configuration of the arithmetic run that trained ``model``; empty where none did."""
+    """Return the configuration of the run that trained ``model`` on a generated task; empty if none did."""
     if model.record is None:
         return {}
     file = model.folder.parent / RESULTS / "run.json"
     config = results.load(file).config if file.is_file() else {}
-    return config if config.get("task") in (*TASKS, *ADDRESSING) else {}
+    return config if config.get("task") in TASKS else {}
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return every option that decides numbers, once :func:`complete` has filled them in."""
-    if options.task in ADDRESSING:
-        return {name: vars(options)[name] for name in ("task", "task_options", "lengths", "samples", "batch_size")}
-    lengths = {name: list(vars(options)[name]) for name in ("trained", "digits")}
-    return {name: vars(options)[name] for name in ("task", "samples", "batch_size", "use_cache")} | lengths
+    common = {name: vars(options)[name] for name in ("task", "samples", "batch_size")}
+    if isinstance(TASKS[options.task], ArithmeticTask):
+        lengths = {"trained": list(options.trained), "digits": list(options.tested)}
+        return {**common, "use_cache": options.use_cache, **lengths}
+    return {**common, "task_options": options.task_options, "lengths": options.tested}

@@ -1,4 +1,5 @@
-"""The grid of an arithmetic evaluation: as a picture (the paper's Figures 2, 5, 6), as CSV, and in words for people."""
+"""Results of ``python -m evaluation arithmetic`` for people: as CSV, in words, and of arithmetic the grid as a picture
+(the paper's Figures 2, 5, 6)."""
 
 import math
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
+from tape_ds.scoring.exact_match import Answered
 
 COLOURS = "cividis"
 """Even in lightness, and the same to colour-blind readers."""
@@ -27,27 +29,28 @@ PARTS = {
 
 
 def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
-    """``arithmetic.png``, ``arithmetic.csv`` and ``arithmetic.md`` in ``folder``, each whole or not at all."""
-    csv_file, table_file, picture = (folder / f"arithmetic.{kind}" for kind in ("csv", "md", "png"))
-    names = ("first", "second", "samples", "correct")
-    storage.write_text(csv_file, storage.as_csv(names, [[cell[name] for name in names] for cell in figures["cells"]]))
-    storage.write_text(table_file, f"# {title}\n\n{markdown(figures)}")
+    """Write CSV, Markdown and, of arithmetic, the picture into ``folder``, each whole or not at all."""
+    is_grid = "cells" in figures
+    stem, rows = ("arithmetic", figures["cells"]) if is_grid else ("addressing", figures["tests"])
+    names = ["first", "second", "samples", "correct"]
+    if not is_grid:
+        names = ["length", "kind", "rows", "answers", "correct", "chance"]
+    csv_file, table_file, picture = (folder / f"{stem}.{kind}" for kind in ("csv", "md", "png"))
+    storage.write_text(csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows]))
+    wrong = [each for row in rows for each in row.get("wrong", ())][:SHOWN]
+    lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
+    shown = "\n\nWrong, shortest first:\n\n" + "\n".join(lines) if wrong else ""
+    storage.write_text(table_file, f"# {title}\n\n{summary(figures)}{shown}\n")
+    if not is_grid:
+        return [csv_file, table_file]
     draw(figures, picture, title)
     return [csv_file, table_file, picture]
 
 
-def markdown(figures: Mapping[str, Any]) -> str:
-    """Return the means, and the first wrong answers; the grid is in the picture and in the CSV."""
-    parts = [summary(figures)]
-    wrong = [each for cell in figures["cells"] for each in cell["wrong"]][:SHOWN]
-    if wrong:
-        lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
-        parts.append("Wrong, shortest first:\n\n" + "\n".join(lines))
-    return "\n\n".join(parts) + "\n"
-
-
 def summary(figures: Mapping[str, Any]) -> str:
-    """Return the means of the grid's parts, and what to know of them."""
+    """Return a line for each test, or the means of the grid's parts and what to know of them."""
+    if "tests" in figures:
+        return "\n".join(f"- {each.label}: {each}" for each in map(Answered.from_dict, figures["tests"]))
     lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"

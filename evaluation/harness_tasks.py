@@ -1,37 +1,31 @@
-"""lm-eval's tasks of one evaluation: found by name, their data loaded before any model, their content fingerprinted."""
+"""lm-eval's tasks of one evaluation: their data loaded before any model, their content fingerprinted."""
 
 import hashlib
 import json
+import os
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from lm_eval.tasks import TaskManager
-from lm_eval.utils import handle_non_serializable
+from lm_eval.evaluator_utils import get_sample_size
+from lm_eval.utils import handle_non_serializable, set_torch_seed
 
-from evaluation.harness_options import TASKS
-from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-TOKENIZER = "tokenizer"
-"""What tasks that make texts of a given length look for in the metadata; they load it with the code it carries."""
+TASKS = Path(__file__).parent / "tasks"
+"""Tasks of this project, always included."""
 
 
 class Loaded:
-    """A task manager whose tasks are loaded: it gives lm-eval these very ones, which can be looked at before.
+    """A task manager whose tasks are loaded: it gives lm-eval these very ones, which can be looked at before."""
 
-    Args:
-        manager: lm-eval's own.
-        found: what its ``load`` gave.
-    """
-
-    def __init__(self, manager: TaskManager, found: Any):
+    def __init__(self, manager: Any, found: Any):
         self.manager = manager
         self.found = found
         self.tasks: dict[str, Any] = found["tasks"]
@@ -45,10 +39,7 @@ class Loaded:
         return getattr(self.manager, name)
 
     def fingerprints(self, num_fewshot: int | None) -> dict[str, str]:
-        """SHA-256 of each task: its documents, its shots' documents, and what it makes of them.
-
-        ``num_fewshot`` is lm-eval's option, which does not reach tasks that say 0 themselves.
-        """
+        """SHA-256 of each task: its documents, its shots' documents, and what it makes of them."""
         return {name: _fingerprint(task, num_fewshot) for name, task in sorted(self.tasks.items())}
 
 
@@ -56,75 +47,61 @@ def load(config: "EvaluatorConfig") -> Loaded:
     """Return the tasks that ``config`` names, with their data.
 
     Raises:
-        UserError: names that are unknown, tasks whose data or packages cannot be had.
+        UserError: unknown names, tasks whose data or packages are missing.
     """
     _seed(config.seed)
-    include = [TASKS, *([Path(config.include_path)] if config.include_path else [])]
-    manager = TaskManager(include_path=[str(each) for each in include], metadata=config.metadata)
-    names = match(config.tasks, manager)
+    config.include_path = [str(TASKS), *([config.include_path] if config.include_path else [])]
+    asked = " ".join(config.tasks)
     try:
-        loaded = Loaded(manager, manager.load(names))
-        problems = [
-            problem for name, task in loaded.tasks.items() for problem in _check(name, task, config.num_fewshot)
-        ]
+        manager = config.process_tasks(config.metadata)
+        loaded = Loaded(manager, manager.load(config.tasks))
+        problems = [problem for name, task in loaded.tasks.items() for problem in _check(name, task, config)]
     except UserError:
         raise
-    except Exception as error:  # tasks are code and data of others, whose mistakes have every class there is
+    except Exception as error:  # tasks are code and data of others, and raise anything
         reason = " ".join(str(error).split())[:400]
         wrong = f"cannot be loaded ({type(error).__name__}: {reason})"
-        remedy = "see what it needs: the hub, a package, data with a row, --metadata, or each task in one group alone"
-        if TOKENIZER not in config.metadata:
+        remedy = "see the names (lm_eval ls tasks), or what it needs: the hub, a package, data with a row, --metadata"
+        if "tokenizer" not in config.metadata:
             remedy += "; the model's tokenizer carries code, which texts made for it need --trust_remote_code for"
-        raise UserError(Problem("--tasks", " ".join(config.tasks), wrong, remedy)) from error
+        raise UserError(Problem("--tasks", asked, wrong, remedy)) from error
     raise_if_any(problems)
     return loaded
 
 
 def _seed(seeds: Sequence[int | None]) -> None:
-    """As lm-eval does before it loads tasks: some draw their texts, which have to be the same in every process."""
-    takers: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
-    for seed, take in zip(seeds, takers, strict=False):  # lm-eval's fourth seed is that of the shots alone
+    # as lm-eval does before it loads tasks: some draw their texts, which have to be the same in every process
+    for seed, take in zip(seeds, (random.seed, np.random.seed, set_torch_seed), strict=False):
         if seed is not None:
             take(seed)
 
 
-def match(asked: Sequence[str], manager: TaskManager) -> list[str]:
-    """Return names of tasks, groups and tags, patterns, and YAML files, as ``manager`` loads them.
-
-    Raises:
-        UserError: everything among them that is none.
-    """
-    names: list[str] = []
-    problems = []
-    for word in asked:
-        given = [str(Path(word).absolute())] if word.endswith(".yaml") and Path(word).is_file() else []
-        matched = given or manager.match_tasks([word])
-        if not matched:
-            problems.append(Problem("--tasks", word, "no such task", did_you_mean(word, manager.all_tasks)))
-        names += [each for each in matched if each not in names]
-    raise_if_any(problems)
-    return names
-
-
 def _shots(task: Any, num_fewshot: int | None) -> int:
-    """Examples before each question: a task's own number where that is 0 or nothing else is asked for."""
+    """Return the number of examples before each question: the option does not reach tasks that are made for 0."""
     own: int | None = getattr(task.config, "num_fewshot", None)
     return (own or 0) if own == 0 or num_fewshot is None else num_fewshot
 
 
-def _check(name: str, task: Any, num_fewshot: int | None) -> list[Problem]:
-    """A task with fewer examples than shots."""
-    shots = _shots(task, num_fewshot)
+def _check(name: str, task: Any, config: "EvaluatorConfig") -> list[Problem]:
+    """Return what lm-eval would stumble over in the middle of its work."""
+    problems = []
+    shots = _shots(task, config.num_fewshot)
     there = len(list(task.fewshot_docs())) if shots else 0
-    if there >= shots:
-        return []
-    return [Problem("--num_fewshot", shots, f"{name} has {there} examples to show", f"give {there} or less")]
+    if there < shots:
+        wrong = f"{name} has {there} examples to show"
+        problems.append(Problem("--num_fewshot", shots, wrong, f"give {there} or less"))
+    questions = range(len(task.eval_docs))[: get_sample_size(task, config.limit)]
+    asked = len((config.samples or {}).get(name, questions))
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if asked < processes:
+        problems.append(Problem("--tasks", name, f"{asked} questions for {processes} processes", "start fewer of them"))
+    return problems
 
 
 def _fingerprint(task: Any, num_fewshot: int | None) -> str:
-    """SHA-256 over a task's configuration and documents; paths and addresses in memory do not count."""
+    """Return the SHA-256 over a task's configuration and documents, without paths and addresses in memory."""
     config = task.dump_config()
-    places = ("config_source", "tokenizer")
+    places = ("config_source", "tokenizer", "max_tokens")  # of max_tokens the documents tell
     config["metadata"] = {name: each for name, each in (config.get("metadata") or {}).items() if name not in places}
     described = json.dumps(config, sort_keys=True, default=handle_non_serializable)
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", described).encode())

@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from evaluation.pages.numbers import length as length_label
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
+from tape_ds.numbers import length as length_label
 
 Cell = Mapping[str, Any]
 

@@ -189,10 +189,11 @@ class Evaluation:
                 results.save(self.started.finish(figures), self.path)
             shutil.rmtree(self.journal, ignore_errors=True)
 
-    def _load(self, held: contextlib.ExitStack) -> dict[str, Any]:
-        """Return what earlier starts found; the journal is this job's until ``held`` is left.
+    def lock(self, held: contextlib.ExitStack) -> None:
+        """Make the journal this job's until ``held`` is left.
 
-        A line that was being written when its process was killed counts for nothing.
+        Raises:
+            UserError: another process evaluates the same thing in this folder.
         """
         with self._disk():
             self.journal.mkdir(parents=True, exist_ok=True)
@@ -202,6 +203,11 @@ class Evaluation:
                 wrong = "another process carries out this very evaluation there"
                 remedy = "wait for it, or name another folder"
                 raise UserError(Problem("--output", str(self.folder), wrong, remedy)) from error
+
+    def _load(self, held: contextlib.ExitStack) -> dict[str, Any]:
+        """Return what earlier starts found; a line that was being written when its process was killed is ignored."""
+        self.lock(held)
+        with self._disk():
             known: dict[str, Any] = {}
             for file in sorted(self.journal.glob("*.jsonl")):
                 for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,105 +1,111 @@
-"""lm-eval's own model class on a model of this project: nothing is cut in silence, and no logits exist as a whole.
+"""lm-eval's model ``tape_ds``: its own ``HFLM``, with the models of this project and no silent truncation.
 
-``HFLM`` knows the tokenizer, chat templates and how a context is split from its continuation. It would load the model
-itself (no adapters of ours), make logits for every position, cut long prompts from the left with no more than a line in
-the log, and obey the checkpoint's generation settings: these four are replaced.
+Batches, scores and stored answers are lm-eval's. ``python -m evaluation harness`` evaluates with it. lm-eval knows no
+plugins, so its own command learns of the model from here:
 
-Every process is given all requests and forms the same batches, and ``run_jobs`` shares *them* out. So results depend
-on the number of processes in no bit, and a batch that is done is known by what it holds, whoever did it.
+    python -m evaluation.language_model run --model tape_ds --model_args pretrained=runs/demo --tasks arc_easy
 """
 
-import hashlib
-import json
+import inspect
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 import torch
+from lm_eval.__main__ import cli_evaluate as main
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import register_model
 from lm_eval.models import huggingface
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from lm_eval.models.utils_hf import stop_sequences_criteria
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from transformers import GenerationConfig, PreTrainedModel
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+from torch import Tensor
+from transformers import GenerationConfig
 
+from evaluation import models
 from evaluation.models import FoundModel, used_at
+from evaluation.options import add_model, check_lengths
+from tape_ds.arguments import Parser
 from tape_ds.data.prompting import appended
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
-from tape_ds.scoring import CHUNK, continuations
-from tape_ds.scoring.continuations import ContinuationScore, ContinuationSequence
-from tape_ds.scoring.generation import continue_prompts, ends_of
-
-Jobs = Sequence[tuple[str, Any]]
-RunJobs = Callable[[Jobs, Callable[[Any], Any]], Mapping[str, Any]]
-"""Does every job, once, and gives what came of it by key: see :meth:`evaluation.journal.Evaluation.run_jobs`."""
+from tape_ds.parallel.rank_sync import RankSync
+from tape_ds.scoring import CHUNK
+from tape_ds.scoring.generation import ends_of
+from tape_ds.scoring.passkey import reads_in_pieces
 
 AUTO_TOKENS = 16_384
-"""Tokens of a batch, padding among them, where its size is ``auto``; a longer sequence is a batch of its own."""
+"""Tokens of a batch, padding included, where its size is ``auto``."""
 GENERATION_FIELDS = frozenset(GenerationConfig().to_dict())
+HFLM_OPTIONS = frozenset(
+    ("add_bos_token", "prefix_token_id", "think_end_token", "enable_thinking", "chat_template_args", "softmax_dtype")
+)
+"""Those that mean something for a model that is loaded already."""
+WAYS = ("left", "middle")
+"""Where a prompt that is too long is cut."""
 
 
-class Prompt(NamedTuple):
-    """What is continued."""
-
-    settings: str
-    """The task's, as JSON."""
-    ids: tuple[int, ...]
-    nth: int
-    """Of equal prompts: a greedy answer is the same each time, a drawn one is another."""
-
-
-def in_turn(jobs: Jobs, work: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return every job here and now."""
-    return {key: work(each) for key, each in jobs}
-
-
+@register_model("tape_ds")
 class HarnessModel(huggingface.HFLM):
-    """A model that lm-eval can ask; its weights are read when the first batch needs them.
+    """A model of this project for lm-eval.
 
     Args:
-        found: see :func:`evaluation.models.find`.
-        batch_size: sequences that are read at once, or ``auto``: as many as hold ``AUTO_TOKENS``.
-        max_length: tokens that prompt and answer may have together; default: the model's native length.
-        truncate: ``left`` or ``middle``: where a context that is too long is cut. None: such a request is an error.
-        use_cache: off, all of a text is read again for every new token.
-        chunk: tokens of a prompt that are read at once, where the model promises that pieces change nothing.
-        seed: of text that is drawn because a task asks for it.
-        run_jobs: does the batches.
+        pretrained: a model that was found, or the name or path of one.
+        device: of a name or path; lm-eval's default means a GPU of this process, or the CPU.
+        max_length: tokens of prompt and answer together; default: the model's native length.
+        truncate: one of ``WAYS``; None: a prompt that is too long is an error.
+        batch_size, max_batch_size: as lm-eval passes them; ``auto`` holds ``AUTO_TOKENS``.
+        options: ``HFLM_OPTIONS``, and of a name or path those that every command has for its model.
     """
 
     def __init__(
         self,
-        found: FoundModel,
+        pretrained: str | FoundModel,
         *,
-        batch_size: int | str = 1,
+        device: str | None = None,
         max_length: int | None = None,
         truncate: str | None = None,
-        use_cache: bool = True,
-        chunk: int = CHUNK,
-        seed: int = 0,
-        run_jobs: RunJobs = in_turn,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        **options: Any,
     ):
+        own = {name: options.pop(name) for name in HFLM_OPTIONS & options.keys()}
+        if isinstance(pretrained, str):
+            place = "auto" if device in (None, "cuda:0") else device
+            pretrained = _find(pretrained, {"device": place, **options})
+        if truncate not in (None, *WAYS):
+            raise UserError(Problem("truncate", truncate, "no way to cut a prompt", did_you_mean(truncate, WAYS)))
+        length = max_length or pretrained.native_length
+        raise_if_any(check_lengths("max_length", [length], pretrained))
+        self._ranks = RankSync()
+        if self._ranks.world != int(os.environ.get("WORLD_SIZE", "1")):
+            remedy = "python -m evaluation harness, which torchrun and deepspeed start"
+            raise UserError(Problem("processes", os.environ["WORLD_SIZE"], "lm-eval's command takes one", remedy))
+        scaling = (getattr(pretrained.config, "rope_parameters", None) or {}).get("rope_type")
+        if scaling in ("dynamic", "longrope") and str(batch_size) != "1":
+            wrong = f"with {scaling} scaling a text's numbers would follow the longest text of its batch"
+            raise UserError(Problem("batch_size", batch_size, wrong, "leave it out, or give 1"))
         logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)  # it warns of every model that is an object
+        model: Any = pretrained.load()
+        # a checkpoint's own settings may sample or forbid repetition: scores would depend on them
+        model.generation_config = GenerationConfig(eos_token_id=ends_of(model, pretrained.tokenizer()) or None)
         super().__init__(
-            cast(Any, found),  # of a model that is an object it asks for device and configuration alone
+            model,
             backend="causal",
-            tokenizer=cast(Any, found.tokenizer()),
-            max_length=max_length if max_length is not None else found.native_length,
+            tokenizer=cast(Any, pretrained.tokenizer()),
+            max_length=length,
             batch_size=batch_size,
+            max_batch_size=max_batch_size,
+            **{"softmax_dtype": "float32"} | own,
         )
-        self.found, self.truncate = found, truncate
-        self._model: Any = found
-        self.use_cache, self.chunk, self.seed, self.run_jobs = use_cache, chunk, seed, run_jobs
+        self._rank, self._world_size = self._ranks.rank, self._ranks.world
+        self.truncate = truncate
         self.tasks: Mapping[str, Any] = {}
-        """lm-eval's tasks by name: all their requests are measured before the first is answered."""
+        """lm-eval's tasks by name, where they are known: all their requests are measured before the first answer."""
         self.cut = {"requests": 0, "tokens": 0}
-        """What was cut, counted once for each request of a task."""
-        self.new_tokens: dict[tuple[str | None, int | None], int] = {}
-        """How long each written answer is, by task and number of the document."""
+        """What of this process's requests did not fit."""
         self._measured = False
         self._appended = appended(self.tokenizer)
+        self._kept: dict[str, int] = {}
+        self._takes_kept = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
         """As lm-eval's, without the end that some tokenizers append (:mod:`tape_ds.data.prompting`)."""
@@ -108,108 +114,80 @@ class HarnessModel(huggingface.HFLM):
             return ids[: -self._appended]
         return ids
 
-    def _loglikelihood_tokens(
-        self,
-        requests: list[tuple[tuple[str, str], list[int], list[int]]],
-        disable_tqdm: bool = False,
-        override_bs: int | None = None,
-    ) -> list[tuple[float, bool]]:
-        """(log-probability, whether greedy) of each request; equal requests, and equal texts before, are read once."""
-        self.measure()
-        room = self.max_length + 1  # the last token is predicted, not read
-        return self._score([(self._fit(context, room - len(target)), target) for _, context, target in requests])
+    def tok_batch_encode(
+        self, strings: Sequence[str], padding_side: str = "left", left_truncate_len: int | None = None, **_: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return ids and mask of prompts, each as :meth:`tok_encode` gives it, cut as ``truncate`` asks, padded on the
+        left."""
+        room = left_truncate_len or self.max_length
+        rows = [self._fit(self.tok_encode(string), room) for string in strings]
+        width, pad = max(map(len, rows)), self.tokenizer.pad_token_id
+        ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+        mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        return ids_BT, mask_BT
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of each text, in windows of ``max_length`` that score every token once."""
-        self.measure()
-        windows = [
-            [
-                make_disjoint_window(window)
-                for window in get_rolling_token_windows(
-                    self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, context_len=1
-                )
-            ]
-            for request in requests
-        ]
-        found = iter(self._score([pair for each in windows for pair in each]))
-        return [sum(next(found)[0] for _ in each) for each in windows]
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        self.measure(requests)
+        return cast(list[tuple[float, bool]], super().loglikelihood(requests, disable_tqdm))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the text behind each prompt, up to the first of its task's stops; greedy unless a task asks to
-        draw."""
-        self.measure()
-        asked: list[Prompt] = []
-        drawn: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        for request in requests:
-            settings = generation_settings(request.args[1])
-            name = json.dumps(settings, sort_keys=True)
-            ids = tuple(self._fit(self.tok_encode(request.args[0]), self.max_length - settings["new_tokens"]))
-            asked.append(Prompt(name, ids, drawn[name, ids]))
-            drawn[name, ids] += settings["do_sample"]
-        jobs = []
-        for name in dict.fromkeys(each.settings for each in asked):
-            alike = dict.fromkeys(each for each in asked if each.settings == name)
-            jobs += [(_key("generate", batch), batch) for batch in self._batches(list(alike), lambda each: each.ids)]
-        found = self.run_jobs(jobs, self._generate_batch)
-        written = {each: said for key, batch in jobs for each, said in zip(batch, found[key], strict=True)}
-        for request, each in zip(requests, asked, strict=True):
-            self.new_tokens[request.task_name, request.doc_id] = written[each][1]
-        return [written[each][0] for each in asked]
+        self.measure(requests)
+        return cast(list[str], super().generate_until(requests, disable_tqdm))
 
-    def measure(self) -> None:
-        """Measure the requests of all tasks, once.
+    def measure(self, requests: Sequence[Instance]) -> None:
+        """Refuse what cannot be answered and count what will be cut: all tasks' requests, once, where the tasks are
+        known, else those at hand.
 
         Raises:
-            UserError: one that is too long and may not be cut, or that leaves no room for any context; an option of
-                generation that transformers does not know.
+            UserError: a request that is too long, an empty answer, an option of generation that transformers lacks.
         """
-        if not self._measured:
-            raise_if_any([problem for name, task in self.tasks.items() for problem in self._check(name, task)])
-        self._measured = True
+        if self._measured:
+            return
+        self._measured = bool(self.tasks)
+        problems = []
+        for name, task in self.tasks.items():
+            problems += self._check(name, task.instances)
+        if not self.tasks:
+            problems = self._check("all", requests)
+        if problems:
+            error = UserError(problems)
+            error.on_one_rank = True  # each process measures its own share
+            raise error
 
-    def _check(self, name: str, task: Any) -> list[Problem]:
-        """Return the problems of one task's requests; counts what will be cut."""
-        if any(each.request_type == "loglikelihood" and not each.args[1] for each in task.instances):
-            wrong = "it asks how likely an empty answer is"
-            return [Problem("--tasks", name, wrong, "see its choices, and leave empty ones out")]
-        longest, longest_alone, unknown, limit = 0, 0, set(), self.max_length
-        for instance in task.instances:
-            if instance.request_type == "loglikelihood_rolling":
-                continue  # windows of the right length, nothing is cut
-            if instance.request_type == "generate_until":
-                settings = generation_settings(instance.args[1])
-                alone = settings["new_tokens"]
-                tokens = len(self.tok_encode(instance.args[0])) + alone
-                unknown |= set(settings) - GENERATION_FIELDS - {"new_tokens", "until"}
+    def _check(self, task: str, requests: Sequence[Instance]) -> list[Problem]:
+        longest, longest_answer = 0, 0
+        for request in requests:
+            if request.request_type == "loglikelihood_rolling":
+                continue  # read in windows that fit
+            if request.request_type == "generate_until":
+                settings, answer = _generation(request.args[1])
+                if unknown := sorted(settings.keys() - GENERATION_FIELDS - {"until"}):
+                    remedy = did_you_mean(unknown[0], GENERATION_FIELDS)
+                    return [Problem("--gen_kwargs", unknown[0], f"{task}: transformers has no such option", remedy)]
+                tokens = len(self.tok_encode(request.args[0])) + answer
+            elif not request.args[1]:
+                return [Problem("--tasks", task, "it asks how likely an empty answer is", "leave that choice out")]
             else:
-                context, target = self._pair(*instance.args)
-                alone = len(target) - 1
-                tokens = len(context) + alone
-            longest, longest_alone = max(longest, tokens), max(longest_alone, alone)
-            self.cut["requests"] += tokens > limit
-            self.cut["tokens"] += max(0, tokens - limit)
-        found = []
-        for each in sorted(unknown):
-            remedy = did_you_mean(each, GENERATION_FIELDS)
-            found.append(Problem("--gen_kwargs", each, f"{name} asks for it, and generate knows none", remedy))
-        if longest_alone >= limit:
-            wrong = f"the answer alone has {longest_alone:,} tokens, max_length is {limit:,}"
-            found.append(Problem("--tasks", name, wrong, "raise --max_length, or lower max_gen_toks in --gen_kwargs"))
-        elif longest > limit and self.truncate is None:
-            wrong = f"its longest request has {longest:,} tokens with the answer, max_length is {limit:,}"
-            remedy = f"--max_length {longest}, or --truncate left|middle, which cuts contexts and counts them"
-            found.append(Problem("--tasks", name, wrong, remedy))
-        return found
-
-    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Token ids of both, as ``loglikelihood`` splits them."""
-        if context:
-            return cast(tuple[list[int], list[int]], self._encode_pair(context, continuation))
-        ids = self.tok_encode(continuation, add_special_tokens=False)
-        return (ids[:1], ids[1:]) if ids[0] == self.prefix_token_id else ([self.prefix_token_id], ids)
+                prompt, target = [self.prefix_token_id], self.tok_encode(request.args[1], add_special_tokens=False)
+                if request.args[0]:
+                    prompt, target = self._encode_pair(*request.args)
+                answer = len(target) - 1  # the last token is predicted, not read
+                tokens = len(prompt) + answer
+            longest, longest_answer = max(longest, tokens), max(longest_answer, answer)
+            cut = max(0, tokens - self.max_length) + (request.doc.get("cut_tokens") or 0)
+            self.cut["requests"] += cut > 0
+            self.cut["tokens"] += cut
+        if longest_answer >= self.max_length:
+            wrong = f"the answer alone has {longest_answer:,} tokens, max_length is {self.max_length:,}"
+            return [Problem("--tasks", task, wrong, "raise --max_length, or lower max_gen_toks in --gen_kwargs")]
+        if longest > self.max_length and self.truncate is None:
+            wrong = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
+            remedy = f"--max_length {longest}, or --truncate left|middle, which cuts prompts and counts them"
+            return [Problem("--tasks", task, wrong, remedy)]
+        return []
 
     def _fit(self, ids: Sequence[int], room: int) -> list[int]:
-        """``room`` tokens at most."""
+        """Return ``room`` tokens at most."""
         too_many = len(ids) - room
         if too_many <= 0:
             return list(ids)
@@ -217,96 +195,77 @@ class HarnessModel(huggingface.HFLM):
         first = 0 if self.truncate == "left" else room // 2
         return [*ids[:first], *ids[first + too_many :]]
 
-    def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
-        """(log-probability, whether greedy) of each pair of context and continuation."""
-        asked = [((*context, *target[:-1]), tuple(target)) for context, target in pairs]
-        by_text: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
-        for read, target in asked:
-            by_text.setdefault(read, {})[target] = None
-        sequences = [ContinuationSequence(read, tuple(targets)) for read, targets in by_text.items()]
-        jobs = [
-            (_key("score", [vars(sequence) for sequence in batch]), batch)
-            for batch in self._batches(sequences, lambda sequence: sequence.read)
-        ]
-        found = self.run_jobs(jobs, self._score_batch)
-        scores = {
-            (sequence.read, target): (log_probability, greedy)
-            for key, batch in jobs
-            for sequence, own in zip(batch, found[key], strict=True)
-            for target, (log_probability, greedy) in zip(sequence.continuations, own, strict=True)
-        }
-        return [scores[each] for each in asked]
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[Any, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        room = self.max_length + 1  # the last token is predicted, not read
+        fitting = [(texts, self._fit(context, room - len(target)), target) for texts, context, target in requests]
+        # HFLM reads the last logits of a text: in a batch of one no others are needed, which saves most of the memory
+        alone = self._takes_kept and self.batch_size == 1
+        self._kept = {"logits_to_keep": max((len(each[-1]) for each in fitting), default=1)} if alone else {}
+        found = super()._loglikelihood_tokens(fitting, disable_tqdm, override_bs)
+        return cast(list[tuple[float, bool]], found)
 
-    def _batches(self, sequences: Sequence[Any], ids: Callable[[Any], Sequence[int]]) -> list[list[Any]]:
-        """Return sequences in batches, the longest first; of one length each, where a sequence's RoPE scaling follows
-        from the longest one."""
-        apart = (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope")
-        batches: list[list[Any]] = []
-        for sequence in sorted(sequences, key=lambda sequence: (-len(ids(sequence)), ids(sequence))):
-            longest = len(ids(batches[-1][0])) if batches else 0
-            limit = max(1, AUTO_TOKENS // max(1, longest)) if self.batch_size == "auto" else self.batch_size
-            if not batches or len(batches[-1]) == limit or (apart and len(ids(sequence)) != longest):
-                batches.append([])
-            batches[-1].append(sequence)
-        return batches
+    def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+        # lm-eval would double sizes until the memory is full, which ends a process on the CPU
+        longest = len(requests[pos][1]) + len(requests[pos][2]) if requests else self.max_length
+        return max(1, AUTO_TOKENS // longest)
 
-    def _score_batch(self, sequences: Sequence[ContinuationSequence]) -> list[list[ContinuationScore]]:
-        with self._as_used() as model:
-            return continuations.score(model, sequences)
+    def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        # every request is answered as a text of max_length, so that none depends on the others of its batch
+        with torch.no_grad(), used_at(self.model, self.max_length):
+            return cast(Tensor, self.model(inps, use_cache=False, **self._kept).logits)
 
-    def _generate_batch(self, batch: Sequence[Prompt]) -> list[tuple[str, int]]:
-        """Text and number of tokens behind each prompt; all have the same settings."""
-        settings = json.loads(batch[0].settings)
-        until, new_tokens = settings.pop("until"), settings.pop("new_tokens")
-        end = None if self.eot_token_id is None else self.tokenizer.decode(self.eot_token_id)
-        stops = handle_stop_sequences(until, eos=end)
-        prompts = [each.ids for each in batch]
-        stop = stop_sequences_criteria(self.tokenizer, stops, max(map(len, prompts)), len(prompts))
-        devices = [self.device] if self.device.type == "cuda" else []
-        with self._as_used() as model, torch.random.fork_rng(devices):
-            torch.manual_seed(int(_key(self.seed, batch)[:15], 16))
-            new = continue_prompts(
-                model,
-                prompts,
-                new_tokens=new_tokens,
-                ends=ends_of(model, self.tokenizer),
-                use_cache=self.use_cache,
-                chunk=self.chunk,
-                stop=stop,
-                settings=settings,
-            )
-        texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in new]
-        return [(postprocess_generated_text(text, stops, None), len(ids)) for text, ids in zip(texts, new, strict=True)]
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
+        if context.shape[1] > CHUNK and reads_in_pieces(self.model):
+            settings["prefill_chunk_size"] = CHUNK
+        with torch.no_grad(), used_at(self.model, self.max_length):
+            return cast(Tensor, super()._model_generate(context, max_length, stop, **settings))
 
-    @contextmanager
-    def _as_used(self) -> Iterator[PreTrainedModel]:
-        """The model; it answers all requests as a text of ``max_length``, so that no answer depends on its batch."""
-        if self._model is self.found:
-            self._model = self.found.load()
-        with used_at(self._model, self.max_length):
-            yield self._model
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.tensor(self._ranks.objects(tensor.tolist())).flatten()
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        found = self._ranks.objects(obj)
+        return found if self.rank == dst else None
+
+    def barrier(self) -> None:
+        self._ranks.objects(None)
 
 
-def generation_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a task's ``generation_kwargs`` ask for: ``new_tokens``, ``until`` and fields of ``GenerationConfig``.
+class _Arguments(Parser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(Problem("model_args", None, message, "such as dtype=bfloat16, max_length=8192"))
 
-    Text is greedy unless it says ``do_sample: true`` or gives a temperature above 0, as everywhere in lm-eval.
+
+def _find(name_or_path: str, options: Mapping[str, Any]) -> FoundModel:
+    """Return the model of lm-eval's ``--model_args``, which are read as the options of a command are.
+
+    Raises:
+        UserError: what is wrong with the model or its options.
+    """
+    parser = _Arguments()
+    add_model(parser)
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
+    return models.find(parser.parse_args([name_or_path, *words]))
+
+
+def _generation(given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return what ``generation_kwargs`` ask for, and how many tokens an answer has at most.
 
     Raises:
         UserError: values that lm-eval cannot read.
     """
     try:
         settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(given)))
-        settings["until"] = handle_stop_sequences(settings.get("until"), eos=None)
+        handle_stop_sequences(settings.get("until"), eos=None)
     except (ValueError, TypeError) as error:
         raise UserError(Problem("--gen_kwargs", given, str(error), "write name=value, numbers as such")) from error
-    settings["new_tokens"] = settings.pop("max_gen_toks")
-    if not settings["do_sample"]:
-        for drawing in ("temperature", "top_p", "top_k", "min_p"):
-            settings.pop(drawing, None)
-    return settings
+    return settings, settings.pop("max_gen_toks")
 
 
-def _key(*content: Any) -> str:
-    """Return a name that follows from the content of a batch."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+if __name__ == "__main__":
+    main()

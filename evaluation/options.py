@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds import numbers
 from tape_ds.arguments import DTYPES, add_base_anyway
-from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 
 if TYPE_CHECKING:
@@ -117,25 +116,16 @@ def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
         group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
 
 
-def add_cache(group: Any, *short: str) -> None:
+def add_cache(group: Any) -> None:
     """Whether what was read is kept while text is written."""
     group.add_argument(
         "--use_cache",
-        *short,
         type=boolean,
         default=True,
         metavar="true|false",
         help="false: no key-value cache, the whole text is read for every new token (default: true)",
     )
     group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
-
-
-def add_questions(group: Any) -> None:
-    """Which questions of SCROLLS."""
-    group.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
-    group.add_argument(
-        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
-    )
 
 
 def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> list[Problem]:

@@ -6,7 +6,7 @@
 
 A recipe is one YAML file (see ``launchers/recipes/``); every field can be overridden as ``--field value``. The run is
 that of ``finetune.py``, which takes these recipes as well. The loss on held-out answers is scored before and after;
-answers are written and scored by ``python -m evaluation scrolls``. Exit codes: 0 done, or stopped on request with a
+answers are written and scored by ``python -m evaluation harness``. Exit codes: 0 done, or stopped on request with a
 committed checkpoint; 2 something to mend in recipe, arguments or files, all of it in one message, nothing started; 3
 stopped by a guard; 4 stuck; 1 anything else (docs/staying_alive.md).
 """

@@ -1,4 +1,4 @@
-"""Train a model from nothing to calculate: sums and their like, of every length alike, drawn while it is trained.
+"""Train a model from nothing on a generated task: sums of every length alike, or answers that need a position.
 
     deepspeed launchers/train_arithmetic.py                                  sums of up to two digits, in a minute
     deepspeed launchers/train_arithmetic.py --recipe arithmetic/addition_6 --position_encoding rope
@@ -23,9 +23,9 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.kinds import arithmetic
+    from tape_ds.training.kinds import generated
 
-    return arithmetic.assemble(recipe)
+    return generated.assemble(recipe)
 
 
 if __name__ == "__main__":

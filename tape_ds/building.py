@@ -1,4 +1,4 @@
-"""Folders that are built once and read from then on, whoever asks first and however many ask at once.
+"""Folders that are built once, by the first process that asks, and read by all others.
 
 On one machine a file lock lets the first build and the rest wait. The lock only saves work: a folder is written aside
 and renamed when it is complete, so that no reader ever sees half of one, and two machines that share a disk whose locks

@@ -25,6 +25,11 @@ def tokens(text: str) -> int | None:
     return int(count) * unit or None if count.isascii() and count.isdigit() else None
 
 
+def length(tokens: int) -> str:
+    """Return a number of tokens as people write it: 891, 8k; 10,000 where it is no multiple of 1,024."""
+    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:,}"
+
+
 def gibibytes(value: float | None) -> str:
     """Return bytes as GiB with two decimals."""
     return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"

@@ -33,12 +33,12 @@ def test_a_command_finds_modules_and_programs(monkeypatch):
     assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
-def test_a_wheel_holds_the_templates_of_the_report(monkeypatch):
+def test_a_wheel_holds_the_template_of_the_report(monkeypatch):
     given = {}
     monkeypatch.setattr(setuptools, "setup", lambda **words: given.update(words))
     monkeypatch.chdir(CHECKOUT)
     runpy.run_path("setup.py")
-    name = "tape_ds.shipped.evaluation.pages.templates"
+    name = "tape_ds.shipped.evaluation.pages"
     assert name in given["packages"] and given["package_data"][name] == ["*"]
 
 

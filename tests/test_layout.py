@@ -42,7 +42,10 @@ MAY_IMPORT = {
         *("checkpoint", "methods", "data", "parallel", "model", "errors", "numbers"),
         *("fields", "installation", "paths", "run_folder", "storage"),
     },
-    "cluster": {"__main__", "recipe", "checkpoint", "health", "parallel", "errors", "paths", "results", "run_folder"},
+    "cluster": {
+        *("__main__", "recipe", "checkpoint", "health", "parallel", "kernels", "errors", "paths", "results"),
+        "run_folder",
+    },
     "training": {
         *("cluster", "recipe", "health", "checkpoint", "methods", "planning", "parallel", "scoring", "data", "model"),
         *("kernels", "errors", "arguments", "fields", "installation", "markdown_table", "paths", "results"),

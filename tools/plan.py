@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     own, fields = parse(sys.argv[1:] if argv is None else argv)
     with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
-        job = ask(own, fields)
+        recipe, job = ask(own, fields)
     plan = Plan(job)
     if own.search:
         found = search.search(job)
@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\nthe first, with one choice changed:\n{ranking([plan, *search.neighbours(found)])}\n")
         if plan.fits:
             print(f"its flags:\n  {plan.job.layout.command_line(job.layout)}\n")
+    if recipe.layout_choice:
+        print(f"the recipe leaves its layout open: {recipe.layout_choice}\n")
     print(page(plan, own.price))
     return 0 if plan.fits else DOES_NOT_FIT
 
@@ -71,8 +73,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args(argv)
 
 
-def ask(own: argparse.Namespace, fields: list[str]) -> Job:
-    """Return the job that the command line asks about.
+def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
+    """Return the recipe that the command line asks about, what it leaves open chosen, and its job.
 
     Raises:
         UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
@@ -89,11 +91,12 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
     recipe = load(own.recipe, fields, own.gpus)
     raise_if_any(libraries.check(recipe))
     config = model_config.beforehand(recipe, own.model_config)
+    recipe = forecast.settle(recipe, config, gpu)
     job = forecast.job(recipe, config, own.gpus, gpu)
     if own.documents is not None and job.documents is None:
         remedy = "leave --documents out, or pack sequences without attend_across"
         raise UserError(Problem("documents", own.documents, "this recipe's sequences have no borders", remedy))
-    return replace(job, documents=own.documents or job.documents)
+    return recipe, replace(job, documents=own.documents or job.documents)
 
 
 def load(name: str, fields: list[str], world: int) -> Recipe:

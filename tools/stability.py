@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation import inspected, options, texts
-from evaluation.pages.numbers import significant
 from evaluation.perplexity_options import SPLIT
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
+from tape_ds.numbers import number
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
@@ -178,7 +178,7 @@ def write(rows: Sequence[dict[str, Any]], whole: results.Result, folder: Path) -
     ]
     results.save(whole, folder / f"{NAME}.json")
     storage.write_text(folder / f"{NAME}.csv", storage.as_csv(header, lines))
-    cells = [[*map(str, line[:3]), *(significant(value, 3) for value in line[3:])] for line in lines]
+    cells = [[*map(str, line[:3]), *(number(value, ".3g") for value in line[3:])] for line in lines]
     print(markdown_table(header, cells))
     for name in dict.fromkeys(line[0] for line in lines if line[-1] is None):
         print(f"{name}: {inspected.NOWHERE}")

@@ -9,9 +9,9 @@ position states as each layer reads them (or the bias on scores, where an encodi
 with ``--against`` the difference of the two models' weights. A MODEL is as for ``tools/stability.py``; two of them must
 have the same tokens, layers and heads. Layer and head 1 are the first; "mean" is over heads.
 
-Written to ``--output`` (``runs/visualise``): ``positions.png``, ``attention.png``, ``difference.png`` (some layers and
-heads), ``maps.html`` (all that were looked at; one file that needs nothing else) and ``visualise.json``. What an
-earlier command left there under these names goes.
+Written to ``--output`` (``runs/visualise``): ``positions.png``, ``attention.png``, ``difference.png`` (a column for
+each layer, a row for each head; the first two are MODEL's) and ``visualise.json``. Pictures of an earlier command in
+that folder are deleted.
 
 Exit codes: 0 done; 2 something to mend.
 """
@@ -28,27 +28,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluation import inspected, options
-from evaluation.pages import maps
-from evaluation.pages.maps import Map, MapKind
+from evaluation import inspected, maps, options
+from evaluation.maps import Map, MapKind
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from evaluation.models import FoundModel
     from tape_ds.scoring.inspection import LayerView
 
 NAME = "visualise"
-PAGE = "maps.html"
 PICTURES = ("positions.png", "attention.png", "difference.png")
-LAYERS = 8
-"""Of a model with more, so many are shown unless ``--layers`` says which."""
-MOST_BYTES = 48 << 20
-"""Of a page."""
+LAYERS, HEADS = 8, 2
+"""How many are shown by default, besides the mean over heads."""
+MOST_TOKENS = 1024
+"""A map is about 200 pixels wide."""
 PAIRS = "dot product / pairs of columns"
 
 
@@ -87,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     for each in seen:
         if not all(np.isfinite(np.tril(shown)).all() for shown in (*each.weights.values(), *each.positions.values())):
             raise UserError(inspected.not_finite(each.name))
-    kinds = [kind for each in seen for kind in kinds_of(each, own.heads)]
+    kinds = kinds_of(seen[0], own.heads)
     figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
     for each in seen:
         positions = each.unit if each.positions else f"none: {inspected.NOWHERE}"
@@ -97,14 +93,13 @@ def main(argv: list[str] | None = None) -> int:
     if len(seen) > 1:
         kind, figures["attention_l1_between_models"] = difference(seen[0], seen[1], own.heads)
         kinds.append(kind)
-    depth, folder = inspected.count(first, "layers"), Path(own.output)
-    intro = f"What {' and '.join(found)} computed of {len(ids)} tokens: a number for each token and each one before it."
-    if len(own.layers) < depth:
-        intro += f" Looked at: layers {', '.join(map(str, own.layers))} of {depth}; --layers names others."
-    title = f"Positions and attention: {' and '.join(found)}"
-    drawn = write(kinds, spelled(first.tokenizer(), ids), title, intro, folder)
+    folder = Path(own.output)
+    drawn = write(kinds, folder)
     results.save(started.finish(figures), folder / f"{NAME}.json")
-    print(f"written to {folder}: {', '.join(drawn)}, {PAGE}, {NAME}.json", flush=True)
+    for what in ("layers", "heads"):
+        shown = ", ".join(map(str, vars(own)[what]))
+        print(f"{what} shown: {shown} of {inspected.count(first, what)}; --{what} names others")
+    print(f"written to {folder}: {', '.join(drawn)}, {NAME}.json", flush=True)
     return 0
 
 
@@ -117,10 +112,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     source.add_argument("--text", metavar="FILE", help="UTF-8; its beginning is shown")
     source.add_argument("--prompt", metavar="TEXT", help="the text itself")
     parser.add_argument("--tokens", type=options.length, default=96, help="at most (default: %(default)s)")
-    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS} that lie evenly apart")
-    parser.add_argument("--heads", type=int, nargs="+", metavar="N", help="default: all")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS}, evenly spaced")
+    parser.add_argument("--heads", type=int, nargs="+", metavar="N", help="default: the first and the last")
     inspected.add(parser)
-    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of pictures and page (default: %(default)s)")
+    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the pictures (default: %(default)s)")
     return parser.parse_args(argv)
 
 
@@ -150,7 +145,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     raise_if_any(problems)
     layers, heads = ([*range(1, count + 1)] for count in sizes[0])
     own.layers = sorted(set(own.layers or maps.some(layers, LAYERS)))
-    own.heads = sorted(set(own.heads or heads))
+    own.heads = sorted(set(own.heads or maps.some(heads, HEADS)))
     read = [prompt_ids(text, model.tokenizer())[: own.tokens] for model in found.values()]
     ids: list[int] = read[0]
     if len(ids) < 2:
@@ -160,24 +155,11 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
         raise UserError(Problem("--against", own.against, wrong, "compare models that share a tokenizer"))
     for name, model in found.items():
         problems += inspected.check_ids(field_name, max(ids), name, model)
-    pictures = (2 * len(found) + (len(found) > 1)) * len(own.layers) * (len(own.heads) + 1)
-    needed = pictures * (len(ids) * (len(ids) + 1) * 2 + 1024)  # a colour a pair, compressed, as text
-    if needed > MOST_BYTES:
-        wrong = f"the page would have {needed >> 20} MiB, more than {MOST_BYTES >> 20}"
-        problems.append(Problem("--tokens", own.tokens, wrong, "show fewer tokens, --layers or --heads"))
+    if len(ids) > MOST_TOKENS:
+        wrong = f"more than {MOST_TOKENS:,} tokens cannot be told apart in a picture"
+        problems.append(Problem("--tokens", own.tokens, wrong, "show fewer"))
     raise_if_any(problems)
     return found, ids
-
-
-def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return what each token adds to the text in front of it; what it says alone where that changes the text, as a part
-    of a letter does."""
-    found, before = [], ""
-    for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:end])
-        found.append(text[len(before) :] if text.startswith(before) else tokenizer.decode([ids[end - 1]]))
-        before = text
-    return found
 
 
 def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]) -> Seen:
@@ -238,9 +220,8 @@ def difference(one: Seen, other: Seen, heads: Sequence[int]) -> tuple[MapKind, d
     return kind, {number: float(np.abs(each_HTT).sum(axis=-1).mean()) for number, each_HTT in apart.items()}
 
 
-def write(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str, folder: Path) -> list[str]:
-    """Return the page, and pictures of the first model's maps and of the difference; pictures of an earlier command,
-    which these would be taken for, go."""
+def write(kinds: Sequence[MapKind], folder: Path) -> list[str]:
+    """Draw the first model's maps and the difference; delete other pictures, which are of an earlier command."""
     from evaluation import map_figures
 
     drawn: dict[str, MapKind] = {}
@@ -251,7 +232,6 @@ def write(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: st
             map_figures.draw(drawn[file], folder / file)
         else:
             (folder / file).unlink(missing_ok=True)
-    storage.write_text(folder / PAGE, map_figures.page(kinds, tokens, title, intro))
     return list(drawn)
 
 

@@ -1,7 +1,2 @@
-"""A page that compares runs: stored results in, one HTML file and one Markdown file out.
-
-``columns`` finds the results, a module a topic makes sections of them (``facts``, ``losses``, ``perplexities``,
-``passkeys``, ``tasks``) by the tables of ``tables``, ``verdict`` says what comes of it, ``parts`` is what
-a page is made of; ``charts`` draws and ``render`` writes it by ``templates``. Nothing is computed anew and nothing
-depends on the time of writing: the same results give the same bytes.
-"""
+"""A page that compares stored results: ``columns`` finds them, ``facts`` and ``scores`` make its sections of tables and
+``charts``, ``html`` writes it. The same results give the same bytes."""

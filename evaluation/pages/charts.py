@@ -1,106 +1,76 @@
-"""Charts by matplotlib as SVG inside a page: coloured by the page's own style in light and dark.
-
-A run is told apart by its colour and by the shape of its markers. The same figures give the same bytes.
-"""
+"""Line charts by matplotlib as SVG, in the text colour of the page around them."""
 
 import io
 import math
 import re
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, MultipleLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, MultipleLocator, NullLocator
 
-from evaluation.pages import numbers
-from evaluation.pages.parts import MARKERS, Chart
+from evaluation.pages.html import COLOURS, MARKERS, keyed
+from tape_ds.numbers import length
 
-INCHES = (4.7, 3.1)
-"""As wide as a phone's screen, so that 11 points of text are as large there; report.html has the same in points."""
-RUNS = ("#0b6bb5", "#b85207", "#08784f", "#b8418a", "#806400", "#6a51c9", "#107583", "#b3372f")
-"""What stands for the runs' colours in a drawing."""
-SOFT, RULE, GREY, CARD = "#5b6470", "#dfe3e8", "#626a76", "#fefefe"
-STYLE = Path(__file__).with_name("templates") / "chart.mplstyle"
-VARIABLES = {colour: f"c{at}" for at, colour in enumerate(RUNS)} | {
-    SOFT: "soft",
-    RULE: "rule",
-    GREY: "grey",
-    CARD: "card",
-}
-"""Colour in a drawing -> the variable of page.css that takes its place."""
+INK = "#010203"
+"""Replaced by the page's colour of text."""
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
+STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {"svg.fonttype": "none", "font.size": 11, "grid.alpha": 0.2}
+STYLE |= {"axes.facecolor": "none", "figure.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}
 
 
-def svg(chart: Chart) -> Markup:
-    """Return what stands inside of ``<svg>``, and its end; the legend stands in the page."""
+def chart(
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Mapping[tuple[int, str], Mapping[float, float]],
+    *,
+    log: bool = False,
+    native_length: int | None = None,
+) -> Markup:
+    """Return a figure with its legend.
+
+    Args:
+        title: of the figure, unlike all others of the page.
+        x_label, y_label: with units; 8,192 tokens are written 8k.
+        lines: number and name of a column -> its points, x -> y.
+        log: x is logarithmic.
+        native_length: position of a vertical line (tokens).
+    """
     drawn = io.StringIO()
-    with rc_context(fname=STYLE):
-        figure = Figure(figsize=INCHES, layout="constrained")
-        _draw(figure.add_subplot(), chart)
+    with rc_context(STYLE | {"svg.hashsalt": title}):  # the same title gives the same bytes
+        figure = Figure(figsize=(4.7, 3.1), layout="constrained")  # a phone shows its text as large as the page's
+        axes = figure.add_subplot(xlabel=x_label, ylabel=y_label, xscale="log" if log else "linear")
+        axes.grid(axis="y")
+        for (column, _), points in lines.items():
+            x, y = np.array([*points], dtype=float), np.array([*points.values()], dtype=float)
+            every = max(1, math.ceil(len(x) / 9))
+            axes.plot(
+                x,
+                np.where(np.isfinite(y), y, np.nan),
+                color=COLOURS[column % len(COLOURS)],
+                linestyle="-" if column < len(COLOURS) else "--",
+                marker=list(MARKERS)[column % len(MARKERS)],
+                markevery=(column % every, every),
+            )
+        if native_length is not None:
+            axes.axvline(native_length, color=INK, linestyle=":")
+            axes.set_xlabel(f"{x_label}; dotted: native {length(native_length)}")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if "tokens" in x_label:
+            places = sorted({x for points in lines.values() for x in points})
+            step = 2 ** max(0, math.ceil(math.log2(max(axes.get_xlim()) / 7)))
+            most = math.ceil(len(places) / 6)
+            axes.xaxis.set_major_locator(FixedLocator(places[::-most]) if log else MultipleLocator(step))
+            axes.xaxis.set_major_formatter(lambda x, _: length(round(x)))
+        axes.xaxis.set_minor_locator(NullLocator())
         figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    inner = re.sub(r' id="\w+_\d+"', "", drawn.getvalue().partition("<svg")[2].partition(">")[2])
-    for colour, variable in VARIABLES.items():
-        inner = inner.replace(colour, f"var(--{variable})")
-    return Markup(inner)
-
-
-def _draw(axes: Axes, chart: Chart) -> None:
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
-    places: set[float] = set()
-    for line in chart.lines:
-        x, y = np.asarray(line.points, dtype=float).reshape(-1, 2).T
-        seen = np.isfinite(y) & ((y > 0) | (not chart.y_log)) & ((x > 0) | (not chart.x_log))
-        places |= set(x[seen].tolist())
-        every = max(1, math.ceil(len(x) / 9))
-        axes.plot(
-            x,
-            np.where(seen, y, math.nan),
-            color=RUNS[line.run % len(RUNS)],
-            linestyle="--" if line.run >= len(RUNS) else "-",
-            linewidth=2,
-            marker=list(MARKERS)[line.run % len(MARKERS)],
-            markevery=(line.run % every, every),
-            markersize=6.5,
-            markeredgecolor=CARD,
-        )
-    if not places:
-        axes.text(0.5, 0.5, "nothing finite to draw", ha="center", transform=axes.transAxes)
-        return
-    _scale(axes, chart, sorted(places))
-    if chart.mark is not None:
-        axes.axvline(chart.mark, color=GREY, linestyle="--", linewidth=1.2)
-        left = chart.mark < sum(axes.get_xlim()) / 2
-        axes.annotate(
-            f"native {numbers.length(chart.mark)}",
-            (chart.mark, 1),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(6 if left else -6, 0),
-            textcoords="offset points",
-            ha="left" if left else "right",
-            va="top",
-        )
-
-
-def _scale(axes: Axes, chart: Chart, places: list[float]) -> None:
-    """Scales, and ticks that are few enough for a phone."""
-    axes.set(xscale="log" if chart.x_log else "linear", yscale="log" if chart.y_log else "linear")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if chart.x_log:  # from the longest, so that it has its word
-        axes.xaxis.set_major_locator(FixedLocator(places[:: -math.ceil(len(places) / 6)]))
-    elif chart.x_tokens:
-        axes.xaxis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2(max(places[-1], 1) / 7)))))
-    if chart.y_log:
-        low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
-    axes.xaxis.set_major_formatter(lambda x, _: numbers.length(round(x)) if chart.x_tokens else _number(x))
-    axes.yaxis.set_major_formatter(lambda y, _: _number(y))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}".replace("-", "−")
+    svg = re.sub(r' id="[\w.]+_\d+"', "", drawn.getvalue()[drawn.getvalue().index("<svg") :]).replace(
+        INK, "currentColor"
+    )
+    legend = Markup("").join(Markup("<span>{}</span> ").format(keyed(name, column)) for column, name in lines)
+    form = '<figure class="chart"><figcaption>{}</figcaption><p class="legend">{}</p>{}</figure>'
+    return Markup(form).format(title, legend, Markup(svg.replace("<svg ", '<svg role="img" ', 1)))

@@ -1,177 +1,115 @@
-"""Sections of what was run and whether it was evaluated alike, what it cost, and where each number comes from."""
+"""The section of what was run, what it cost and where it is stored."""
 
-import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
-from evaluation.pages import numbers
-from evaluation.pages.columns import KINDS, RUN, Column, Record, Unused, of
-from evaluation.pages.numbers import MISSING
-from evaluation.pages.parts import Head, Note, PageSection, PageTable, Part
+from evaluation.pages import html
+from evaluation.pages.columns import KINDS, RUN, Column, Record, Unused
+from tape_ds.numbers import duration, gibibytes
 
-OF_STEPS = ("max_steps", "global_batch_size", "learning_rate", "window")
-"""Fields that say nothing of a run that made no step."""
-MAIN = (
-    "model",
-    "launcher",
-    "method",
-    "position_encoding",
-    "target_length",
-    *OF_STEPS,
-    "tokens trained",
-    "parameters trained",
-)
-"""Fields of a recipe and figures that are shown even where all runs agree."""
-FOLDERS = ("output_dir", "resume_from_checkpoint", "data_cache")
+MAIN = ("model", "launcher", "method", "position_encoding", "target_length", "max_steps", "learning_rate", "window")
+"""Settings that are shown even where all columns agree."""
 WHICH_ROWS = ("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans")
-"""Options that decide which numbers there are, not what they are; a page's rows show them."""
-MODEL_FACTS = ("address", "encoding", "dtype", "native_length", "rope_parameters", "kind")
-TRAINING = ("tokens", "tokens_per_second", "peak_memory_bytes", "steps", "skipped_steps")
-Facts = dict[int, dict[str, Any]]
-"""Run -> name -> value."""
+NO_MATTER = ("deepspeed", "output_dir", "resume_from_checkpoint", "data_cache")
+"""Settings that change no number."""
+MODEL = ("address", "kind", "encoding", "native_length", "rope_parameters")
+TRAINING = ("steps", "skipped_steps", "tokens", "tokens_per_second", "peak_memory_bytes")
 
 
-def settings(columns: Sequence[Column]) -> PageSection:
-    """Training settings, evaluation settings, and notes on what does not compare."""
-    parts: list[Part] = []
-    runs = of(columns, RUN)
-    recipes: Facts = {}
-    for run, result in runs.items():
-        # DeepSpeed's part as its ZeRO stage: the rest decides memory and speed, not what is trained
-        stage = ((result.config.get("deepspeed") or {}).get("zero_optimization") or {}).get("stage")
-        trained = (result.figures.get("parameters") or {}).get("trained")
-        recipes[run] = _flat(result.config, *FOLDERS, "deepspeed") | {"ZeRO stage": stage}
-        recipes[run] |= dict.fromkeys(OF_STEPS) if result.figures.get("steps") == 0 else {}
-        recipes[run] |= {"tokens trained": result.figures.get("tokens"), "parameters trained": trained}
-    names = [name for name in MAIN if any(name in each for each in recipes.values())]
-    others = [name for name in _differing(recipes) if name not in names]
-    parts += _table("Training: the main settings", "training", columns, recipes, names)
-    parts += _table("Training: every other setting that differs", "training", columns, recipes, others)
-    models: Facts = {}
-    for run, column in enumerate(columns):
-        for model in [record.result.model for record in column.records.values() if record.result.model][:1]:
-            models[run] = _flat({name: model.get(name) for name in MODEL_FACTS} | {"tokenizer": _tokenizer(model)})
-    known = dict.fromkeys(name for each in models.values() for name in each if each[name] is not None)
-    parts += _table("Models that were evaluated", "model", columns, models, list(known))
-    if other := _changed([result.data for result in runs.values()]):
-        parts.append(Note(f"The contents of {', '.join(other)} are not the same for all runs.", loud=True))
+def section(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
+    """Return a table for each kind of result, with a warning where evaluations differ, and the files left out."""
+    parts = []
     for kind in KINDS:
-        parts += _evaluation(columns, kind) if kind != RUN else []
-    return PageSection("What was run", parts or [Note("No settings were stored.")])
+        records = {at: column.records[kind] for at, column in enumerate(columns) if kind in column.records}
+        if not records:
+            continue
+        settings, facts = [_settings(each) for each in records.values()], [_facts(each) for each in records.values()]
+        names = list(dict.fromkeys(name for each in settings for name in each))
+        differ = [name for name in names if _differs(name, settings)]
+        if unlike := [name for name in differ if kind != RUN or name.startswith("data ")]:
+            words = "trained on the same data" if kind == RUN else "evaluated alike"
+            parts.append(html.warning(f"{kind}: not {words}, so numbers may not compare: {', '.join(unlike)}."))
+        shown = [name for name in names if name in differ or name in MAIN or name.startswith("data ")]
+        rows = [[name, *(text(name, each.get(name)) for each in settings)] for name in shown]
+        names = list(dict.fromkeys(name for each in facts for name in each))
+        rows += [[name, *(text(name, each.get(name)) for each in facts)] for name in names]
+        heads = [kind, *(html.keyed(columns[at].name, at) for at in records)]
+        parts.append(html.table(f"Results of {kind}: main settings, others that differ, and facts", heads, rows))
+    parts.append(html.note("Times are those of the last start, so an interrupted run shows its last part."))
+    left = [[str(path), reason] for path, reason in unused]
+    return parts + ([html.table("Files that could not be used", ["file", "reason"], left)] if left else [])
 
 
-def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
-    """Return one evaluation's settings where they differ, and a loud note: such numbers do not compare."""
-    found: Facts = {}
-    results = of(columns, kind)
-    data = [result.data for result in results.values()]
-    other = [name for name in _changed(data) if all(name in each for each in data)]
-    for run, result in results.items():
-        model = result.model or {}
-        found[run] = _flat(result.config, *WHICH_ROWS, *FOLDERS)
-        found[run] |= {"seed": result.seed, "dtype": model.get("dtype"), "tokenizer": _tokenizer(model)}
-        found[run] |= {"lm-eval": result.versions.get("lm-eval")} if kind == "harness" else {}
-        found[run] |= {f"data {name}": result.data[name][:8] for name in other}
-    names = _differing(found)
-    if not names:
-        return []
-    note = f"{kind}: the runs were not evaluated alike (other: {', '.join(names)}), so their numbers may not compare."
-    table = _table(f"Evaluation settings of {kind} that differ", kind, columns, found, names)
-    return [Note(note, loud=True), *table]
+def _settings(record: Record) -> dict[str, Any]:
+    """Return what decides the numbers of a result."""
+    result, model = record.result, record.result.model or {}
+    # of DeepSpeed's configuration only the ZeRO stage: the rest decides memory and speed
+    stage = ((result.config.get("deepspeed") or {}).get("zero_optimization") or {}).get("stage")
+    found = _flat({name: value for name, value in result.config.items() if name not in WHICH_ROWS + NO_MATTER})
+    found |= {"ZeRO stage": stage, "seed": result.seed, "dtype": model.get("dtype")}
+    found["tokenizer"] = _short(model.get("tokenizer"))
+    found["lm-eval"] = result.versions.get("lm-eval") if record.kind == "harness" else None
+    return found | {f"data {name}": digest[:12] for name, digest in result.data.items()}
 
 
-def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, names: Iterable[str]) -> list[PageTable]:
-    """Return a row for each name; none without rows."""
-    rows = []
-    for name in names:
-        words = re.sub("_(bytes|seconds)$", "", name).replace("_", " ")  # the unit stands with the number
-        rows.append((words, [numbers.setting(name, each.get(name)) for each in found.values()]))
-    return [PageTable(caption, [Head(corner), *(Head(columns[run].name, run) for run in found)], rows)] if rows else []
+def _differs(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    # data that another column did not read is no difference: a row of scores has the same data for all columns
+    compared = [each for each in settings if name in each or not name.startswith("data ")]
+    return len({repr(each.get(name)) for each in compared}) > 1
 
 
-def _differing(found: Facts) -> list[str]:
-    """Return names whose values are not the same for all, sorted; one that is missing counts as None."""
-    names = sorted({name for each in found.values() for name in each})
-    return [name for name in names if len({repr(each.get(name)) for each in found.values()}) > 1]
+def _facts(record: Record) -> dict[str, Any]:
+    result, machine = record.result, record.result.hardware
+    model, commit = result.model or {}, result.commit or {}
+    found = _flat({f"model {name}": model[name] for name in MODEL if model.get(name) is not None})
+    found |= {"model sha256": _short(model.get("sha256"))} if model else {}
+    cost = _flat(result.figures.get("cost") or {})
+    if record.kind == RUN:
+        cost = {name: result.figures.get(name) for name in TRAINING}
+        found["parameters trained"] = (result.figures.get("parameters") or {}).get("trained")
+    spent = datetime.fromisoformat(result.finished or "") - datetime.fromisoformat(result.started)
+    gpus = [gpu["name"] for gpu in machine.get("gpus") or []]
+    processor = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or machine.get("cpu")
+    return found | {
+        "seconds": spent.total_seconds(),
+        **cost,
+        "processor": processor,
+        "cores": machine.get("cores"),
+        "processes": machine.get("processes"),
+        "finished": result.finished,
+        "commit": _short(commit.get("hash")),
+        "uncommitted changes": commit.get("dirty"),
+        "versions": ", ".join(f"{package} {version}" for package, version in result.versions.items()),
+        "command": shlex.join(result.command),
+        "file": str(record.path),
+    }
 
 
-def _changed(data: Sequence[Mapping[str, str]]) -> list[str]:
-    """Data specs under which there was not the same everywhere."""
-    names = sorted({name for each in data for name in each})
-    return [name for name in names if len({each[name] for each in data if name in each}) > 1]
+def _short(digest: str | None) -> str | None:
+    return digest and digest[:12]
 
 
-def _flat(values: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Nested mappings as one, inner names behind a dot."""
-    kept = {name: value for name, value in values.items() if name not in without}
-    flat: dict[str, Any] = pd.json_normalize(kept).astype(object).to_dict("records")[0] if kept else {}
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return nested mappings as one, with dots in the inner names."""
+    flat: dict[str, Any] = pd.json_normalize(values).astype(object).to_dict("records")[0] if values else {}
     return flat
 
 
-def _tokenizer(model: Mapping[str, Any]) -> str | None:
-    """Return the beginning of its fingerprint."""
-    return (model.get("tokenizer") or "")[:8] or None
-
-
-def costs(columns: Sequence[Column]) -> PageSection | None:
-    """Return tokens, time, memory and the machine: a table for training and one for each kind of evaluation."""
-    parts: list[Part] = []
-    for kind in KINDS:
-        found = {run: _cost(c.records[kind]) for run, c in enumerate(columns) if kind in c.records}
-        title = "training" if kind == RUN else kind
-        names = dict.fromkeys(name for each in found.values() for name in each)
-        parts += _table(f"Cost of {title}", title, columns, found, names)
-        if len({(each["processor"], each["processes"]) for each in found.values()}) > 1:
-            warning = f"{title}: not the same machine or number of processes; times do not compare."
-            parts.append(Note(warning, loud=True))
-    resumed = Note("Times are of the last start: of something that was interrupted, its last part.")
-    return PageSection("Cost", [resumed, *parts]) if parts else None
-
-
-def _cost(record: Record) -> dict[str, Any]:
-    """Return figures of cost, under names whose endings say their unit."""
-    result, machine = record.result, record.result.hardware
-    spent = datetime.fromisoformat(result.finished or "") - datetime.fromisoformat(result.started)
-    own = _flat(result.figures.get("cost") or {})
-    if record.kind == RUN:
-        own = {name: result.figures.get(name) for name in TRAINING}
-    gpus = [gpu["name"] for gpu in machine.get("gpus") or []]
-    processor = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or machine.get("cpu")
-    known = {"time_seconds": own.pop("seconds", spent.total_seconds())}
-    known |= {name: value for name, value in own.items() if isinstance(value, int | float | str)}
-    return known | {"processor": processor, "cores": machine.get("cores"), "processes": machine.get("processes")}
-
-
-def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> PageSection:
-    """Return every file that was used, what made it, and every file that was not used and why."""
-    stored, commands, prints = [], [], set()
-    versions: dict[str, dict[str, None]] = {}
-    found = [(column.name, record) for column in columns for record in column.records.values()]
-    for name, record in found:
-        result, commit, model = record.result, record.result.commit or {}, record.result.model or {}
-        made = commit["hash"][:12] + (" + changes" if commit.get("dirty") else "") if commit.get("hash") else MISSING
-        what = [record.kind, result.finished or MISSING, numbers.setting("seed", result.seed), made]
-        stored.append((name, [*what, str(model.get("sha256") or MISSING)[:12], str(record.path)]))
-        commands.append((f"{name}, {record.kind}", [shlex.join(result.command)]))
-        prints |= set(result.data.items())
-        prints |= {(str(model.get("address")), str(model["sha256"]))} if model.get("sha256") else set()
-        for package, version in result.versions.items():
-            versions.setdefault(package, {})[version] = None
-    names = ("run", "evaluation", "finished", "seed", "commit", "model", "file")
-    used = [(package, [", ".join(each)]) for package, each in versions.items()]
-    parts: list[Part] = [
-        PageTable("Stored results", [Head(name) for name in names], stored),
-        PageTable("Commands", [Head("result"), Head("command")], commands, folded=True),
-        PageTable("Versions that made the results", [Head("package"), Head("version")], used, folded=True),
-    ]
-    rows = [(what, [each]) for what, each in sorted(prints)]
-    heads = [Head("what"), Head("fingerprint")]
-    parts.append(PageTable("Fingerprints of data and models (SHA-256)", heads, rows, folded=True))
-    if unused:
-        left = [(str(path), [reason]) for path, reason in unused]
-        parts.append(PageTable("Files that could not be used", [Head("file"), Head("why")], left))
-    return PageSection("Where the numbers come from", parts)
+def text(name: str, value: Any) -> str:
+    """Return a value with the unit that its name ends with."""
+    if value is None or isinstance(value, bool):
+        return {None: html.MISSING, True: "yes", False: "no"}[value]
+    if isinstance(value, list):
+        return ", ".join(text(name, each) for each in value) or "none"
+    if not isinstance(value, int | float):
+        return str(value)
+    if name.endswith("_bytes"):
+        return gibibytes(value)
+    if name.endswith("seconds") and value >= 60:
+        return duration(value)
+    return html.number(value) if name.endswith("second") else f"{value:,}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from deepspeed import utils
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor, nn
@@ -71,7 +72,7 @@ def _divide_anew(engine: Any, folder: Path) -> None:
     if sliced:
         zero._clear_fp32_optimizer_param_groups()
     else:
-        for parameters, flat in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
+        for parameters, flat in zip(*_groups(zero), strict=True):
             utils.lazy_init_hp_params_optimizer_state(parameters, flat, zero.optimizer.state)
     for name, parameter in trained.items():
         if sliced or parameter._hp_mapping is not None:  # else nothing of it is this rank's
@@ -87,11 +88,19 @@ def _divide_anew(engine: Any, folder: Path) -> None:
     _count(engine, state)
 
 
+def _groups(zero: Any) -> tuple[list[list[nn.Parameter]], list[Tensor]]:
+    """Below stage 3, the parameters of each group and this rank's part of their fp32 weights. At stage 1 in bf16 with
+    gradients summed in fp32 (``data_types.grad_accum_dtype``) they are another class's."""
+    if isinstance(zero, BF16_Optimizer):
+        return zero.bf16_groups, zero.fp32_groups_flat_partition
+    return zero.bit16_groups, zero.single_partition_of_fp32_groups
+
+
 def _against(engine: Any) -> str | None:
     """Return what of an engine's settings keeps DeepSpeed's interface from telling or reaching where its states lie."""
     zero = engine.optimizer
-    if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
-        return "data_types.grad_accum_dtype"
+    if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, BF16_Optimizer):
+        return f"optimizer ({type(zero).__name__})"
     if getattr(zero, "round_robin_gradients", False):
         return "round_robin_gradients"
     return "offload to NVMe" if engine.zero_nvme_offload_optimizer() else None
@@ -131,7 +140,8 @@ def _count(engine: Any, state: EngineState) -> None:
     for name in ("global_steps", "global_samples", "skipped_steps"):
         setattr(engine, name, state.model[name])
     for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
-        setattr(engine.optimizer, name, state.parts[0][name])
+        if name in state.parts[0]:  # not where bf16 was summed in fp32 at stage 1
+            setattr(engine.optimizer, name, state.parts[0][name])
     if engine.lr_scheduler is not None:
         engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])
     buffers = {name: state.model["module"][name] for name in state.model["buffer_names"]}

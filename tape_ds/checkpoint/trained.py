@@ -26,7 +26,7 @@ from tape_ds import storage
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import saving
-from tape_ds.model.loading import extendable, hub, model_folder, weight_files
+from tape_ds.model.loading import configuration, extendable, hub, model_folder, weight_files
 from tape_ds.model.loading.strict import without_bar
 from tape_ds.parallel.cuts import cut_of
 from tape_ds.parallel.rank_sync import RankSync
@@ -237,7 +237,7 @@ def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]
     Raises:
         UserError: the folder's configuration is impossible.
     """
-    saved, own = extendable.read_config(folder).to_dict(), config.to_dict()
+    saved, own = configuration.read(folder).to_dict(), config.to_dict()
     names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
     return sorted(name for name in names if saved.get(name) != own.get(name))
 
@@ -269,7 +269,7 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
     """
     folder = Path(folder)
     record = read_record(folder)
-    config = extendable.read_config(folder)
+    config = configuration.read(folder)
     if any(folder.glob(WHOLE_WEIGHTS)):
         return extendable.load(folder, config, **arguments)
     if record.base is None:

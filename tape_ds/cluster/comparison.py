@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from tape_ds import results
-from tape_ds.cluster import place, rendezvous
+from tape_ds.cluster import interface, place, rendezvous
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.health import exit_code_file, run_lock
+from tape_ds.kernels import jit
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.recipe import Recipe
 
@@ -36,6 +37,7 @@ _REMEDIES = {
     "versions": "install the same requirements.txt on all machines",
     "variables": "set it on all machines alike: launchers/on_hosts.py does",
     "device": "see `nvidia-smi` there, and that DS_ACCELERATOR is the same on all machines",
+    "compiler": "install gcc and the headers of .venv's Python on all machines",
     "recipe": "start every machine with the same recipe and the same flags",
     "data": "copy the same files to every machine, or read them from a disk that all share",
     "base": "copy the same model folder to every machine, or read it from a disk that all share",
@@ -63,9 +65,13 @@ def check(recipe: Recipe, identity: Mapping[str, Any]) -> None:
         "machine": met.place.machine,
         "host": met.place.host,
         "boot": boot.read_text(encoding="ascii") if boot.exists() else "",
+        "address": interface.own_address(os.environ["MASTER_ADDR"]) or "",
         "digest": digest,
     }
     records = [json.loads(text) for text in met.barrier(json.dumps(own), seconds)]
+    # rank 0's machine may know its own name by a loopback address alone, and then looks towards the others
+    addresses = [each.get("address", "") for each in records]  # other code may give none, and is named below
+    interface.use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
     found = namesakes(records)
     if len({record["digest"] for record in records}) > 1:  # the long lists are sent only where they are needed
         own |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
@@ -85,6 +91,8 @@ def facts_of(recipe: Recipe, identity: Mapping[str, Any]) -> dict[str, dict[str,
         "versions": results.versions(),
         "variables": {name: redacted(value) for name, value in own.items()},
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
+        # a rank that computes without Triton holds up all others
+        "compiler": {} if on_cpu else {"C compiler": jit.no_compiler() or "there, with Python.h"},
         "recipe": {name: redacted(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()},
         "data": _named("data", identity),
         "base": _named("base", identity) | _named("tokenizer", identity),
@@ -112,7 +120,7 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
         unlike = [record for record in records if record["digest"] == digest]
         there = _machines(unlike)
         for subject, remedy in _REMEDIES.items():
-            own, wanted = unlike[0]["facts"][subject], right[0]["facts"][subject]
+            own, wanted = (each[0]["facts"].get(subject, {}) for each in (unlike, right))  # of other code, too
             names = sorted(name for name in own | wanted if own.get(name) != wanted.get(name))
             if names and subject == "code":
                 wrong = f"not as on {others} (commit {unlike[0]['commit'][:12]}, there {right[0]['commit'][:12]})"

@@ -20,8 +20,8 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
 from tape_ds.export.source_model import CONFIG, SourceModel
 from tape_ds.model import convert, positions, saving
-from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.loading import extendable
+from tape_ds.registration import TYPES
 
 HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
 # needs more than torch, transformers and numpy. Modules that docstrings refer to are those of tape_ds.
@@ -36,8 +36,8 @@ def is_plain(source: SourceModel) -> bool:
     """Return whether transformers itself computes this model exactly."""
     config = source.config
     if extendable.by_own_class(config):
-        return True
-    return isinstance(config, TapeConfig) and positions.llama_rope_parameters(config) is not None
+        return config.model_type not in TYPES
+    return positions.llama_rope_parameters(config) is not None
 
 
 def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -59,13 +59,15 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
     assert not out.exists(), "checked by who asks for it"
     plain = is_plain(source)
     config: Any = source.config
-    code = {} if plain else code_files(config.model_type, config.position_encoding)
+    code = {} if plain else code_files(config.model_type, getattr(config, "position_encoding", "rope"))
     model = _model(source, plain, dtype or source.dtype)
 
     def build(folder: Path) -> None:
         saving.save(model, folder)
-        if not extendable.by_own_class(config):
-            _edit(folder / CONFIG, _with_older_names if plain else _with_auto_class)
+        if not plain:
+            _edit(folder / CONFIG, _with_auto_class)
+        elif not extendable.by_own_class(config):
+            _edit(folder / CONFIG, _with_older_names)
         for name, text in code.items():
             (folder / name).write_text(text, encoding="utf-8")
         if source.has_tokenizer:
@@ -82,12 +84,10 @@ def _model(source: SourceModel, plain: bool, dtype: torch.dtype) -> PreTrainedMo
     """Return the model as it is written: to generate, on any machine."""
     model: Any = source.load().to(dtype)
     model.config.use_cache = True
-    if extendable.by_own_class(source.config):
-        return model
     if plain:
-        return convert.to_plain(model)
+        return model if extendable.by_own_class(source.config) else convert.to_plain(model)
     model.config.auto_map = model_code.auto_map(source.config.model_type)
-    if model.config.attention_backend not in ("auto", *model_code.BACKENDS):
+    if getattr(model.config, "attention_backend", "auto") not in ("auto", *model_code.BACKENDS):
         model.config.attention_backend = "auto"
     return model
 

@@ -109,9 +109,8 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
         "tape_ds.model.positions.registry": lambda text: _only("_CLASSES", (encoding,), text),
         # The others need more than torch.
         "tape_ds.model.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
-        # Counting operations, and our own way to load, are no part of running a model.
+        # Counting operations is no part of running a model.
         "tape_ds.model.llama": lambda text: _once(method, "", text, "TapeForCausalLM"),
-        "tape_ds.model.gptj": lambda text: _once(r"\n\ndef load\(.*\Z", "", text, "gptj"),
     }
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tape_ds import results
 from tape_ds.checkpoint import merging, trained
 from tape_ds.errors import Problem, UserError
-from tape_ds.model.loading import extendable
+from tape_ds.model.loading import configuration, extendable
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
 from tape_ds.run_folder import RESULTS, TRAINED
@@ -81,7 +81,7 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
 
 
 def _config(folder: Path) -> extendable.Config:
-    config: Any = extendable.read_config(folder)
+    config: Any = configuration.read(folder)
     return config
 
 

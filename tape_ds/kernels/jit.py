@@ -7,7 +7,14 @@ Triton 3.6 to 3.9: it multiplies the bit patterns), so bf16 is refused there.
 """
 
 import functools
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +26,8 @@ try:
 except ImportError:  # not published for every platform
     triton = None
     tl = None
+
+logger = logging.getLogger(__name__)
 
 INTERPRETED: bool = triton is not None and triton.knobs.runtime.interpret
 INTERPRETER = 0
@@ -67,15 +76,52 @@ def why_not(x: Tensor) -> str | None:
         return f"Triton kernels need a CUDA device, not {x.device.type!r}"
     if x.dtype not in _HALVES:
         return f"Triton kernels are for fp16 and bf16 on a GPU, not {str(x.dtype).removeprefix('torch.')}"
-    return _no_column(x.device)
+    return _lacking(x.device)
 
 
 @torch.compiler.assume_constant_result
-def _no_column(device: torch.device) -> str | None:
-    """Why the launch tables have no column for a GPU. A compiled graph takes the answer: what it would have to trace is
-    a cache and the driver."""
+def _lacking(device: torch.device) -> str | None:
+    """What a GPU or its machine lacks. A compiled graph takes the answer: what it would have to trace is a cache, the
+    driver and a compiler."""
     try:
         capability(device)
     except ValueError as error:
         return str(error)
-    return None
+    if (reason := no_compiler()) is not None:
+        _say_once(reason)
+    return reason
+
+
+@functools.cache
+def no_compiler() -> str | None:
+    """Why Triton cannot build the module in C that launches a kernel, at each kernel's first launch on a machine; None
+    where it can."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return "Triton needs a C compiler on every machine: install gcc (apt install gcc), or name one in CC"
+    # Triton's choice: Debian's own scheme names a folder without headers
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    folder = sysconfig.get_paths(scheme=scheme)["include"]
+    try:
+        tried = subprocess.run(
+            [compiler, "-fsyntax-only", f"-I{folder}", "-x", "c", "-"],
+            input="#include <Python.h>\n",
+            capture_output=True,
+            text=True,
+        )
+    except OSError as error:
+        return f"Triton needs a C compiler on every machine, and {compiler} does not run ({error.strerror})"
+    if tried.returncode == 0:
+        return None
+    if not Path(folder, "Python.h").is_file():
+        version = "{}.{}".format(*sys.version_info)
+        return (
+            f"Triton needs the headers of Python {version} on every machine, and {folder} has no Python.h: "
+            f"apt install python{version}-dev, or use a Python that brings them"
+        )
+    return f"Triton needs a C compiler on every machine, and {compiler} fails: {tried.stderr.strip()[:200]}"
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    logger.info("kernels: plain PyTorch in place of Triton, slower: %s", reason)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from tape_ds.model.on_device import refuse_above
+
 BASE = 256
 DIGITS = 3
 LARGEST = BASE**DIGITS - 1
@@ -25,8 +27,8 @@ def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
     Raises:
         ValueError: a position that three digits cannot hold (not looked for inside a compiled graph).
     """
-    if not torch.compiler.is_compiling() and bool((positions_BTN > LARGEST).any()):
-        raise ValueError(f"a cache keeps positions up to {LARGEST} for this encoding, not {int(positions_BTN.max())}")
+    if not torch.compiler.is_compiling():
+        refuse_above(positions_BTN, LARGEST, f"a cache keeps positions up to {LARGEST} for this encoding, not {{}}")
     digits = [positions_BTN // BASE**power % BASE for power in range(DIGITS)]
     columns_BT = torch.cat(digits, dim=-1).to(k_BGTK.dtype)
     return torch.cat((k_BGTK, columns_BT[:, None].expand(*k_BGTK.shape[:2], -1, -1)), dim=-1)

@@ -40,8 +40,6 @@ class TapeConfig(LlamaConfig):
     base_model_pp_plan = None
     # transformers before 5.20 else makes one without arguments, and exported code may lack the default encoding.
     has_no_defaults_at_init = True
-    feed_forward_matrices = 3
-    """Of hidden_size x intermediate_size, in a block: a Llama's feed-forward is gated."""
 
     position_encoding: str = "tape"
     position_options: dict | None = None

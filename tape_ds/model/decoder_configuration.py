@@ -1,7 +1,7 @@
 """Which decoders of transformers are extended by their own class, and the configuration of the extended model.
 
-Everything here follows from what transformers tells of a family: its layers' types, its class, its RoPE parameters. So
-families that it gains later are taken or refused by the same rules.
+The rules use what transformers has of a family: layer types, class, RoPE parameters. So they hold for families that it
+gains later.
 """
 
 import copy
@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.attention import names
+from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.model.positions.trained_rope import FULL, KEPT, OF_THE_CLASS, of_full
 
@@ -70,7 +71,8 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
     if getattr(native, "use_bidirectional_attention", None) in (True, "all"):
         yield "its tokens see later ones (use_bidirectional_attention)"
     if getattr(native, "attention_dropout", None):
-        yield f"attention_dropout is {native.attention_dropout}, which no backend computes: set it to 0 in config.json"
+        name = native.attribute_map.get("attention_dropout", "attention_dropout")
+        yield f"{name} is {native.attention_dropout}, which no backend computes: set it to 0 in config.json"
     if getattr(native, "output_router_logits", False):
         yield "output_router_logits adds a loss that is not computed here: set it to false in config.json"
     if getattr(native, "quantization_config", None) is not None:
@@ -163,6 +165,8 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
         config.rope_parameters = {**own, FULL: changed} if FULL in own else changed
         try:
             config.validate_rope()
+        except UserError:  # a GPT-J's
+            raise
         except (ValueError, KeyError, TypeError) as error:
             reason = f": {error}"
             continue
@@ -183,7 +187,7 @@ def _unscaled(native: PreTrainedConfig) -> str:
 def _expressed(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the same angles in the ways that transformers may have them."""
     kind = rope_parameters["rope_type"]
-    if kind == "dynamic" or kind in KEPT:
+    if kind == "dynamic" or kind in KEPT or isinstance(native, ScaledGPTJConfig):
         yield dict(rope_parameters)
         return
     own = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)

@@ -8,7 +8,7 @@ unit sees (norms, rotations, activations, the softmax) is not counted. Two conve
 - full: the whole T x S matrix, as profilers count a forward with a mask, and as the TAPE paper's Table 3 counts.
 """
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from transformers import PreTrainedConfig
@@ -16,10 +16,9 @@ from transformers import PreTrainedConfig
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
 from tape_ds.model import decoder_shape
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.positions import registry
 
-Config: TypeAlias = TapeConfig | ScaledGPTJConfig | PreTrainedConfig
+Config: TypeAlias = TapeConfig | PreTrainedConfig
 
 MEBI = 2**20
 """The "M" in which the TAPE paper (and much of this field) counts parameters."""
@@ -55,17 +54,16 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     ``attention_span``: length of the sequences that attention works on, where it is less than the whole sequence, see
     :func:`tape_ds.model.attention.shifted_groups.attention_span`.
     """
-    if not isinstance(config, TapeConfig | ScaledGPTJConfig):
+    if not isinstance(config, TapeConfig):
         return decoder_shape.multiply_adds(config, length, causal)
     query, key = _widths(config)
     span = float(length) if attention_span is None else attention_span
     keys = span / 2 if causal else span
     projections = config.hidden_size * (2 * query + 2 * key)
-    feed_forward = config.feed_forward_matrices * config.hidden_size * config.intermediate_size
+    feed_forward = 3 * config.hidden_size * config.intermediate_size
     attention = 2 * query * keys  # scores and values
     layers = config.num_hidden_layers * (projections + feed_forward + attention)
-    own: Any = config
-    position = sum(registry.multiplications_per_token(own, i, keys) for i in range(config.num_hidden_layers))
+    position = sum(registry.multiplications_per_token(config, i, keys) for i in range(config.num_hidden_layers))
     return length * (layers + position + config.hidden_size * config.vocab_size)
 
 
@@ -86,6 +84,6 @@ def training_flops_per_token(
     return forward_flops_per_token(config, length, attention_span=attention_span) * (2.0 + trained_share)
 
 
-def _widths(config: Config) -> tuple[int, int]:
+def _widths(config: TapeConfig) -> tuple[int, int]:
     """Return columns of all queries, and of all keys."""
     return config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

@@ -15,4 +15,6 @@ def why_not(device: torch.device) -> str | None:
         return "the package liger-kernel is not installed"
     if device.type != "cuda":
         return f"Liger's kernels need a CUDA device, not {device.type!r}"
-    return None
+    from tape_ds.kernels import jit
+
+    return jit.no_compiler()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
@@ -43,11 +44,22 @@ from tape_ds.model.positions import base, log_scale, registry
 from tape_ds.model.sharding import UNSHARED, Shards, ShareSequences, shards_of
 
 
+class RMSNorm(LlamaRMSNorm):
+    """Llama's norm, on CUDA by torch's fused kernel, which reads and writes once and keeps no fp32 copy."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return the normed states. The kernel rounds once where Llama's operators round twice."""
+        weight = self.weight
+        if not hidden_states.is_cuda or hidden_states.dtype != weight.dtype or torch.is_autocast_enabled("cuda"):
+            return super().forward(hidden_states)  # the kernel takes one dtype, and autocast would make it fp32
+        return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
+
+
 class TapeAttention(nn.Module):
     """Projections, the encoding's rotation, the cache and one softmax over a value that may be wider than its key."""
 
-    q_norm: LlamaRMSNorm | None
-    k_norm: LlamaRMSNorm | None
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
     group_tokens: int | None = None
     """In training mode attention is within groups of so many tokens, see
     :func:`tape_ds.model.attention.shifted_groups.use_groups`; None: over everything."""
@@ -65,8 +77,8 @@ class TapeAttention(nn.Module):
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=config.attention_bias)
         self.q_norm, self.k_norm = None, None
         if config.qk_norm:
-            self.q_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
-            self.k_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(
         self,
@@ -163,8 +175,8 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = TapeAttention(config, layer_idx)
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.position = registry.build_layer(config, layer_idx)
 
     def forward(
@@ -231,7 +243,7 @@ class TapeModel(TapePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(TapeDecoderLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.encoding = registry.build(config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -295,7 +307,7 @@ class TapeModel(TapePreTrainedModel):
         documents = None if borders is None else borders.ids_BS
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
-        if cu_seq_lens_q is None:  # else a collator made the batch, and has looked without asking the device
+        if cu_seq_lens_q is None and document_ids is None:  # else a collator has looked, without asking the device
             position_ids = positions_that_differ(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)

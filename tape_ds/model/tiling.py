@@ -22,12 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.models.gptj.modeling_gptj import GPTJMLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tape_ds.model.positions.tape import TapeLayer
-
-FEED_FORWARDS = (LlamaMLP, GPTJMLP)
 
 
 def use_tiles(model: nn.Module, tiles: int) -> list[str]:
@@ -48,7 +45,7 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
     """
     if tiles < 1:
         raise ValueError(f"tiles = {tiles}: give 1 or more")
-    feed_forwards = [module for module in model.modules() if isinstance(module, FEED_FORWARDS)]
+    feed_forwards = [module for module in model.modules() if isinstance(module, LlamaMLP)]
     updates: list[Any] = [module for module in model.modules() if isinstance(module, TapeLayer) and _is_unfused(module)]
     if not feed_forwards:
         raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")

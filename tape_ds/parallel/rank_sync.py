@@ -5,16 +5,27 @@ stands in the way of its collectives.
 """
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import distributed
 
+_groups: dict[Any, Any] = {}  # by the job's process group: one mesh of sockets for a job
 
-@lru_cache(maxsize=1)  # a mesh of sockets: one for a job
-def _gloo_group(world: Any) -> Any:
-    return world if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")
+
+def join(timeout: timedelta | None = None) -> Any:
+    """Return the gloo group of all ranks, made by the first call, which all ranks must do together.
+
+    Args:
+        timeout: of a collective; None: gloo's own, half an hour.
+    """
+    world = distributed.group.WORLD
+    if world not in _groups:
+        is_gloo = distributed.get_backend() == "gloo"
+        _groups[world] = world if is_gloo else distributed.new_group(backend="gloo", timeout=timeout)
+    return _groups[world]
 
 
 class RankSync:
@@ -32,7 +43,7 @@ class RankSync:
 
     @cached_property
     def _group(self) -> Any:
-        return _gloo_group(distributed.group.WORLD)
+        return join()
 
     def numbers(self, own: Sequence[float]) -> list[list[float]]:
         """Return every rank's numbers, by rank; all ranks give equally many."""

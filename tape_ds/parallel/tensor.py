@@ -29,6 +29,7 @@ from tape_ds.parallel import vocabulary
 from tape_ds.parallel.cuts import cut, cut_of
 from tape_ds.parallel.group import GroupShards, RankGroup
 from tape_ds.parallel.layout import TENSOR, Layout, check_cuts
+from tape_ds.parallel.rank_sync import RankSync
 
 COLUMNS, ROWS = "colwise", "rowwise"
 _DIMENSION = {
@@ -64,9 +65,8 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     raise_if_any(list(_problems(bare, layout.tensor)))
     group = RankGroup.of(layout, rank, timeout)
     # pieces of different weights, put side by side, would show nowhere else
-    sums = torch.stack([each.detach().sum(dtype=torch.float64).to("cpu") for each in model.parameters()])
-    sums = sums.to(next(model.parameters()).device)
-    if not torch.equal(group.largest(sums), -group.largest(-sums)):
+    sums = [float(each.detach().sum(dtype=torch.float64)) for each in model.parameters()]
+    if any(others != sums for others in RankSync().numbers(sums)):
         raise RuntimeError("the processes that are to share the model hold different weights")
     part = vocabulary.VocabularyShard(group, tuple(_sizes(bare.config.vocab_size, group.size)))
     for style, module in _planned(bare):

@@ -100,7 +100,7 @@ def _norm(job: Job, name: str, columns: float | None = None) -> list[SavedTensor
     """Of an RMSNorm over so many columns (None: of the hidden states): its input (by torch in fp32, unless a fused
     kernel reads it as it is), and what its weight multiplies."""
     hidden = job.model.hidden / job.layout.tensor if columns is None else columns
-    if job.fused:
+    if job.fused or job.fused_norms:
         return [SavedTensor(name, hidden * job.element + 4)]
     return [SavedTensor(name, hidden * 4 + 4), SavedTensor(f"{name}, scaled", job.trained.norms * hidden * job.element)]
 

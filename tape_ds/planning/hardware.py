@@ -4,6 +4,7 @@ Peaks, memory and links are the makers' figures. What is reached of them comes f
 constant; none was taken by this project.
 """
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,36 @@ HOST_BANDWIDTH = 25e9
 NVME_BANDWIDTH = 1.6e9
 """Bytes/s between a node's NVMe disks and the host, for each GPU (ZeRO-Infinity, Rajbhandari et al. 2021,
 arXiv:2104.07857, Figure 2b)."""
+
+
+PEAKS: dict[str, float] = {
+    r"\bMIG\b": math.nan,  # a slice of a card: its share of the peak is not in the name
+    r"\bB200\b": 2250e12,
+    r"\bH200 NVL\b": 835e12,
+    r"\bG?H200\b": 989e12,
+    r"\bH100 PCIe\b": 756e12,
+    r"\bH100 NVL\b": 835e12,
+    r"\bH100\b": 989e12,
+    r"\bA100\b": 312e12,
+    r"\bA40\b": 149.7e12,
+    r"\bA30\b": 165e12,
+    r"\bA10\b": 125e12,
+    r"\bRTX 4090$": 165.2e12,
+    r"\bL40S\b": 362e12,
+    r"\bL40\b": 181e12,
+    r"\bL4\b": 121e12,
+    r"\bV100.*PCIE\b": 112e12,
+    r"\bV100\b": 125e12,
+    r"\bT4\b": 65e12,
+}
+"""Pattern of the name that CUDA gives -> dense 16-bit tensor-core peak, FLOP/s, from the makers' data sheets (without
+sparsity); bf16, on V100 and T4 fp16. The first pattern that fits decides."""
+
+
+def peak_flops(cuda_name: str) -> float | None:
+    """Return the dense 16-bit peak in FLOP/s of the GPU that CUDA calls ``cuda_name``; None where it is not known."""
+    found = next((peak for pattern, peak in PEAKS.items() if re.search(pattern, cuda_name)), math.nan)
+    return None if math.isnan(found) else found
 
 
 @dataclass(frozen=True)
@@ -54,7 +85,7 @@ class Gpu:
     memory: float
     """Bytes that CUDA can give."""
     peak: float
-    """Dense 16-bit FLOP/s; the same number as ``training.metrics`` divides by, which a test holds."""
+    """Dense 16-bit FLOP/s, of :data:`PEAKS`."""
     bandwidth: float
     """Of its own memory."""
     link: float
@@ -74,22 +105,34 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         # "NVIDIA V100 Tensor Core GPU" data sheet, SXM2
-        Gpu("v100-32", r"V100-SXM.*32GB", 34.1e9, 125e12, 0.9e12, 150e9, 12.5e9, _VOLTA, 12e9, 64e9),
+        Gpu("v100-32", r"V100-SXM.*32GB", 34.1e9, PEAKS[r"\bV100\b"], 0.9e12, 150e9, 12.5e9, _VOLTA, 12e9, 64e9),
         # "NVIDIA A100 Tensor Core GPU" data sheet, SXM4
-        Gpu("a100-40", r"A100.*40GB", 42.4e9, 312e12, 1.56e12, 300e9, 25e9, _AMPERE),
-        Gpu("a100-80", r"A100.*80GB", 85.1e9, 312e12, 2.04e12, 300e9, 25e9, _AMPERE),
+        Gpu("a100-40", r"A100.*40GB", 42.4e9, PEAKS[r"\bA100\b"], 1.56e12, 300e9, 25e9, _AMPERE),
+        Gpu("a100-80", r"A100.*80GB", 85.1e9, PEAKS[r"\bA100\b"], 2.04e12, 300e9, 25e9, _AMPERE),
         # "NVIDIA Ada GPU Architecture" whitepaper, appendix A: FP16 and BF16 with FP32 accumulate; PCIe 4.0 x16
-        Gpu("rtx4090", r"RTX 4090$", 25.3e9, 165.2e12, 1.008e12, 32e9, 12.5e9, _ADA),
+        Gpu("rtx4090", r"RTX 4090$", 25.3e9, PEAKS[r"\bRTX 4090$"], 1.008e12, 32e9, 12.5e9, _ADA),
         # "NVIDIA L40S" data sheet; PCIe 4.0 x16, 64 GB/s both ways together
-        Gpu("l40s", r"\bL40S$", 47.8e9, 362e12, 0.864e12, 32e9, 25e9, _ADA),
+        Gpu("l40s", r"\bL40S$", 47.8e9, PEAKS[r"\bL40S\b"], 0.864e12, 32e9, 25e9, _ADA),
         # "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets, SXM5
-        Gpu("h100-80", r"H100 80GB HBM3", 85.0e9, 989e12, 3.35e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
-        Gpu("h200", r"\bH200$", 150.1e9, 989e12, 4.8e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
+        Gpu("h100-80", r"H100 80GB HBM3", 85.0e9, PEAKS[r"\bH100\b"], 3.35e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
+        Gpu("h200", r"\bH200$", 150.1e9, PEAKS[r"\bG?H200\b"], 4.8e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
         # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a node of its own;
         # NVLink-C2C: 900 GB/s both ways together
-        Gpu("gh200", r"\bGH200 480GB", 101.5e9, 989e12, 4.0e12, 450e9, 50e9, _HOPPER, 450e9, 480e9, per_node=1),
+        Gpu(
+            "gh200",
+            r"\bGH200 480GB",
+            101.5e9,
+            PEAKS[r"\bG?H200\b"],
+            4.0e12,
+            450e9,
+            50e9,
+            _HOPPER,
+            450e9,
+            480e9,
+            per_node=1,
+        ),
         # "NVIDIA DGX B200" data sheet: 1,440 GB and 64 TB/s for 8; "NVIDIA HGX" page: 36 PFLOP/s for 8, with sparsity
-        Gpu("b200", r"\bB200\b", 191.5e9, 2250e12, 8.0e12, 900e9, 50e9, _BLACKWELL, 50e9, 256e9),
+        Gpu("b200", r"\bB200\b", 191.5e9, PEAKS[r"\bB200\b"], 8.0e12, 900e9, 50e9, _BLACKWELL, 50e9, 256e9),
     )
 }
 

@@ -30,6 +30,8 @@ class Job:
     """Bytes of a number of the position state; None: as ``element``."""
     fused: bool = True
     """Norms and feed-forward by fused kernels (Liger's), as on a GPU; else by torch's operators."""
+    fused_norms: bool = False
+    """Norms by torch's fused kernel, whatever computes the feed-forward."""
     wide_attention: bool = False
     """A wide value by one fused kernel (attention_backend: triton); else by one call of a library's kernel for
     each half."""
@@ -111,9 +113,9 @@ def possible(job: Job) -> bool:
         return False
     if any(model.heads % size or (model.groups % size and size % model.groups) for size in (tensor, sequence)):
         return False
-    if max(tensor, sequence) > 1 and (job.attention_span is not None or job.distilled):
+    if max(tensor, sequence) > 1 and (job.attention_span is not None or job.distilled or model.counted):
         return False
     if job.distilled and layout.zero == 3:
         return False
-    whole = job.quantised or model.summed_bias or not model.gated
+    whole = job.quantised or model.summed_bias
     return tensor == 1 or (sequence == 1 and layout.zero in (1, 2) and not whole)

@@ -182,7 +182,7 @@ def memory_bound(job: Job) -> float:
     joined; where each has a call of its own, the gradients of queries and keys are added up (3 passes).
     """
     model, again, trains = job.model, job.layout.again, job.trained.anything
-    hidden, inner = (10, 3) if job.fused else (38, 5)
+    hidden, inner = 10 if job.fused or job.fused_norms else 38, 3 if job.fused else 5
     columns = hidden * model.hidden + 2 * (model.query + model.key) + inner * model.inner
     added = model.placed * model.added / model.head_size * (model.query + model.key)
     passes = (model.layers * columns + added) * (1 + 2 * trains + again)

@@ -1,7 +1,7 @@
 """Which way to spread a job is the fastest that fits, what would make one fit, and how far one way reaches."""
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -16,6 +16,13 @@ POLICIES: tuple[Layers | None, ...] = (None, 1, "selective", "selective_matmuls"
 LONG = 65_536
 """Tokens from which the search tries feed-forwards in tiles."""
 TILES = 8
+SPARE = 1 / 8
+"""Share of a GPU's memory that :func:`fastest` leaves free: 9.9 GiB of an A100's 79.3. Predictions are up to 6 % off
+(``tests/planning/test_against_tensors.py``), and leave out scoring, which takes up to 5 GiB (docs/memory.md)."""
+TIE = 0.01
+"""Relative difference between two predicted times that means nothing: launches and hooks have no time here."""
+BUSY = 16_384
+"""Tokens of a forward that keep a GPU busy; with fewer, launching kernels takes time that is not predicted."""
 LENGTH_STEP = 1024
 LONGEST = 2**24
 
@@ -42,11 +49,10 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
     gpus = job.layout.gpus
     policies = POLICIES if job.trained.anything else (None,)
     tensors = _powers(min(gpus, 8 if job.gpu is None else job.gpu.per_node))
-    third: dict[str, Any] = {"zero": 3, "engine": Engine.zero_3(job.model.hidden)}
-    engines: list[dict[str, Any]] = [{"zero": 1}, {"zero": 2}, third]
+    engines = _engines(job)
     if offload:
         moved = {"offload_optimizer": "cpu"}
-        engines = [{"zero": 2, **moved}, {**third, **moved, "offload_weights": "cpu"}]
+        engines = [{**engines[1], **moved}, {**engines[2], **moved, "offload_weights": "cpu"}]
     for engine, tensor, sequence in product(engines, tensors, _powers(gpus)):
         spread = PlannedLayout(gpus=gpus, tensor=tensor, sequence=sequence, **engine)
         if not possible(replace(job, layout=spread)):
@@ -56,10 +62,48 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
             if not possible(replace(job, layout=layout)):
                 continue
             yield layout
-            if again == 1 and job.length >= LONG:
+            if again == 1 and job.length >= LONG and not job.model.counted:
                 yield replace(layout, mlp_tiles=TILES)
             if again == 1 and offload:
                 yield replace(layout, offload_checkpoints=True)
+
+
+def _engines(job: Job) -> list[dict[str, Any]]:
+    """Return what a layout has of ``ds_configs``' stages 1, 2 and 3."""
+    sizes = {1: Engine(), 2: Engine(), 3: Engine.zero_3(job.model.hidden)}
+    return [{"zero": stage, "engine": engine} for stage, engine in sizes.items()]
+
+
+def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
+    """Return the layouts that differ from a job's in these fields of its recipe alone and leave :data:`SPARE` of the
+    GPU's memory free, the fastest first; on a CPU none. Of those that tie, the lowest stage, and then the smallest
+    forward that keeps a GPU busy."""
+    layout, gpu = job.layout, job.gpu
+    if gpu is None:
+        return []
+    engines = _engines(job) if "deepspeed" in open_fields else [{}]
+    sequences = (
+        _powers(job.global_batch // layout.replicas)
+        if "per_device_train_batch_size" in open_fields
+        else [layout.micro_batch]
+    )
+    policies = {layout.checkpoint_layers}
+    if "activation_checkpointing" in open_fields:
+        policies |= set(POLICIES) if "checkpoint_layers" in open_fields else {None}
+    jobs = [
+        replace(job, layout=replace(layout, **engine, micro_batch=each, checkpoint_layers=again))
+        for engine, each, again in product(engines, sequences, policies)
+    ]
+    found = [Plan(each) for each in jobs if possible(each)]
+    roomy = [each for each in found if each.fits and each.memory.peak.total <= (1 - SPARE) * gpu.memory]
+    least = min((each.step.all for each in roomy), default=0.0)
+
+    def order(plan: Plan) -> tuple[float, int, int, float]:
+        tied = plan.step.all <= (1 + TIE) * least
+        stage, tokens = plan.job.layout.zero or 0, min(plan.job.tokens, BUSY)
+        return 0.0 if tied else plan.step.all, stage, -tokens, plan.memory.peak.total
+
+    return sorted(roomy, key=order)
 
 
 def _powers(largest: int) -> list[int]:

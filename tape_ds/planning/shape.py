@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from tape_ds.model.configuration import TapeConfig
     from tape_ds.model.decoder_shape import Weights
-    from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 
-    Config = TapeConfig | ScaledGPTJConfig | PreTrainedConfig
+    Config = TapeConfig | PreTrainedConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
 
 _COLUMNS = (
@@ -50,7 +49,7 @@ def known(name: str) -> bool:
     return name in LLAMAS or name == GPT_J
 
 
-def published(name: str, **changes: Any) -> TapeConfig | ScaledGPTJConfig:
+def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
     """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
 
     Raises:
@@ -129,7 +128,7 @@ class Sizes:
     vocabulary: int
     tied: bool
     """Whether the output head is the embedding's own matrix."""
-    gated: bool
+    gated: bool = True
     """Whether the feed-forward has a gate (three matrices) or not (two)."""
     state: int = 0
     """Numbers of position state per token between blocks."""
@@ -183,35 +182,26 @@ class Sizes:
 
 def sizes(config: Any) -> Sizes:
     """Return the numbers of a configuration."""
-    if not hasattr(config, "feed_forward_matrices"):
+    if config.model_type != TAPE:
         return _counted_sizes(config)
-    state, carried, added, rank, biased, unrotated, work = 0, 0, 0, 0, False, 0.0, (0.0, 0.0)
-    placed = config.num_hidden_layers
-    weights: tuple[tuple[int, int], ...] = ()
-    if config.model_type == TAPE:
-        import torch
+    import torch
 
-        from tape_ds.model.positions import layer_options, registry
+    from tape_ds.model.positions import layer_options, registry
 
-        times = layer_options.alike(positions.options(config), config.num_hidden_layers)
-        placed = sum(times.values())
-        with torch.device("meta"):
-            encoding = registry.build(config)
-            layers = {index: registry.build_layer(config, index) for index in times}
-        counted = Counter(weight.numel() for weight in encoding.parameters())
-        for index, layer in layers.items():
-            for weight in layer.parameters():
-                counted[weight.numel()] += times[index]
-        weights = tuple(sorted(counted.items()))
-        fixed = sum(times[index] * layer.multiplications_per_token(0.0) for index, layer in layers.items())
-        seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
-        work = (fixed, seen - fixed)
-        first = layers[min(times)]
-        per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
-        state = first.state_columns()
-        carried = round(per_key / config.num_attention_heads) if state else 0
-        added, rank, biased = first.added_columns(), getattr(first, "rank", 0), first.keeps_bias
-        unrotated = sum(times[index] * layer.keeps_unrotated for index, layer in layers.items()) / placed
+    times = layer_options.alike(positions.options(config), config.num_hidden_layers)
+    placed = sum(times.values())
+    with torch.device("meta"):
+        encoding = registry.build(config)
+        layers = {index: registry.build_layer(config, index) for index in times}
+    counted = Counter(weight.numel() for weight in encoding.parameters())
+    for index, layer in layers.items():
+        for weight in layer.parameters():
+            counted[weight.numel()] += times[index]
+    fixed = sum(times[index] * layer.multiplications_per_token(0.0) for index, layer in layers.items())
+    seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
+    first = layers[min(times)]
+    per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
+    state = first.state_columns()
     return Sizes(
         hidden=config.hidden_size,
         inner=config.intermediate_size,
@@ -221,18 +211,17 @@ def sizes(config: Any) -> Sizes:
         head_size=config.head_dim,
         vocabulary=config.vocab_size,
         tied=config.tie_word_embeddings,
-        gated=config.feed_forward_matrices == 3,
         state=state,
         placed=placed,
-        carried=carried,
-        added=added,
-        keeps_unrotated=unrotated,
-        rank=rank,
-        biased=biased,
+        carried=round(per_key / config.num_attention_heads) if state else 0,
+        added=first.added_columns(),
+        keeps_unrotated=sum(times[index] * layer.keeps_unrotated for index, layer in layers.items()) / placed,
+        rank=getattr(first, "rank", 0),
+        biased=first.keeps_bias,
         normed_heads=getattr(config, "qk_norm", False),
         summed_bias=any(getattr(config, name, False) for name in ("attention_bias", "mlp_bias")),
-        position_weights=weights,
-        position_work=work,
+        position_weights=tuple(sorted(counted.items())),
+        position_work=(fixed, seen - fixed),
     )
 
 
@@ -250,7 +239,6 @@ def _counted_sizes(config: PreTrainedConfig) -> Sizes:
         head_size=shape.head_size,
         vocabulary=config.vocab_size,
         tied=bool(config.tie_word_embeddings),
-        gated=True,
         placed=config.num_hidden_layers,
         counted=shape.weights,
     )

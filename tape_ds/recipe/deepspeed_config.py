@@ -152,6 +152,10 @@ def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
         if lookup(config, name) is False:
             wrong = "a gradient that is not finite would go into the weights unseen"
             yield Problem(f"deepspeed.{name}", False, wrong, "remove it")
+    name = "data_types.grad_accum_dtype"
+    if (kind := lookup(config, name)) is not None and stage(config) == 0:
+        wrong = "without ZeRO, DeepSpeed sums gradients in the model's precision"
+        yield Problem(f"deepspeed.{name}", kind, wrong, "use stage 1, 2 or 3, or remove it")
     block = config.get("activation_checkpointing")
     if isinstance(block, Mapping) and any(block.values()):
         wrong = "only models written for DeepSpeed's own checkpointing read this block; it would do nothing"

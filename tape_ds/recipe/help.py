@@ -33,12 +33,13 @@ USUAL = (
 """Fields of the trainer that ``--help`` describes; of the others it tells the names."""
 OURS = {
     "deepspeed": "ZeRO by the name of a file in ds_configs (zero1, zero2, zero3, zero3_offload, ...), the path of a "
-    "DeepSpeed JSON, or the JSON itself; null trains without DeepSpeed.",
+    "DeepSpeed JSON, or the JSON itself; null trains without DeepSpeed. auto: of zero1, zero2 and zero3 the one "
+    "that the plan chooses (docs/memory.md).",
     "resume_from_checkpoint": "Go on from a checkpoint: its path, true for the newest of output_dir, auto for the "
     "newest if there is one. Short: --resume.",
     "output_dir": "Folder of the run: checkpoints, log, results, trained weights. Default runs/RECIPE.",
     "activation_checkpointing": "Compute activations again in the backward instead of keeping them: see "
-    "checkpoint_layers.",
+    "checkpoint_layers. auto: as the plan chooses; it chooses checkpoint_layers too where that is not given.",
 }
 """Descriptions of transformers' fields that mean something else here."""
 

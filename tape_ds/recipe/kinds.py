@@ -1,14 +1,14 @@
 """The kinds of recipes, by the launcher that each is for."""
 
 from tape_ds.recipe import files
-from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe
 from tape_ds.recipe.finetuning import ChatRecipe, ScrollsRecipe
+from tape_ds.recipe.generated import GeneratedRecipe
 from tape_ds.recipe.pretraining import PretrainingRecipe
 from tape_ds.recipe.recipe import Recipe
 
 KINDS: dict[str, type[Recipe]] = {
-    kind.LAUNCHER: kind for kind in (ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, ArithmeticRecipe)
+    kind.LAUNCHER: kind for kind in (ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, GeneratedRecipe)
 }
 
 

@@ -154,16 +154,16 @@ def _build(
     """Return the recipe with every default resolved; broken fields have stand-ins."""
     stand_ins = {key: value for key, value in kind.STAND_INS.items() if key in broken}
     flat = {"output_dir": f"runs/{name}"} | stand_ins | dict(values)
-    chosen = flat.get("deepspeed", trainer.DEFAULTS["deepspeed"])
+    settings = Trainer.build(flat)
+    chosen = settings.value("deepspeed")
     config = deepspeed_config.read(chosen, problems) if chosen and "deepspeed" not in broken else None
     defaults: dict[str, Any] = {}
     for section in kind.SECTIONS.values():
         defaults |= section.build(flat).flat()
     derived = {key: value for key, value in kind.derived(defaults).items() if defaults.get(key) is None}
     own: dict[str, Any] = {key: section.build(flat | derived) for key, section in kind.SECTIONS.items()}
-    settings = Trainer.build(flat)
     groups = max(1, world_size // max(1, own["scale"].ways))
-    shared = settings.per_device_train_batch_size * groups * settings.gradient_accumulation_steps
+    shared = settings.value("per_device_train_batch_size") * groups * settings.gradient_accumulation_steps
     return kind(
         name=name,
         trainer=settings,

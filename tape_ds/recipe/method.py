@@ -17,8 +17,6 @@ from tape_ds.recipe.trainer import Whole
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear maps of a Llama block. The position updates are no LoRA targets: they are trained whole."""
-GPTJ_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out")
-"""The linear maps of a GPT-J block."""
 GROUPS = ("train_position", "train_norms", "train_embeddings")
 ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit")
 
@@ -258,8 +256,7 @@ def with_trait(wanted: Callable[[Method], bool]) -> str:
 
 
 def targets_of(settings: MethodSection, family: str, known: Collection[str] = LORA_TARGETS) -> Iterator[Problem]:
-    """Yield adapter targets that are none of the linear maps of this family; ``known`` are a Llama's, or a GPT-J's."""
-    known = GPTJ_TARGETS if family == "gptj" else known
+    """Yield adapter targets that are none of the linear maps of this family."""
     for target in settings.lora_targets if settings.chosen.trains == "adapters" else []:
         if target not in known:
             yield Problem("lora_targets", target, f"no linear map of a {family} block", did_you_mean(target, known))

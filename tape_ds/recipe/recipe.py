@@ -81,6 +81,8 @@ class Recipe(ABC):
     """Show what would happen and stop."""
     elsewhere: bool = False
     """Only looked at: the run may be another machine's, and what this one lacks is no mistake."""
+    layout_choice: str = ""
+    """The flags that stand for what the recipe left open, and why; empty where it left nothing open."""
     words: tuple[str, ...] = ()
     """Its name or path and the fields that a command line gave, as they were typed."""
 
@@ -115,7 +117,12 @@ class Recipe(ABC):
 
     def trainer_value(self, name: str) -> Any:
         """Return the value of a trainer's field, transformers' default where it is not set."""
-        return getattr(self.trainer, name)
+        return self.trainer.value(name)
+
+    @property
+    def open(self) -> frozenset[str]:
+        """Fields that are left to the plan."""
+        return frozenset(name for name in trainer.CAUTIOUS if getattr(self.trainer, name) == trainer.AUTO)
 
     @property
     def resume_from_checkpoint(self) -> str | bool:
@@ -182,7 +189,7 @@ class Recipe(ABC):
         for name in self.SECTIONS:
             flat |= getattr(self, name).flat()
         flat["global_batch_size"] = self.global_batch_size
-        return flat | self.trainer.kwargs | {"deepspeed": self.deepspeed}
+        return flat | self.trainer.kwargs | {"deepspeed": trainer.AUTO if "deepspeed" in self.open else self.deepspeed}
 
     def to_yaml(self) -> str:
         """:meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
@@ -190,7 +197,7 @@ class Recipe(ABC):
         defaults = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
         trainers = {name: value for name, value in defaults.items() if value is not None} | self.trainer.kwargs
         ours = {name: value for name, value in self.as_dict().items() if name not in trainer.FIELDS}
-        whole = ours | dict(sorted(trainers.items())) | {"deepspeed": self.deepspeed}
+        whole = ours | dict(sorted(trainers.items())) | {"deepspeed": self.as_dict()["deepspeed"]}
         return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:

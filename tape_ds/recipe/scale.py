@@ -97,7 +97,7 @@ def check_model(scale: Scale, config: Any) -> list[Problem]:
     size = scale.tensor_parallel_size
     if size > 1 and not has_llamas_names(config):
         wrong = f"a model of the type {config.model_type} is not cut"
-        return [*found, Problem(TENSOR, size, wrong, "use sequence_parallel_size")]
+        return [*found, Problem(TENSOR, size, wrong, "leave it out, and use zero3")]
     return found + list(check_cuts(config, size))
 
 

@@ -7,7 +7,7 @@ contradiction.
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -27,6 +27,15 @@ DEFAULTS: dict[str, Any] = {
     "deepspeed": "zero3",
 }
 """Where we differ from transformers, without insisting."""
+
+AUTO = "auto"
+CAUTIOUS: dict[str, Any] = {
+    "deepspeed": "zero3",
+    "activation_checkpointing": True,
+    "per_device_train_batch_size": 1,
+}
+"""Fields that a recipe may leave to the plan (:data:`AUTO`), with the values that need least memory. They hold where
+memory cannot be planned, and until the plan has chosen (:mod:`tape_ds.training.forecast`)."""
 
 
 class Owned(NamedTuple):
@@ -112,8 +121,8 @@ _POSITIVE, _NOT_NEGATIVE, _COUNT, _SHARE = {"gt": 0}, {"ge": 0}, {"ge": 1}, {"ge
 _BOUNDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("learning_rate", "adam_epsilon", "logging_steps", "save_steps", "ddp_timeout"), _POSITIVE),
     **dict.fromkeys(("weight_decay", "max_grad_norm", "warmup_steps", "dataloader_num_workers"), _NOT_NEGATIVE),
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "save_total_limit"), _COUNT),
-    **dict.fromkeys(("gradient_accumulation_steps", "dataloader_prefetch_factor", "torch_empty_cache_steps"), _COUNT),
+    **dict.fromkeys(("per_device_eval_batch_size", "save_total_limit", "gradient_accumulation_steps"), _COUNT),
+    **dict.fromkeys(("dataloader_prefetch_factor", "torch_empty_cache_steps"), _COUNT),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), _SHARE),
     "seed": {"ge": 0, "le": 2**32 - 1},
 }
@@ -129,11 +138,15 @@ _OWNED_DEFAULTS = {
     name: owned.value for name, owned in OWNED.items() if name in _ENTRIES and owned.value != library_default(name)
 }
 _OURS = DEFAULTS | _OWNED_DEFAULTS
+_TYPES: dict[str, Any] = {
+    "activation_checkpointing": bool | None | Literal["auto"],
+    "per_device_train_batch_size": Annotated[int, Field(ge=1)] | Literal["auto"],
+}
 _Fields = library_fields.section(
     "TrainerFields",
     {
         name: (
-            entry.type,
+            _TYPES.get(name, entry.type),
             Field(_OURS.get(name, entry.default), description=entry.help, **_BOUNDS.get(name, {})),
         )
         for name, entry in _ENTRIES.items()
@@ -166,12 +179,17 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
     """Sequences per optimizer step over all processes, the same whatever their number; default those that one backward
     pass of all processes takes. Gradient accumulation follows from it."""
 
+    def value(self, name: str) -> Any:
+        """Return the value of a field, the cautious one while it is left to the plan."""
+        value = getattr(self, name)
+        return CAUTIOUS[name] if name in CAUTIOUS and value == AUTO else value
+
     @property
     def kwargs(self) -> dict[str, Any]:
         """The arguments that are given, or that this stack sets, without ``deepspeed`` and
         ``gradient_accumulation_steps``; transformers knows its defaults of the others."""
         own = {name: getattr(self, name) for name in FIELDS if name in {*self.model_fields_set, *_OURS, "output_dir"}}
-        if own.get("activation_checkpointing"):
+        if own.get("activation_checkpointing") not in (None, False, AUTO):
             options = own.get("activation_checkpointing_kwargs") or {}
             own["activation_checkpointing_kwargs"] = {"use_reentrant": False} | options
         return {name: value for name, value in own.items() if name not in ("deepspeed", "gradient_accumulation_steps")}

@@ -1,17 +1,17 @@
-"""Text behind prompts, a batch at a time: greedy, unless a way to draw is asked for.
+"""Greedy text after prompts, a batch at a time.
 
 It is transformers' own ``generate`` with a KV cache, stopped at the end of text. What it must not do is obey settings
 that came with a checkpoint: many ship a ``generation_config`` that samples, or forbids repetition, and every one of its
 fields would count where none is given. It is put aside while this runs, so that results depend on what is said here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.causal_lm import bare, evaluating
@@ -29,8 +29,6 @@ def continue_prompts(
     ends: Sequence[int],
     use_cache: bool = True,
     chunk: int = CHUNK,
-    stop: StoppingCriteriaList | None = None,
-    settings: Mapping[str, Any] | None = None,
     streamer: Any = None,
 ) -> list[list[int]]:
     """Return the tokens that ``model`` writes behind each prompt; an end of text is none of them.
@@ -42,8 +40,6 @@ def continue_prompts(
         ends: ids of the tokens that end a text, see :func:`ends_of`.
         use_cache: off, the whole text is read again for every new token.
         chunk: tokens of a prompt that are read at once, where the model promises that pieces change nothing.
-        stop: further reasons to stop; text behind a prompt's reason, while others go on, is the caller's to cut off.
-        settings: further fields of transformers' ``GenerationConfig``; the caller seeds what they draw.
         streamer: gets a single prompt and each token behind it, as transformers' streamers do.
 
     Raises:
@@ -60,7 +56,8 @@ def continue_prompts(
         ids_BT[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask_BT[row, longest - len(prompt) :] = 1
     configuration = GenerationConfig(
-        **{"do_sample": False, "top_k": None} | dict(settings or {}),
+        do_sample=False,
+        top_k=None,
         max_new_tokens=new_tokens,
         use_cache=use_cache,
         prefill_chunk_size=chunk if use_cache and longest > chunk and reads_in_pieces(causal_lm) else None,
@@ -72,7 +69,6 @@ def continue_prompts(
             ids_BT.to(device),
             attention_mask=mask_BT.to(device),
             generation_config=configuration,
-            stopping_criteria=stop,
             streamer=streamer,
         )
     return [_until_end(row, set(ends)) for row in out_BT[:, longest:].tolist()]

@@ -23,7 +23,6 @@ from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.attention.names import ENVIRONMENT, requested
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.loading import extendable, families
 from tape_ds.model.loading.strict import fill
@@ -105,15 +104,12 @@ def as_own(model: PreTrainedModel) -> extendable.Model:
     Raises:
         UserError: it is of another family.
     """
-    if isinstance(model, TapeForCausalLM | ScaledGPTJForCausalLM):
+    if isinstance(model, TapeForCausalLM):
         return model
     raise_if_any(_not_ours(model.config))
     config = extendable.configure(model.config)
     with torch.device("meta"):
-        if isinstance(config, TapeConfig):
-            empty: Any = TapeForCausalLM(positions.plain(config, config.rope_parameters))
-        else:
-            empty = ScaledGPTJForCausalLM(config)
+        empty = TapeForCausalLM(positions.plain(config, config.rope_parameters))
     filled: extendable.Model = fill(empty, model.state_dict(), model.config.model_type)
     return filled
 
@@ -174,17 +170,13 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
 
     def before(_: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         hidden_BTD, state = arguments
-        if isinstance(config, TapeConfig):
-            found = _positions(block.position, hidden_BTD, state, named, config)
-            read[:] = [(None, None, None) if found is None else (found, named["start"], state)]
-        else:
-            read[:] = [(_dot_products(state[0], state[0]), None, None)]  # a GPT-J's only argument beside: the rotation
+        found = _positions(block.position, hidden_BTD, state, named, config)
+        read[:] = [(None, None, None) if found is None else (found, named["start"], state)]
 
     def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         visit(LayerView(number, output[1][0], *read.pop()))
 
-    attention = block.self_attn if isinstance(config, TapeConfig) else block.attn
-    handles = [block.register_forward_pre_hook(before, with_kwargs=True), attention.register_forward_hook(after)]
+    handles = [block.register_forward_pre_hook(before, with_kwargs=True), block.self_attn.register_forward_hook(after)]
     try:
         yield
     finally:

@@ -62,10 +62,8 @@ class Metric:
     """One way to score a set of texts."""
 
     name: str
-    parts: tuple[str, ...]
-    """Official names of what is averaged over the examples."""
     of_pair: Callable[[str, str], tuple[float, ...]]
-    """The parts for one text and one reference."""
+    """What is averaged over the examples, for one text and one reference."""
 
     def best(self, text: str, references: Sequence[str]) -> tuple[float, ...]:
         """Return the parts for one text, each against the reference that suits it best; 0 to 1.
@@ -80,64 +78,12 @@ class Metric:
 
     def score(self, examples: Sequence[Sequence[float]]) -> float:
         """Return the score, 0 to 1, of examples whose parts are given: the geometric mean of the parts' averages."""
-        return float(_geometric_mean(np.asarray(examples, np.float64).mean(axis=0)))
+        means_P = np.asarray(examples, np.float64).mean(axis=0)
+        return float(means_P.prod() ** (1 / len(means_P)))
 
 
 METRICS: Mapping[str, Metric] = {
-    "f1": Metric("f1", ("f1",), lambda text, reference: (f1(text, reference),)),
-    "exact_match": Metric("exact_match", ("exact_match",), lambda text, reference: (exact_match(text, reference),)),
-    "rouge": Metric("rouge", tuple(f"rouge/{name}" for name in ROUGE), rouge),
+    "f1": Metric("f1", lambda text, reference: (f1(text, reference),)),
+    "exact_match": Metric("exact_match", lambda text, reference: (exact_match(text, reference),)),
+    "rouge": Metric("rouge", rouge),
 }
-
-
-@dataclass(frozen=True)
-class OverlapScore:
-    """What a set of texts is worth, in percent."""
-
-    metric: str
-    score: float
-    """0 to 100: the benchmark's score."""
-    standard_error: float | None
-    """Of the score, over the examples; None for fewer than two."""
-    parts: dict[str, float]
-    """Averages over the examples by official name, 0 to 100."""
-    examples: int
-
-
-def score(metric: str, texts: Sequence[str], references: Sequence[Sequence[str]]) -> OverlapScore:
-    """Score ``texts`` against their ``references``, several for each text.
-
-    The standard error is the jackknife's (Efron and Stein 1981): the score is computed again without each example in
-    turn. For a plain average that is the usual standard error of a mean; it also holds for ROUGE's geometric mean.
-
-    Raises:
-        KeyError: an unknown metric.
-        ValueError: no text, a text without a reference, or not as many sets of references as texts.
-    """
-    rule = METRICS[metric]
-    if not texts:
-        raise ValueError("there is nothing to score")
-    values_EP = np.array([rule.best(*pair) for pair in zip(texts, references, strict=True)])  # E examples, P parts
-    means_P = values_EP.mean(axis=0)
-    return OverlapScore(
-        metric=metric,
-        score=100 * rule.score(values_EP.tolist()),
-        standard_error=_jackknife(100 * values_EP),
-        parts={name: 100 * float(mean) for name, mean in zip(rule.parts, means_P, strict=True)},
-        examples=len(texts),
-    )
-
-
-def _jackknife(values_EP: np.ndarray) -> float | None:
-    """Standard error of the geometric mean of the parts' averages."""
-    count = len(values_EP)
-    if count < 2:
-        return None
-    without_EP = (values_EP.sum(axis=0) - values_EP).clip(min=0) / (count - 1)  # rounding may leave less than 0
-    scores_E = _geometric_mean(without_EP)
-    return float(np.sqrt((count - 1) / count * ((scores_E - scores_E.mean()) ** 2).sum()))
-
-
-def _geometric_mean(values: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
-    return np.asarray(values.prod(axis=-1) ** (1 / values.shape[-1]))

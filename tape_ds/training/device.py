@@ -32,6 +32,8 @@ def describe(recipe: Recipe) -> str:
     """Return the devices of a run, in a few words."""
     import torch
 
+    from tape_ds.kernels import jit
+
     world = recipe.world_size
     processes = "1 process" if world == 1 else f"{world} processes"
     if (why := why_cpu(recipe)) is not None:
@@ -42,7 +44,9 @@ def describe(recipe: Recipe) -> str:
     if on_node > here:
         return f"{processes}, {on_node} of them on this machine, which has {here} x {name}: TOO FEW"
     visible = f" (this machine has {here})" if here != world else ""
-    return f"{world} x {name}{visible}"
+    lacking = jit.no_compiler() if kind == "cuda" else None
+    slower = f"; plain PyTorch in place of Triton's kernels, slower: {lacking}" if lacking is not None else ""
+    return f"{world} x {name}{visible}{slower}"
 
 
 def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from tape_ds import run_folder
 from tape_ds.errors import is_main_process
 from tape_ds.health import stopping
+from tape_ds.parallel import rank_sync
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -141,6 +142,8 @@ def join_process_group(arguments: "TrainingArguments") -> None:
         import deepspeed
 
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
+    if torch.distributed.is_initialized():
+        rank_sync.join(arguments.ddp_timeout_delta)  # gloo's own timeout would end a run that tokenises for long
 
 
 def end_process(code: int) -> NoReturn:

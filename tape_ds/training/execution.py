@@ -19,7 +19,7 @@ from tape_ds.health.watchdog import Watchdog
 from tape_ds.parallel import distributed_map
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.recipe import Recipe
-from tape_ds.training import device, report, run
+from tape_ds.training import device, forecast, model_config, report, run
 from tape_ds.training.checks import libraries
 from tape_ds.training.environment import expand_segments, leave_process_group, say
 from tape_ds.training.trainer import Stopped
@@ -34,6 +34,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     """
     raise_if_any([*device.check(recipe), *libraries.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
+    recipe = forecast.settle_here(recipe, model_config.beforehand)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
@@ -133,11 +134,14 @@ def _end_early(prepared: run.Run, rank_sync: RankSync, stopped: Stopped) -> int:
 
 
 def _lost_peer(error: RuntimeError) -> str | None:
-    """Return gloo's or NCCL's message that a rank which a collective waits for has died; that rank's own output tells
-    why. After an error NCCL's communicator is aborted, and each later call says only that."""
+    """Return the message of gloo, NCCL or the job's store that a rank which a collective waits for has died or hangs;
+    that rank's own output tells why."""
     messages = (
-        *("Connection closed by peer", "Connection reset by peer"),
-        *("remote process exited or there was a network error", "NCCL communicator was aborted"),
+        *("Connection closed by peer", "Connection reset by peer"),  # gloo, and the store
+        *("recv, got 0 bytes", "Broken pipe"),  # the store, which ends with rank 0
+        *("remote process exited or there was a network error", "Connection closed by remote peer"),  # NCCL
+        *("ncclRemoteError", "Watchdog caught collective operation timeout"),  # torch, of NCCL
+        "NCCL communicator was aborted",  # each call after one of these
     )
     return next((words for words in messages if words in str(error)), None)
 

@@ -6,7 +6,6 @@ gives None, shown as N/A, and never a guess; a loss that is not a number is show
 
 import contextlib
 import math
-import re
 import resource
 import sys
 from collections.abc import Mapping
@@ -17,44 +16,14 @@ import psutil
 import torch
 
 from tape_ds.numbers import NOT_AVAILABLE, duration, gibibytes, number
-
-# Dense 16-bit tensor-core peak, FLOP/s, from the makers' data sheets (without sparsity); bf16, on V100 and T4 fp16.
-# The first pattern that fits the name CUDA gives decides, so a special form stands before the general one.
-PEAK_FLOPS: tuple[tuple[str, float], ...] = (
-    (r"\bMIG\b", math.nan),  # a slice of a card: its share of the peak is not in the name
-    (r"\bB200\b", 2250e12),
-    (r"\bH200 NVL\b", 835e12),
-    (r"\bG?H200\b", 989e12),
-    (r"\bH100 PCIe\b", 756e12),
-    (r"\bH100 NVL\b", 835e12),
-    (r"\bH100\b", 989e12),
-    (r"\bA100\b", 312e12),
-    (r"\bA40\b", 149.7e12),
-    (r"\bA30\b", 165e12),
-    (r"\bA10\b", 125e12),
-    (r"\bRTX 4090$", 165.2e12),
-    (r"\bL40S\b", 362e12),
-    (r"\bL40\b", 181e12),
-    (r"\bL4\b", 121e12),
-    (r"\bV100.*PCIE\b", 112e12),
-    (r"\bV100\b", 125e12),
-    (r"\bT4\b", 65e12),
-)
+from tape_ds.planning import hardware
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5): 5 sets the peak of the resident set to its present size
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Dense 16-bit peak in FLOP/s of the device CUDA calls ``device_name``; None when it is not in the table."""
-    for pattern, peak in PEAK_FLOPS:
-        if re.search(pattern, device_name):
-            return None if math.isnan(peak) else peak
-    return None
-
-
 def device_peak_flops(device: torch.device) -> float | None:
     """Peak in FLOP/s of ``device``; None for a CPU, whose peak depends on clocks that its name does not tell."""
-    return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return hardware.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def tokens_per_second(tokens: int, seconds: float) -> float:

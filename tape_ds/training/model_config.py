@@ -17,9 +17,9 @@ from tape_ds.model.loading.families import TAPE
 from tape_ds.model.positions import trained_rope
 from tape_ds.parallel.layout import SEQUENCE
 from tape_ds.planning import shape
-from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.finetuning import FinetuningRecipe
+from tape_ds.recipe.generated import GeneratedRecipe
 from tape_ds.recipe.method import targets_of
 from tape_ds.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.recipe.recipe import Recipe
@@ -181,7 +181,7 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
         UserError: a base model that is neither at hand nor among the published ones that the planner knows, or that
             is of another family.
     """
-    if isinstance(recipe, ArithmeticRecipe | PretrainingRecipe) and base is None:
+    if isinstance(recipe, GeneratedRecipe | PretrainingRecipe) and base is None:
         config = _new(recipe)
         raise_if_any(check_model(recipe.scale, config))
         return config
@@ -194,8 +194,8 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
 
 
-def _new(recipe: ArithmeticRecipe | PretrainingRecipe) -> Config:
-    if isinstance(recipe, ArithmeticRecipe):
+def _new(recipe: GeneratedRecipe | PretrainingRecipe) -> Config:
+    if isinstance(recipe, GeneratedRecipe):
         return recipe.checked_config()
     from tape_ds.data import tokenizer as tokenizers
 
@@ -209,7 +209,7 @@ def at_hand(recipe: Recipe) -> Config | None:
     Raises:
         UserError: as :func:`beforehand`.
     """
-    if isinstance(recipe, ArithmeticRecipe):
+    if isinstance(recipe, GeneratedRecipe):
         return beforehand(recipe)
     if isinstance(recipe, PretrainingRecipe):
         return beforehand(recipe) if _entries(recipe) else None
@@ -235,11 +235,11 @@ def native_config(model: str) -> PreTrainedConfig:
     """
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
-    from tape_ds.model.loading import extendable, model_folder
+    from tape_ds.model.loading import configuration, model_folder
 
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:
-        return extendable.read_config(path.parent)
+        return configuration.read(path.parent)
     if model.endswith(".gguf"):
-        return extendable.read_config(model_folder.resolve(model))
-    return extendable.read_config(model_folder.find_folder(model, with_weights=False))
+        return configuration.read(model_folder.resolve(model))
+    return configuration.read(model_folder.find_folder(model, with_weights=False))

@@ -59,10 +59,11 @@ def _memory(recipe: Recipe) -> str:
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
-    from tape_ds.training import device, model_config
+    from tape_ds.training import device, forecast, model_config
     from tape_ds.training.checks import libraries
 
     raise_if_any(libraries.check(recipe))
+    recipe = forecast.settle_here(recipe, model_config.at_hand)
     model_config.at_hand(recipe)  # refuses what its model cannot do, also where nothing is trained
     name = getattr(recipe.model, "model", None)  # a new model has none
     why = config_file.not_read(name) if name is not None and recipe.dry_run else None
@@ -88,6 +89,7 @@ def describe(recipe: Recipe) -> str:
         **(training if recipe.trains else {}),
         "device": device.describe(recipe),
         "engine": f"{engine}, {precision}",
+        **({"layout": recipe.layout_choice} if recipe.layout_choice else {}),
         **({"memory": _memory(recipe)} if recipe.trains else {}),
         "output": str(recipe.trainer_value("output_dir")),
     }

@@ -38,6 +38,7 @@ def begin(run: Run) -> results.Result:
         f"{arguments.gradient_accumulation_steps} accumulation)",
         "steps": f"{run.steps:,}, seed {arguments.seed}",
         **({"rates": run.rates} if run.names else {}),
+        **({"layout": recipe.layout_choice} if recipe.layout_choice else {}),
         "engine": f"{f'ZeRO-{stage}' if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
         f"{'on' if arguments.gradient_checkpointing else 'off'}",

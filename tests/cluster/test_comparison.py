@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import distributed
 
 from tape_ds.cluster import comparison, place, rendezvous
@@ -12,6 +13,7 @@ from tape_ds.cluster.place import Place
 from tape_ds.cluster.rendezvous import Rendezvous
 from tape_ds.errors import UserError
 from tape_ds.health import run_lock
+from tape_ds.kernels import jit
 from tape_ds.training.identity import of_data
 
 FACTS = {
@@ -19,6 +21,7 @@ FACTS = {
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
     "variables": {},
     "device": {"device": "cuda"},
+    "compiler": {"C compiler": "there"},
     "recipe": {"learning_rate": "0.1", "seed": "1"},
     "data": {"data text:x": "1"},
     "base": {"base model.safetensors": "2 GB, 1a", "tokenizer": "t"},
@@ -40,6 +43,7 @@ def records(count=3, last=0, **of_last):
         ({"versions": {"python": "3.11.7"}}, "torch", "absent", "it is 2.13.0 on node_rank 0 (n0), node_rank 1 (n1)"),
         ({"variables": {"TAPE_DS_ATTENTION": "sdpa"}}, "TAPE_DS_ATTENTION", "sdpa", "it is absent on "),
         ({"device": {"device": "cpu"}}, "device", "cpu", "it is cuda on "),
+        ({"compiler": {"C compiler": "none"}}, "C compiler", "none", "it is there on "),
         ({"recipe": {"learning_rate": "0.2", "seed": "1"}}, "learning_rate", "0.2", "it is 0.1 on node_rank 0 (n0)"),
         ({"data": {"data text:x": "2"}}, "data text:x", "2", "it is 1 on "),
         ({"base": FACTS["base"] | {"tokenizer": "u"}}, "tokenizer", "u", "it is t on "),
@@ -56,9 +60,25 @@ def test_files_of_the_code_are_named_together_with_the_commits():
     assert problem.value.endswith("and 4 more") and "(commit bbb, there aaa)" in problem.wrong
 
 
+def test_a_machine_whose_code_compares_less_is_named_by_its_code():
+    """It ended in a KeyError."""
+    found = records(2, code=dict.fromkeys(FACTS["code"], "2"))
+    del found[1]["facts"]["compiler"]
+    assert comparison.differences(found)[0].field == "code on node_rank 1 (n1)"
+
+
 def test_of_two_machines_the_first_is_right():
     (problem,) = comparison.differences(records(2, device={"device": "cpu"}))
     assert problem.field == "device on node_rank 1 (n1)"
+
+
+def test_a_gpu_machine_tells_whether_triton_can_build_there(monkeypatch):
+    """Ranks that compute without Triton hold up all others."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
+    monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    assert comparison.facts_of(recipe(), {})["compiler"] == {"C compiler": "Triton needs a C compiler"}
 
 
 def test_a_crowd_of_machines_is_cut_short():
@@ -96,6 +116,7 @@ def test_facts_hold_no_credential_and_nothing_of_the_machine():
 def job(monkeypatch):
     """Runs the check on three ranks, each with its own recipe and fingerprints; what came of it, by rank."""
     monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.01)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     store, own = distributed.HashStore(), threading.local()
     monkeypatch.setattr(rendezvous, "current", lambda seconds: own.met)
 

@@ -1,37 +1,57 @@
-"""Models whose arithmetic is known: they write what the test says behind each prompt, and count what they are asked."""
+"""Models whose arithmetic is known: they answer what the test says, and record what they are asked."""
 
 import torch
 from torch import nn
 
-from tape_ds.data.arithmetic import vocabulary
+from tape_ds.data.generated import vocabulary
+from tape_ds.data.generated.task import EOS, PAD
+from tape_ds.data.generated.tasks import TASKS
 
 
 class Calculator(nn.Module):
-    """Writes ``answer(prompts)``, the answers to a batch, each behind its prompt; stands for a causal LM."""
+    """Answers a batch of prompts with ``answer(prompts)``, read or written; stands for a causal LM."""
 
     def __init__(self, task, answer, most=10**9):
         super().__init__()
-        self.tokenizer = vocabulary.tokenizer(task)
-        self.table = nn.Embedding(1, 1)
+        self.tokenizer = vocabulary.tokenizer(TASKS[task])
+        self.config = None
+        self.table = nn.Embedding(len(self.tokenizer) + 1, len(self.tokenizer) + 1)  # one more than there are letters
+        nn.init.eye_(self.table.weight)
+        self.lm_head = nn.Identity()
         self.answer, self.most = answer, most
         self.batches, self.cached, self.generation_config = [], set(), None
 
     def get_input_embeddings(self):
         return self.table
 
-    def generate(self, ids_BT, attention_mask, generation_config, stopping_criteria, streamer):
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def base_model(self, input_ids, use_cache):
+        """After each prompt, and the right answer so far, the next letter of the answer."""
         if len(self.batches) == self.most:
             raise KeyboardInterrupt
+        texts = ["".join(self.tokenizer.convert_ids_to_tokens(row.tolist())) for row in input_ids]
+        prompts = [text.partition("=")[0] + "=" for text in texts]
+        self.batches.append(prompts)
+        said_BT = torch.full_like(input_ids, PAD)
+        for row, prompt, ids in zip(said_BT, prompts, self.replies(prompts), strict=True):
+            room = len(row) - len(prompt) + 1
+            row[len(prompt) - 1 :][: len(ids)] = torch.tensor(ids[:room])
+        return type("Out", (), {"last_hidden_state": self.table(said_BT)})
+
+    def generate(self, ids_BT, attention_mask, generation_config, streamer):
         rows = [ids[mask.bool()].tolist() for ids, mask in zip(ids_BT, attention_mask, strict=True)]
         prompts = ["".join(self.tokenizer.convert_ids_to_tokens(row)) for row in rows]
-        self.batches.append(prompts)
         self.cached.add(generation_config.use_cache)
         room = generation_config.max_new_tokens
-        new = torch.full((len(rows), room), vocabulary.PAD)
-        for row, answer in zip(new, self.answer(prompts), strict=True):
-            ids = [*self.tokenizer.convert_tokens_to_ids(list(answer)), vocabulary.EOS][:room]
-            row[: len(ids)] = torch.tensor(ids)
+        new = torch.full((len(rows), room), PAD)
+        for row, ids in zip(new, self.replies(prompts), strict=True):
+            row[: len(ids)] = torch.tensor(ids[:room])
         return torch.cat((ids_BT, new), dim=1)
+
+    def replies(self, prompts):
+        return [[*self.tokenizer.convert_tokens_to_ids(list(text)), EOS] for text in self.answer(prompts)]
 
 
 def right(task):

@@ -1,24 +1,23 @@
-"""``python -m evaluation arithmetic``: from the command line to the stored grid, with models whose answers we know."""
+"""``python -m evaluation arithmetic``: from the command line to stored grids and answers, with models whose answers we
+know."""
 
 import argparse
 import contextlib
 import csv
-import itertools
 import json
-import random
 
 import pytest
 import torch
 
 from evaluation import arithmetic, models
 from tape_ds import results
-from tape_ds.checkpoint.trained import TrainedRecord, save_trained
-from tape_ds.data.arithmetic import sequences, split, vocabulary
-from tape_ds.data.arithmetic.tasks import TASKS
-from tape_ds.model import positions
-from tape_ds.recipe.arithmetic import load
+from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
+from tape_ds.data.generated import vocabulary
+from tape_ds.data.generated.arithmetic import ARITHMETIC
+from tape_ds.data.generated.tasks import TASKS, make
+from tape_ds.scoring.exact_match import Answered, judge
 from tests.evaluation.calculators import Calculator, right
-from tests.evaluation.found_models import Found, asker
+from tests.evaluation.found_models import asker
 from tests.model.helpers import tiny_model
 
 SMALL = ["--task", "addition", "--trained", "2", "--samples", "10"]
@@ -38,11 +37,15 @@ def figures(folder):
     return {name: value for name, value in stored(folder).figures.items() if name != "cost"}
 
 
+def addressed(folder):
+    return results.load(folder / "evaluation" / "addressing.json")
+
+
 def rates(folder):
     return {(each["first"], each["second"]): each["correct"] / each["samples"] for each in figures(folder)["cells"]}
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [task.name for task in ARITHMETIC])
 def test_an_oracle_has_all_right(ask, tmp_path, task, capsys):
     """It reads the prompts, not the samples, so what stands in them is enough."""
     model = Calculator(task, right(task))
@@ -61,23 +64,6 @@ def test_an_oracle_has_all_right(ask, tmp_path, task, capsys):
     }
     shown = capsys.readouterr().out
     assert "| beyond: either operand longer | 100.0% | 12 |" in shown and "written: " in shown
-
-
-def test_answers_that_are_shuffled_are_right_by_chance_alone(ask, tmp_path):
-    """Within a cell, so that every answer is a likely one; what chance gives follows from how often answers repeat."""
-    chance = {}
-
-    def shuffled(prompts):
-        answers = ADD(prompts)
-        given = random.Random(7).sample(answers, len(answers))
-        sizes = tuple(len(number) for number in prompts[0][:-1].split("+"))
-        chance[sizes] = sum(one == other for one, other in zip(given, answers, strict=True)) / len(answers)
-        return given
-
-    ask(Calculator("addition", shuffled), *SMALL, "--samples", "50", "--batch_size", "50")
-    assert rates(tmp_path) == chance, "a batch is a cell"
-    assert all(rate <= 0.1 for (i, j), rate in chance.items() if i + j > 3)
-    assert figures(tmp_path)["means"]["beyond"]["value"] < 0.05
 
 
 def test_a_model_without_extrapolation(ask, tmp_path, capsys):
@@ -111,17 +97,10 @@ def test_an_answer_that_goes_on_is_wrong(ask, tmp_path):
     assert figures(tmp_path)["means"]["whole"]["value"] == 0
 
 
-def test_tokens_that_the_tokenizer_lacks_are_wrong(ask, tmp_path):
+def test_tokens_that_the_tokenizer_lacks_are_wrong(ask, tmp_path, monkeypatch):
     """A model's embedding may have more rows than there are letters."""
     model = Calculator("addition", ADD)
-    generate = model.generate
-
-    def padded(ids_BT, **given):
-        out_BT = generate(ids_BT, **given)
-        out_BT[:, ids_BT.shape[1]] = 31
-        return out_BT
-
-    model.generate = padded
+    monkeypatch.setattr(model, "replies", lambda prompts: [[19]] * len(prompts))
     assert ask(model, *SMALL)[0] == 0
     assert figures(tmp_path)["means"]["whole"]["value"] == 0
     assert figures(tmp_path)["cells"][0]["wrong"][0]["reply"].startswith("?")
@@ -131,25 +110,30 @@ def test_what_is_asked_is_held_out_and_follows_from_the_seed(ask, tmp_path):
     model = Calculator("addition", ADD)
     ask(model, *SMALL, "--samples", "5", "--seed", "3", "--batch_size", "5")
     asked = [set(batch) for batch in model.batches]
-    cells = [(i, j) for i in range(1, 5) for j in range(1, 5)]
-    expected = [{each.prompt for each in split.cell(TASKS["addition"], i, j, 5, 3)} for i, j in cells]
+    task, cells = TASKS["addition"], [(i, j) for i in range(1, 5) for j in range(1, 5)]
+    expected = [{"".join(each.words).partition("=")[0] + "=" for each in task.held_out(size, 5, 3)} for size in cells]
     assert sorted(map(sorted, asked)) == sorted(map(sorted, expected))
     for prompt in set().union(*asked):
-        assert split.is_test("addition", tuple(number[::-1] for number in prompt[:-1].split("+")))
+        assert task.is_test(tuple(number[::-1] for number in prompt[:-1].split("+")))
 
 
-def test_cells_of_equally_long_prompts_share_a_batch(ask, tmp_path):
-    """The longest first; as many cells as there is room for all their samples."""
+def test_the_batch_size_changes_nothing(ask, tmp_path):
+    """A cell is a batch, the longest first, or several."""
     model = Calculator("addition", ADD)
-    ask(model, *SMALL, "--batch_size", "25")
-    lengths = [{len(prompt) for prompt in batch} for batch in model.batches]
-    assert [max(each) for each in lengths] == [10, 9, 8, 8, 7, 7, 6, 6, 5, 4]
-    assert all(len(each) == 1 for each in lengths), "nothing is padded"
-    shared = figures(tmp_path)
+    ask(model, *SMALL)
+    assert len(model.batches) == 16
+    assert [max(map(len, batch)) for batch in (model.batches[0], model.batches[-1])] == [10, 4]
     narrow = Calculator("addition", ADD)
     ask(narrow, *SMALL, "--batch_size", "4", "--output", str(tmp_path / "narrow"))
-    assert figures(tmp_path / "narrow") == shared
-    assert max(map(len, narrow.batches)) == 4 and narrow.cached == {True}
+    assert figures(tmp_path / "narrow") == figures(tmp_path)
+    assert max(map(len, narrow.batches)) < 10
+
+
+@pytest.mark.parametrize(("given", "cached"), [([], True), (["--no_cache"], False)])
+def test_wrong_answers_are_written_with_a_cache_or_without(ask, given, cached):
+    model = Calculator("addition", lambda prompts: ["7"] * len(prompts))
+    ask(model, *SMALL, *given)
+    assert model.cached == {cached}
 
 
 def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
@@ -165,7 +149,7 @@ def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
         "batch_size": 400,
         "use_cache": True,
     }
-    assert result.data == {"arithmetic:addition": sequences.fingerprint("addition", 3, 2)}
+    assert result.data == {"arithmetic:addition": TASKS["addition"].fingerprint((3, 2))}
     assert len(result.figures["cells"]) == 6 and result.figures["means"]["twice"] == {"value": None, "cells": 0}
     assert result.figures["cost"]["samples"] == sum(each["samples"] for each in result.figures["cells"])
 
@@ -241,18 +225,19 @@ def test_a_task_may_have_a_longest_problem(ask, capsys):
 
 @pytest.fixture
 def run(tmp_path):
-    """A function that makes the folder of a run whose recipe says what it is given, and a model with random weights."""
+    """A function that makes the folder of a run with a recipe's fields, and a model with random weights."""
 
-    def make(**config):
+    def make_run(task="addition", vocabulary_of="addition", **config):
         torch.manual_seed(0)
-        model = tiny_model(encoding="tape", vocab_size=19, eos_token_id=vocabulary.EOS, max_position_embeddings=64)
+        tokenizer = vocabulary.tokenizer(TASKS[vocabulary_of])
+        model = tiny_model(encoding="tape", vocab_size=len(tokenizer), eos_token_id=3, max_position_embeddings=64)
         names = tuple(name for name, _ in model.named_parameters())
-        tokenizer = vocabulary.tokenizer("addition")
         save_trained(tmp_path / "run" / "trained", model, TrainedRecord(None, "full", names), tokenizer)
-        results.save(results.collect(config=config).finish({}), tmp_path / "run" / "results" / "run.json")
+        own = results.collect(config={"task": task, **config}).finish({})
+        results.save(own, tmp_path / "run" / "results" / "run.json")
         return tmp_path / "run"
 
-    return make
+    return make_run
 
 
 @pytest.mark.parametrize(
@@ -287,34 +272,89 @@ def test_another_kind_of_run_says_nothing(run, capsys):
     assert "does not say what it was trained on" in capsys.readouterr().err
 
 
-def test_a_real_model_replies_the_same_with_and_without_a_cache(run, tmp_path):
-    """Its weights are random and its answers wrong, so it is the wrong answers that are compared."""
-    folder = run(task="addition", max_digits=2)
+def test_what_a_real_model_writes_is_what_it_is_judged_by(run, tmp_path):
+    """With random weights: what is written out of a wrong answer is wrong, with and without a cache."""
+    folder = run(max_digits=2)
     for name, given in {"with": [], "without": ["--no_cache"]}.items():
         assert arithmetic.main([str(folder), "--samples", "3", *given, "--output", str(tmp_path / name)]) == 0
     assert figures(tmp_path / "with") == figures(tmp_path / "without")
-    replies = {each["reply"] for cell in figures(tmp_path / "with")["cells"] for each in cell["wrong"]}
-    assert len(replies) > 10
+    wrong = [each for cell in figures(tmp_path / "with")["cells"] for each in cell["wrong"]]
+    assert len({each["reply"] for each in wrong}) > 10 and all(each["reply"] != each["answer"] for each in wrong)
 
 
-def test_an_encoding_is_used_for_the_tokens_that_there_are(ask, monkeypatch):
-    """Those of the longest problem that is asked together with others."""
+def test_an_encoding_is_used_for_the_tokens_of_a_cell(ask, monkeypatch):
+    """``yarn`` then has the angles of training at trained lengths, and at longer ones those of each."""
     used = []
     monkeypatch.setattr(models, "used_at", lambda model, length: used.append(length) or contextlib.nullcontext())
     ask(Calculator("addition", ADD), *SMALL, "--digits", "2", "3")
-    assert used == [12, 11, 9, 7], "of 2 and 3 digits, of 1 and 3, of 1 and 2, of 1 and 1"
+    assert used == [12, 11, 10, 9, 9, 7], "2x3, 1x3, 2x2, 1x2, 2x1, 1x1"
 
 
-@pytest.mark.parametrize("batch_size", [10, 40, 1000])
-def test_angles_that_follow_from_the_length_are_those_of_the_cell(batch_size):
-    """``yarn``: however many are asked together, trained lengths have the angles of training, longer ones their own."""
-    recipe = load(["--position_encoding", "yarn"], world_size=1)
-    task, config = TASKS["addition"], recipe.checked_config()
-    options = argparse.Namespace(digits=(4, 4), samples=10, batch_size=batch_size, seed=0)
-    groups = arithmetic.grouped(task, options, arithmetic.scale_of(Found(None, config=config)))
-    assert sorted(itertools.chain(*groups)) == [(i, j) for i in range(1, 5) for j in range(1, 5)]
-    for group in groups:
-        used = positions.config_at(config, max(task.longest(i, j) for i, j in group))
-        for i, j in group:
-            assert used.rope_parameters == positions.config_at(config, task.longest(i, j)).rope_parameters
-    assert positions.config_at(config, task.longest(1, 3)) is not config, "or there is nothing to tell apart"
+def test_a_run_of_addressing_says_what_it_is_asked(run, capsys):
+    folder = run("flip_flop", "flip_flop", task_options={"ignore": 0.7}, test_lengths=[24, 32])
+    assert arithmetic.main([str(folder), "--samples", "20", "--task_options", '{"sparse": 0.9}']) == 0
+    found = addressed(folder)
+    assert found.config == {
+        "evaluation": "addressing",
+        "task": "flip_flop",
+        "task_options": {"ignore": 0.7, "sparse": 0.9},
+        "lengths": [24, 32],
+        "samples": 20,
+        "batch_size": 400,
+    }
+    task = make("flip_flop", {"ignore": 0.7, "sparse": 0.9})
+    assert found.data == {"addressing:flip_flop": task.fingerprint([24, 32])}
+    kinds = [(each["length"], each["kind"]) for each in found.figures["tests"]]
+    assert kinds == [(length, kind) for kind in ("", "ignore 0.9", "ignore 0.1") for length in (24, 32)]
+    model = load_trained(folder / "trained")
+    again = [
+        Answered.of(test, judge(model, task.vocabulary, test.task.held_out(test.size, 20, 0))).to_dict()
+        for test in task.tests([24, 32])
+    ]
+    assert found.figures["tests"] == again
+    assert "- length 24, ignore 0.9: " in capsys.readouterr().out
+
+
+def test_tables_lie_beside_it_and_nothing_is_asked_twice(run, capsys):
+    folder = run("recall", "recall", task_options={}, test_lengths=[16])
+    assert arithmetic.main([str(folder), "--samples", "5"]) == 0
+    files = sorted(path.name for path in (folder / "evaluation").iterdir())
+    assert files == ["addressing.csv", "addressing.json", "addressing.md"]
+    (line,) = csv.DictReader((folder / "evaluation" / "addressing.csv").open())
+    assert (line["length"], line["rows"], line["answers"]) == ("16", "5", "40")
+    assert arithmetic.main([str(folder), "--samples", "5", "--lengths", "16"]) == 0
+    assert "complete already" in capsys.readouterr().out
+
+
+def test_a_thousand_sequences_are_asked_where_nobody_says(run):
+    folder = run("recall", "recall", test_lengths=[16])
+    assert arithmetic.main([str(folder)]) == 0
+    assert addressed(folder).config["samples"] == 1000
+
+
+def test_a_length_that_is_given_twice_is_asked_once(run):
+    """Two pieces of work had one key, which ended in a traceback."""
+    folder = run("recall", "recall")
+    assert arithmetic.main([str(folder), "--samples", "5", "--lengths", "32", "16", "32"]) == 0
+    assert [each["length"] for each in addressed(folder).figures["tests"]] == [32, 16]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--lengths", "15", "256"], ["--lengths = 15", "--lengths = 256", "16 to 128, a multiple of 2"]),
+        (["--digits", "4", "--trained", "2"], ["--digits = [4]: recall has nothing of that", "--trained = [2]"]),
+        (["--task_options", '{"key": 3}'], ["task_options.key = 3: not an option of recall", "keys"]),
+        (["--task_options", "3"], ["--task_options = 3: not a mapping"]),
+        (["--task", "look_back", "--lengths", "32"], ["its tokens are not those of look_back"]),
+        (["--task", "look_back"], ["--lengths = None", "does not say how long its tests are"]),
+        (["--task", "addition", "--trained", "2", "--lengths", "9"], ["--lengths = [9]: addition has nothing of that"]),
+        (["--samples", "0"], ["--samples = 0"]),
+    ],
+)
+def test_refusals_of_addressing(run, capsys, words, expected):
+    folder = run("recall", "recall", test_lengths=[16])
+    assert arithmetic.main([str(folder), *words]) == 2
+    told = capsys.readouterr().err
+    assert all(each in told for each in expected), told
+    assert not (folder / "evaluation").exists()

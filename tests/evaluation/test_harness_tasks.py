@@ -2,12 +2,11 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import datasets
-import nltk
 import pytest
-from lm_eval import evaluator, simple_evaluate
+from lm_eval import evaluator, simple_evaluate, tasks
+from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 
 from evaluation import harness_results, harness_tasks
@@ -82,11 +81,11 @@ def load(base, tmp_path, monkeypatch):
     def manager(include_path, metadata):
         return TaskManager(include_path=[str(each) for each in included], include_defaults=False, metadata=metadata)
 
-    monkeypatch.setattr(harness_tasks, "TaskManager", manager)
+    monkeypatch.setattr(tasks, "TaskManager", manager)
 
     def start(*names, seed=3, **metadata):
         told = {"tokenizer": str(base)} | metadata
-        config = SimpleNamespace(tasks=list(names), include_path=None, metadata=told, seed=[seed] * 4, num_fewshot=None)
+        config = EvaluatorConfig(tasks=list(names), metadata=told, seed=[seed] * 4)
         return harness_tasks.load(config)
 
     return start
@@ -152,25 +151,3 @@ def test_a_task_that_cannot_be_loaded_is_told(load, tmp_path, rows, changed, tol
     )
     with pytest.raises(UserError, match=f"own_broken.*cannot be loaded.*{told}"):
         load("own_broken")
-
-
-def test_a_task_without_questions_is_told(load, tmp_path):
-    """As one whose own filter leaves nothing."""
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
-    (tmp_path / "nothing.py").write_text("def keep(rows):\n    return rows.select([])\n")
-    (tmp_path / "own_empty.yaml").write_text(
-        f"{{task: own_empty, dataset_path: json, test_split: test, output_type: generate_until, doc_to_target: x,\n"
-        f" doc_to_text: prompt, process_docs: !function nothing.keep,\n"
-        f" dataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}}}\n"
-    )
-    with pytest.raises(UserError, match=r"own_empty'.*cannot be loaded.*\n.*data with a row"):
-        load("own_empty")
-
-
-def test_ruler_says_what_it_cannot_fetch(load, monkeypatch):
-    """The essays come from the hub; the repeated sentences of niah_single_1 from nowhere."""
-    local_tasks.shorten_ruler(monkeypatch, samples=2)
-    monkeypatch.setattr(nltk, "sent_tokenize", lambda text: nltk.data.find("tokenizers/none"))
-    assert len(load("niah_single_1").tasks["niah_single_1"].eval_docs) == 2
-    with pytest.raises(UserError, match=r"niah_single_2.*cannot be loaded \(LookupError: .*nltk.download"):
-        load("niah_single_2")

@@ -1,6 +1,5 @@
 """The heat map as a table, as CSV and as a picture."""
 
-import pytest
 from matplotlib import image
 
 from evaluation import heat_map
@@ -90,8 +89,3 @@ def test_the_same_cells_give_the_same_bytes(tmp_path):
         heat_map.write(CELLS, tmp_path / name, title="runs/$x^ $y", native_length=8192)  # no formula
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
-
-
-@pytest.mark.parametrize(("length", "label"), [(512, "512"), (1024, "1k"), (131072, "128k"), (1000, "1,000")])
-def test_lengths_are_written_as_the_field_does(length, label):
-    assert heat_map.length_label(length) == label

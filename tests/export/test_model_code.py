@@ -112,8 +112,7 @@ def test_a_gptj_with_scaled_angles_is_exported(exported):
     """The other model type: no Llama, one encoding, its own classes."""
     rope_parameters = {"rope_type": "ntk", "rope_theta": 1e4, "factor": 2.0}
     sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "vocab_size": VOCABULARY, "n_positions": 64}
-    still = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-    config = ScaledGPTJConfig(**sizes, **still, rope_parameters=rope_parameters, bos_token_id=1, eos_token_id=2)
+    config = ScaledGPTJConfig(**sizes, rope_parameters=rope_parameters, bos_token_id=1, eos_token_id=2)
     model = ScaledGPTJForCausalLM(config).eval()
     module = exported("rope", "tape_gptj")
     fields = {name: value for name, value in config.to_dict().items() if name not in _IDENTITY}

@@ -23,7 +23,7 @@ import torch._dynamo  # noqa: F401  # --dry_run imports it, and it makes a folde
 import yaml
 
 from tape_ds.errors import EXIT_CODE, command
-from tape_ds.recipe import arithmetic, extension, files, finetuning, pretraining
+from tape_ds.recipe import extension, files, finetuning, generated, pretraining
 from tape_ds.recipe.loading import field_hints
 from tape_ds.training import plan
 from tests.faults.campaign import Attempt, Campaign
@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "pretrain_c4": (pretraining.PretrainingRecipe, pretraining.load),
     "finetune": (finetuning.ChatRecipe, finetuning.load_chat),
     "finetune_scrolls": (finetuning.ScrollsRecipe, finetuning.load),
-    "train_arithmetic": (arithmetic.ArithmeticRecipe, arithmetic.load),
+    "train_arithmetic": (generated.GeneratedRecipe, generated.load),
 }
 SECONDS = 120
 """A launcher that only looks has to end within so much."""

@@ -8,7 +8,8 @@ import torch
 
 from evaluation import arithmetic
 from tape_ds import results
-from tape_ds.data.arithmetic import vocabulary
+from tape_ds.data.generated import vocabulary
+from tape_ds.data.generated.tasks import TASKS
 from tests.integration.conftest import forked, start
 from tests.model.helpers import tiny_model
 
@@ -17,9 +18,9 @@ from tests.model.helpers import tiny_model
 def arguments(tmp_path):
     """A model with random weights, and a job for each cell."""
     torch.manual_seed(0)
-    model = tiny_model(encoding="tape", vocab_size=19, eos_token_id=vocabulary.EOS)
+    model = tiny_model(encoding="tape", vocab_size=19, eos_token_id=3)
     model.save_pretrained(tmp_path / "model")
-    vocabulary.tokenizer("addition").save_pretrained(tmp_path / "model")
+    vocabulary.tokenizer(TASKS["addition"]).save_pretrained(tmp_path / "model")
     grid = ["--task", "addition", "--trained", "3", "--samples", "20", "--batch_size", "20"]
     return [str(tmp_path / "model"), *grid]
 

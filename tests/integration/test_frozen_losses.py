@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from tape_ds import results
 from tests.integration import freeze_losses
 from tests.integration.conftest import forked
 from tests.integration.freeze_losses import LAUNCHERS, NAMES, SAVED, SHARING
@@ -53,6 +54,56 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(uninterrupted, material,
     rest = freeze_losses.run(name, material, tmp_path, forked, resume_from_checkpoint=start)
     assert rest["losses"] == whole["losses"][SAVED:] and rest["grad_norms"] == whole["grad_norms"][SAVED:]
     assert rest["sha256"] == whole["sha256"]
+
+
+LEFT_OPEN = {"deepspeed": "auto", "activation_checkpointing": "auto", "per_device_train_batch_size": "auto"}
+OTHERS = {"deepspeed": "zero2", "activation_checkpointing": "true", "checkpoint_layers": "selective"}
+
+
+@pytest.fixture(scope="module")
+def chosen(material, tmp_path_factory):
+    """Folder and numbers of a run whose plan chose for a GPU."""
+
+    def start(script, *words, processes):
+        return forked("tests/integration/workers/chosen.py", *words, processes=processes)
+
+    output = tmp_path_factory.mktemp("chosen")
+    return output, freeze_losses.run("extend_llama-zero1", material, output, start, **LEFT_OPEN)
+
+
+def config_of(output):
+    return results.load(output / "results" / "run.json").config
+
+
+def test_losses_do_not_depend_on_the_chosen_layout(chosen):
+    """Other stage, recomputation and micro-batch than those that were frozen, stored as values."""
+    output, found = chosen
+    assert freeze_losses.differences(found, FROZEN["extend_llama-zero1"], exact=False) == []
+    config = config_of(output)
+    assert config["activation_checkpointing"] is False and config["per_device_train_batch_size"] == 4
+    assert config["deepspeed"]["zero_optimization"]["stage"] in (1, 2, 3) and config["global_batch_size"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [LEFT_OPEN, {**OTHERS, "per_device_train_batch_size": 1}], ids=["cautious", "other"])
+def test_losses_do_not_depend_on_other_layouts(fields, material, tmp_path):
+    """Without a GPU the cautious values; and one that a plan chooses where memory is scarce."""
+    found = freeze_losses.run("extend_llama-zero1", material, tmp_path, forked, **fields)
+    assert freeze_losses.differences(found, FROZEN["extend_llama-zero1"], exact=False) == []
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_layout_that_was_chosen(chosen, material, tmp_path):
+    """Where a new choice would be another: here is no GPU."""
+    output, whole = chosen
+    start = output / f"checkpoint-{SAVED}"
+    rest = freeze_losses.run(
+        "extend_llama-zero1", material, tmp_path, forked, **LEFT_OPEN, resume_from_checkpoint=start
+    )
+    assert rest["losses"] == whole["losses"][SAVED:] and rest["sha256"] == whole["sha256"]
+    own = {"output_dir", "resume_from_checkpoint"}
+    first, second = ({k: v for k, v in config_of(each).items() if k not in own} for each in (output, tmp_path))
+    assert first == second
 
 
 @pytest.mark.parametrize("name", some([name for name in NAMES if not name.endswith("-null")], DAILY))

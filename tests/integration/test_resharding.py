@@ -31,6 +31,7 @@ KINDS = {
     "z3-cpu": (3, False, {"offload_optimizer": {"device": "cpu"}}),
     "z2-bf16": (2, True, {}),
     "z3-bf16": (3, True, {}),
+    **{f"z{stage}-bf16-fp32": (stage, True, {}) for stage in (1, 2, 3)},  # gradients are summed in fp32
 }
 """By name: ZeRO stage, whether in bf16, further settings of ZeRO."""
 WEIGHTS_ONLY = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
@@ -52,6 +53,7 @@ def job(name, kind, resume=None, stage=None, universal=False):
     before, bf16, settings = KINDS[kind]
     stage = stage or before
     fields = {
+        "accumulation": "fp32" if kind.endswith("-fp32") else None,
         "name": name,
         "stage": stage,
         "bf16": bf16,
@@ -132,6 +134,14 @@ def test_one_rank_becomes_two_and_stages_change_among_two(saved, tmp_path):
     wishes = [("z1", 1, 1), ("z2", 1, 2), ("z3", 1, 3), ("z3-cut", 1, 3), ("z3-bf16", 1, 3), ("z2-bf16", 1, 3)]
     wishes += [("z1", 2, 3), ("z2", 2, 3), ("z3", 2, 1), ("z3", 2, 2), ("z2-bf16", 2, 3), ("z3-bf16", 2, 2)]
     assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 2))
+
+
+@pytest.mark.parametrize("before", [2, 1])
+def test_gradients_summed_in_fp32_go_on_with_other_ranks(saved, tmp_path, before):
+    """``data_types.grad_accum_dtype``: at stage 1 in bf16 another optimizer of DeepSpeed's, which was refused."""
+    stages = [(1, 1), (1, 3), (2, 1), (3, 1)]
+    wishes = [(f"z{stage}-bf16-fp32", before, wanted) for stage, wanted in stages]
+    assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 3 - before))
 
 
 @pytest.mark.slow

@@ -146,6 +146,43 @@ def test_torchrun_brings_the_machines_together(tmp_path, folder):
     assert codes == [0, 0] and "together: 2 ranks" in printed[0], printed
 
 
+TWO_HOSTS = """
+set -e
+ip link set lo up
+unshare --net --mount --uts sleep infinity & other=$!
+trap 'kill $other' EXIT
+until [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.1; done
+enter="nsenter --target $other --net --mount --uts"
+ip link add tds0 type veth peer name tds1 netns $other
+ip addr add 10.77.0.1/24 dev tds0; ip link set tds0 up
+$enter ip addr add 10.77.0.2/24 dev tds1; $enter ip link set tds1 up; $enter ip link set lo up
+own() { printf "127.0.0.1 localhost\n127.0.1.1 $1\n$2\n" > "$3/$1"; echo "mount --bind $3/$1 /etc/hosts; hostname $1"; }
+bash -c "$(own first '10.77.0.2 second' "$1")"
+$enter bash -c "$(own second '10.77.0.1 first' "$1")"
+[ $# -gt 1 ] || exit 0
+common="MASTER_ADDR=first MASTER_PORT=29777 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_SIZE=1 CROSS_SIZE=2"
+shift
+env $common RANK=0 CROSS_RANK=0 "$@" & first=$!
+code=0
+$enter env $common RANK=1 CROSS_RANK=1 "$@" || code=$?
+wait $first || code=$?
+exit $code
+"""
+"""Two hosts of namespaces, each with the /etc/hosts of Debian and Ubuntu; then the command of $2..., on both."""
+
+
+def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(tmp_path, folder):
+    """Gloo connected to 127.0.1.1, and every job over such machines ended with its first group."""
+    hosts = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--uts", "bash", "-c", TWO_HOSTS, "hosts"]
+    tried = subprocess.run([*hosts, str(tmp_path)], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"this machine makes no namespaces for its users: {tried.stderr.strip()}")
+    job = [sys.executable, str(ROOT / NODES), *flags(folder, tmp_path / "run")]  # a mount namespace begins in /
+    with Launch([*hosts, str(tmp_path), *job], tmp_path / "log") as started:
+        assert started.wait(SECONDS) == 0, started.printed
+        assert "together: 2 ranks" in started.printed
+
+
 @pytest.mark.slow
 def test_under_torchrun_a_machine_that_breaks_down_ends_both(tmp_path, folder):
     words = [NODES, *flags(folder, tmp_path / "run")]

@@ -1,11 +1,16 @@
 """Where Triton's kernels run, and why they do not elsewhere."""
 
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
-from tape_ds.kernels import jit
+from tape_ds.kernels import jit, position_mix_triton, rotate_triton
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +32,7 @@ def on_a_gpu(monkeypatch):
 
     monkeypatch.setattr(jit, "triton", object())
     monkeypatch.setattr(jit, "INTERPRETED", False)
+    monkeypatch.setattr(jit, "no_compiler", lambda: None)
     return pretend
 
 
@@ -98,11 +104,58 @@ def test_a_compiled_graph_takes_the_answer_about_a_gpu(on_a_gpu, gpu):
     device = torch.device("cuda", 0)
 
     def attend(x):
-        return x if jit._no_column(device) is None else -x
+        return x if jit._lacking(device) is None else -x
 
     torch.compiler.reset()  # a graph of another GPU
     x = torch.ones(2)
     assert torch.equal(torch.compile(attend, backend="eager", fullgraph=True)(x), attend(x))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine whose compiler has not been looked for."""
+    monkeypatch.delenv("CC", raising=False)
+    jit.no_compiler.cache_clear()
+    yield monkeypatch
+    jit.no_compiler.cache_clear()
+
+
+def test_a_compiler_and_headers_that_are_there_are_enough(machine):
+    if not (shutil.which("gcc") and Path(sysconfig.get_paths()["include"], "Python.h").is_file()):
+        pytest.skip("this machine has no gcc, or no Python.h")
+    assert jit.no_compiler() is None
+
+
+def test_a_missing_compiler_is_named_with_its_remedy(machine):
+    machine.setenv("PATH", "")
+    assert "install gcc" in jit.no_compiler()
+    jit.no_compiler.cache_clear()
+    machine.setenv("CC", "/no/such/cc")
+    assert "/no/such/cc does not run" in jit.no_compiler()
+
+
+def test_missing_headers_are_named_by_the_version_of_this_python(machine, tmp_path):
+    """Those of the distribution's own Python are others."""
+    if not shutil.which("gcc"):
+        pytest.skip("this machine has no gcc")
+    machine.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    version = "{}.{}".format(*sys.version_info)
+    assert f"{tmp_path} has no Python.h" in jit.no_compiler() and f"python{version}-dev" in jit.no_compiler()
+
+
+def test_without_a_compiler_the_plain_forms_answer(on_a_gpu, monkeypatch, caplog):
+    """Every run on a GPU, RoPE's too, ended in its first forward, after loading and tokenising."""
+    on_a_gpu(9, 0, 227)
+    x = mock.Mock(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda", 0), shape=(1, 4, 8, 64))
+    x.numel.return_value = 2048
+    given = mock.Mock(moved=x, gate=None, **{"sizes.return_value": (1, 4, 8, 64), "heads.return_value": 4})
+    given.wide.return_value = torch.float32
+    assert rotate_triton.fits(x) and position_mix_triton.fits(given)
+    monkeypatch.setattr(jit, "no_compiler", lambda: "no compiler here")
+    jit._say_once.cache_clear()
+    with caplog.at_level("INFO", "tape_ds"):
+        assert not rotate_triton.fits(x) and not position_mix_triton.fits(given)
+    assert len(caplog.messages) == 1 and "no compiler here" in caplog.messages[0]
 
 
 def test_the_interpreter_takes_everything_but_bf16(monkeypatch):

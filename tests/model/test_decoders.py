@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.model import decoder, decoder_configuration, decoder_shape
-from tape_ds.model.loading import extendable
+from tape_ds.model.loading import configuration, extendable
 from tape_ds.model.positions import scaling, trained_rope
 from tests.model.tiny_decoders import VOCABULARY, families, table, tiny_config
 
@@ -34,7 +34,11 @@ def unscaled(family):
     if family in (*decoder_configuration.ROTATED_WINDOWS, "granite_swa", "granitemoe_swa"):
         return KINDS
     # their own is longrope, Phi-3.5-MoE's with two more factors
-    return {"phi3": ("dynamic",), "phimoe": ("yarn", "yarn_revised", "linear", "dynamic")}.get(family, ())
+    return {
+        "tape_gptj": ("dynamic",),
+        "phi3": ("dynamic",),
+        "phimoe": ("yarn", "yarn_revised", "linear", "dynamic"),
+    }.get(family, ())
 
 
 def pair(name, **changes):
@@ -242,7 +246,7 @@ def check_frequencies(scaled, ours, frequencies, factor):
 def check_folder(eager, folder):
     """Extended from a folder, and read from a folder by plain transformers."""
     eager.save_pretrained(folder / "base")
-    native = extendable.read_config(folder / "base")
+    native = configuration.read(folder / "base")
     assert extendable.check(native) == []
     own = trained_rope.read(native.to_dict(), native.model_type)
     changes = {}
@@ -262,8 +266,16 @@ def check_folder(eager, folder):
 
 @pytest.mark.parametrize("family", families())
 def test_a_family_is_computed_as_transformers_does_or_refused(family, monkeypatch, tmp_path):
-    if extendable.check(tiny_config(family)):  # docs/model.md has the reason, see below
-        return
+    if not extendable.check(tiny_config(family)):  # docs/model.md has the reason, see below
+        check_family(family, monkeypatch, tmp_path)
+
+
+def test_a_gptj_is_computed_as_its_class_does(monkeypatch, tmp_path):
+    """That class is compared with transformers' GPT-J in :mod:`tests.model.test_gptj`."""
+    check_family("tape_gptj", monkeypatch, tmp_path)
+
+
+def check_family(family, monkeypatch, tmp_path):
     eager, ours = pair(family)
     check_logits(eager, ours)
     check_generation(eager, ours)
@@ -359,7 +371,7 @@ LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_llama_trains_alike_by_transformers_class_and_by_ours(method, batches, tmp_path):
     LlamaForCausalLM(LlamaConfig(**LLAMA, use_cache=False)).save_pretrained(tmp_path)
-    native = extendable.read_config(tmp_path)
+    native = configuration.read(tmp_path)
     models = [
         extendable.load(tmp_path, extendable.configure(native, position_encoding="rope"), dtype=torch.float32),
         decoder.load(tmp_path, decoder_configuration.configure(native), dtype=torch.float32),
@@ -414,7 +426,7 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_nothing_here_computes_is_refused_before_weights_are_read(reason, tmp_path):
     REFUSED[reason].save_pretrained(tmp_path)  # config.json alone
-    (problem,) = extendable.check(extendable.read_config(tmp_path))
+    (problem,) = extendable.check(configuration.read(tmp_path))
     assert problem.field == "model" and reason in problem.wrong
 
 
@@ -428,9 +440,9 @@ def test_code_in_a_folder_is_never_run(known, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     if known:
-        model = decoder.load(tmp_path, decoder_configuration.configure(extendable.read_config(tmp_path)))
+        model = decoder.load(tmp_path, decoder_configuration.configure(configuration.read(tmp_path)))
         assert type(model).native is Gemma2ForCausalLM
     else:
         with pytest.raises(UserError, match="no configuration could be read"):
-            extendable.read_config(tmp_path)
+            configuration.read(tmp_path)
     assert not (tmp_path / "ran").exists()

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
+from tape_ds.kernels import jit
 from tape_ds.kernels.jit import INTERPRETED
 from tape_ds.model import liger, liger_forwards
 from tape_ds.model.output_head import OutputHead
@@ -62,7 +63,10 @@ def step(model, ids):
 
 
 def test_why_not(calls, monkeypatch):
+    monkeypatch.setattr(jit, "no_compiler", lambda: None)
     assert liger.why_not(torch.device("cuda", 1)) is None
+    monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
+    assert liger.why_not(torch.device("cuda")) == "Triton needs a C compiler"
     assert "need a CUDA device, not 'cpu'" in liger.why_not(torch.device("cpu"))
     monkeypatch.setattr(liger.importlib.util, "find_spec", lambda name: None)
     assert liger.why_not(torch.device("cuda")) == "the package liger-kernel is not installed"

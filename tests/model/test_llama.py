@@ -5,13 +5,16 @@ What is true of every encoding is in test_contract.py and its neighbours.
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tape_ds import TapeForCausalLM
+from tape_ds.model import llama as model_file
 from tape_ds.model import positions
 from tape_ds.model.attention import sdpa
-from tape_ds.model.llama import change_positions, evaluated_at, positions_of
+from tape_ds.model.llama import RMSNorm, change_positions, evaluated_at, positions_of
 from tests.model.helpers import (
     ENCODINGS,
     HEADS,
@@ -287,3 +290,73 @@ def test_updates_are_off_within_the_block(encoding):
 @pytest.mark.parametrize("encoding", ["rope", "tape neither"])
 def test_no_updates_to_switch_off(encoding):
     assert positions.without_updates(tiny_config(encoding=encoding)) is None
+
+
+def norm_errors(compute, dtype, device="cpu"):
+    """Largest errors of the normed states and of both gradients, relative to the largest number of each in fp64."""
+    torch.manual_seed(0)
+    hidden, weight, up = torch.randn(3, 40, 256) * 3, 1 + torch.randn(256) / 4, torch.randn(3, 40, 256)
+    hidden, weight, up = (each.to(device, dtype) for each in (hidden, weight, up))
+
+    def run(compute, *inputs):
+        leaves = [each.detach().requires_grad_() for each in inputs]
+        out = compute(*leaves)
+        return out, *torch.autograd.grad(out, leaves, up.to(out.dtype))
+
+    exact = run(lambda x, w: w * x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt(), hidden.double(), weight.double())
+    found = run(compute, hidden, weight)
+    assert all(each.dtype == dtype for each in found)
+    pairs = [(a.detach(), b.detach()) for a, b in zip(found, exact, strict=True)]
+    return [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]
+
+
+def by_module(kind):
+    """A module's norm as a function of states and weight."""
+
+    def compute(hidden, weight):
+        norm = kind(256, eps=1e-5)
+        del norm.weight
+        norm.weight = weight
+        return norm(hidden)
+
+    return compute
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_s_norm_is_as_near_the_exact_one_as_llama_s(dtype):
+    """Which a GPU takes. In fp32 sums of another order; in bf16 one rounding less."""
+    ours = norm_errors(lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), dtype)
+    theirs = norm_errors(by_module(LlamaRMSNorm), dtype)
+    assert all(a <= 1.5 * b + 2 * torch.finfo(torch.float32).eps for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_s_norm_is_as_near_the_exact_one_as_llama_s(dtype):
+    ours, theirs = (norm_errors(by_module(kind), dtype, "cuda") for kind in (RMSNorm, LlamaRMSNorm))
+    assert all(a <= 1.5 * b + 2 * torch.finfo(torch.float32).eps for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_s_norm_is_llama_s_bit_for_bit(dtype):
+    hidden = torch.randn(2, 7, 64).to(dtype)
+    ours, theirs = RMSNorm(64).to(dtype), LlamaRMSNorm(64).to(dtype)
+    assert torch.equal(ours(hidden), theirs(hidden))
+
+
+def test_a_gpu_s_norm_keeps_llama_s_dtype_and_takes_the_kernel_where_it_can(monkeypatch):
+    """Not for weights of another dtype, nor under autocast, which would give fp32."""
+    taken = []
+    monkeypatch.setattr(model_file.F, "rms_norm", lambda x, *rest: taken.append(x.dtype) or x)
+    half, single = torch.bfloat16, torch.float32
+
+    def normed(states, weight):
+        norm = RMSNorm(8)
+        norm.weight = torch.nn.Parameter(torch.ones(8, device="cuda", dtype=weight), requires_grad=False)
+        return norm(torch.empty(2, 8, device="cuda", dtype=states)).dtype
+
+    with FakeTensorMode():
+        assert [normed(half, half), normed(single, single), normed(half, single)] == [half, single, single]
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+        assert normed(half, half) == half
+    assert taken == [half, single]

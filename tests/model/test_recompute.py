@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import GPTJConfig
 
-from tape_ds import ScaledGPTJForCausalLM
-from tape_ds.model.gptj_configuration import configure
+from tape_ds import ScaledGPTJConfig, ScaledGPTJForCausalLM
+from tape_ds.model import decoder_configuration
+from tape_ds.model.decoder import class_of
 from tape_ds.model.recompute import use_recompute
 from tests.model.helpers import gradients, tiny_model, tokens
 
@@ -48,8 +48,8 @@ def test_packed_rows_with_padding(layers):
 
 @pytest.mark.parametrize("layers", [1, "selective"])
 def test_another_family_has_blocks_too(layers):
-    config = configure(GPTJConfig(vocab_size=61, n_positions=64, n_embd=32, n_layer=3, n_head=4, rotary_dim=4))
-    model, ids = ScaledGPTJForCausalLM(config).train(), tokens(2, 13)
+    config = ScaledGPTJConfig(vocab_size=61, n_positions=64, n_embd=32, n_layer=3, n_head=4, rotary_dim=4)
+    model, ids = class_of(ScaledGPTJForCausalLM)(decoder_configuration.configure(config)).train(), tokens(2, 13)
     expected = outcome(model, ids)
     recompute = use_recompute(model, layers)
     assert_equal(outcome(model, ids), expected)

@@ -128,7 +128,7 @@ def test_a_reference_checkpoint_with_a_row_for_padding(caplog):
         told = reference_checkpoint.from_reference(more, config | {"vocab_size": size + 1}, "adape")
         assert not caplog.records
         found = reference_checkpoint.from_reference(more, config, "adape")
-    assert f"the weights have {size + 1} rows, config.vocab_size says {size}" in caplog.text
+    assert f"the weights have {size + 1} rows, config.vocab_size is {size}" in caplog.text
     assert told.config.vocab_size == found.config.vocab_size == size + 1
     cut = rows.cut_rows(found, size, tokenizer_of(size))
     ids = torch.arange(3, 20)[None]

@@ -1,6 +1,7 @@
 """Attention with a bias, a block of queries at a time: every way through it is the plain matrix, forward and backward,
 and no tensor grows with the square of the length."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -8,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tape_ds.model.attention import biased as attention_in_blocks
 from tape_ds.model.attention import sdpa
+from tape_ds.model.on_device import Constant
 from tape_ds.model.score_bias import ContentBias
 from tests.model.attention.by_ids import attend
 from tests.model.helpers import tiny_model, tokens
@@ -183,7 +185,7 @@ def test_a_distance_of_thousands_is_not_rounded_in_bf16():
     """As a bf16 mask, -1,000 and -1,003 are the same: ALiBi would tell no two far tokens apart."""
     q, k, v = torch.zeros(1, 1, 1, K), torch.zeros(1, 1, 4, K), torch.eye(4)[None, None]
     layer = tiny_model("mqa", "alibi").model.layers[0].position
-    layer.slopes = [1.0]
+    layer.slopes = Constant(np.array([1.0], np.float32))
     bias = layer.score_bias(torch.tensor([[[1003]]]), None, torch.arange(4)[None, :, None], None)
     weights = attend(*(x.bfloat16() for x in (q, k, v)), score_bias=bias, backend="sdpa")[0, 0, 0]
     expected = torch.softmax(torch.arange(4.0), 0)

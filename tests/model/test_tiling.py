@@ -3,11 +3,8 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPTJConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from tape_ds import ScaledGPTJForCausalLM
-from tape_ds.model.gptj_configuration import configure
 from tape_ds.model.recompute import use_recompute
 from tape_ds.model.tiling import use_tiles
 from tests.model.helpers import gradients, largest_difference, tiny_model, tokens
@@ -153,14 +150,6 @@ def test_a_hook_on_a_weight_hears_of_one_gradient():
 def test_it_says_what_is_tiled(encoding, expected):
     """The paper's form of the position update is one operator already."""
     assert use_tiles(tiny_model("gqa", encoding), 2) == expected
-
-
-def test_another_family():
-    config = configure(GPTJConfig(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4))
-    model, ids = ScaledGPTJForCausalLM(config).train(), tokens(2, 13)
-    expected = outcome(model, ids)
-    assert use_tiles(model, 3) == ["feed-forward (2)"]
-    assert largest_difference(outcome(model, ids), expected) < 1e-5
 
 
 def test_what_cannot_be_tiled_is_refused():

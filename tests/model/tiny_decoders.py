@@ -96,6 +96,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "modernbert-decoder": {"local_attention": 2 * WINDOW},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "smollm3": {"no_rope_layer_interval": 2},
+    "tape_gptj": {"rotary_dim": 8},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What a family needs that does not follow from its fields; of what it can be, the kinds of layers that it is published

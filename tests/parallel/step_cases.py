@@ -15,8 +15,6 @@ from tape_ds.data.dataset import IGNORED, PADDING
 from tape_ds.errors import UserError
 from tape_ds.kernels import linear_cross_entropy
 from tape_ds.model.attention.shifted_groups import use_groups
-from tape_ds.model.gptj import ScaledGPTJForCausalLM
-from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.parallel.cuts import cut_of, whole_numel
 from tape_ds.parallel.group import RankGroup
 from tape_ds.parallel.layout import Layout
@@ -39,7 +37,7 @@ class Case:
     kind: str = "sequence"
     """What they share: ``sequence``, tokens; ``tensor``, heads and columns."""
     encoding: str = "tape"
-    """An entry of the model room's ``ENCODINGS``, or ``gptj``."""
+    """An entry of the model room's ``ENCODINGS``."""
     heads: str = "gqa"
     sequences: str = "plain"
     """A name of :data:`SEQUENCES`."""
@@ -181,12 +179,7 @@ def _step(
 
 def _model(case: Case) -> Any:
     torch.manual_seed(SEED)
-    model: Any
-    if case.encoding == "gptj":
-        sizes = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}
-        model = ScaledGPTJForCausalLM(ScaledGPTJConfig(**sizes))
-    else:
-        model = tiny_model(case.heads, case.encoding, **case.options)
+    model: Any = tiny_model(case.heads, case.encoding, **case.options)
     if case.lora:
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
         for name, weight in model.named_parameters():
@@ -348,7 +341,7 @@ def whole_numels(size: int) -> bool:
 
 def refused_cut(change: str) -> str:
     """What is said to a model that cannot be cut."""
-    model = _model(Case(2, encoding="gptj" if change == "gptj" else "tape"))
+    model = _model(Case(2, encoding="tape"))
     if change == "attention_bias":
         model.config.attention_bias = True
     elif change == "dora":

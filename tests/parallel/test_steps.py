@@ -42,8 +42,6 @@ SPECIAL = {
     "biased projections": Case(2, encoding="tape", options={"qkv_bias": True}),
     # in fp32, as the norms are whatever the model is
     "normed heads": Case(2, encoding="tape", heads="mqa", dtype="float32", options={"qk_norm": True}),
-    "GPT-J": Case(4, encoding="gptj", sequences="packed", tokens=13),
-    "GPT-J, recomputed": Case(2, encoding="gptj", sequences="pose", checkpointing=True),
     "fp32": Case(4, encoding="tape", sequences="packed", tokens=13, dtype="float32"),
 }
 
@@ -85,8 +83,6 @@ def test_four_processes_on_any_heads(group, case):
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_cases(group, name, kind):
     case = replace(SPECIAL[name], kind=kind)
-    if (kind, case.encoding) == ("tensor", "gptj"):
-        pytest.skip("it has no plan, and is refused")
     in_fp32 = case.dtype == "float32" or case.logits  # transformers' loss takes logits in fp32
     check(group, case, 2e-6 if in_fp32 else TOLERANCE)
 
@@ -194,7 +190,6 @@ def test_a_piece_counts_as_what_it_is_a_piece_of(group):
     "change, words",
     [
         ("attention_bias", "attention_bias"),
-        ("gptj", "no tensor_parallel_plan"),
         ("dora", "lora_magnitude_vector"),
         ("adapted head", "lm_head"),
         ("foreign head", "lm_head"),

@@ -155,3 +155,11 @@ def test_tape_costs_what_its_arithmetic_says(trained, low, high):
     updates and attention's lower rate come on top."""
     tape, rope = (Plan(job(each, trained, zero=1, checkpoint_layers=1)).step.all for each in ("tape", "rope"))
     assert low < tape / rope < high
+
+
+def test_fused_norms_read_and_write_less():
+    """28 passes over the hidden columns of each block, three times where nothing is computed again; the gated product
+    stays as it is."""
+    own, torch_s = (roofline.memory_bound(job("rope", fused=False, fused_norms=fused)) for fused in (True, False))
+    assert torch_s - own == 28 * 4096 * 32 * 3 * 2
+    assert own - roofline.memory_bound(job("rope")) == 2 * 11_008 * 32 * 3 * 2

@@ -34,6 +34,11 @@ def test_no_way_is_one_that_a_run_refuses():
     assert any(each.job.layout.tensor > 1 for each in found) and all(possible(each.job) for each in found)
 
 
+def test_a_class_of_transformers_is_neither_cut_nor_shared_nor_tiled():
+    found = search.search(job(model="EleutherAI/gpt-j-6b", length=search.LONG))
+    assert {(way.tensor, way.sequence, way.mlp_tiles) for way in (each.job.layout for each in found)} == {(1, 1, 1)}
+
+
 def test_offload_comes_when_nothing_else_fits():
     best = search.search(job(gpus=1, global_batch=1, gpu="a100-40"))[0].job.layout
     assert best.offload_optimizer == "cpu" and "_offload" in best.command_line()
@@ -42,6 +47,39 @@ def test_offload_comes_when_nothing_else_fits():
 def test_what_fits_nowhere_begins_with_the_least_it_needs():
     found = search.search(job(model="llama2-70b", gpus=1, global_batch=1, gpu="a100-40"))
     assert not found[0].fits and found[0].memory.peak.total == min(each.memory.peak.total for each in found)
+
+
+OPEN = {"deepspeed", "activation_checkpointing", "checkpoint_layers", "per_device_train_batch_size"}
+
+
+@pytest.mark.parametrize("gpu", ["a100-80", "a100-40", "rtx4090"])
+def test_the_fastest_layouts_leave_memory_to_spare(gpu):
+    asked = job(trained=FROZEN, gpu=gpu, checkpoint_layers=1)
+    found = search.fastest(asked, OPEN)
+    limit = asked.gpu.memory * (1 - search.SPARE)
+    assert found and all(each.memory.peak.total <= limit for each in found)
+    best = min(each.step.all for each in found)
+    assert found[0].step.all <= (1 + search.TIE) * best and best < Plan(asked).step.all
+
+
+@pytest.mark.parametrize("field", sorted(OPEN - {"checkpoint_layers"}))
+def test_only_what_is_left_open_is_chosen(field):
+    asked = job(trained=FROZEN, checkpoint_layers="selective", zero=2, gpu="h200")
+    found = search.fastest(asked, {field})
+    changed = {name for each in found for name in each.job.layout.differing(asked.layout)}
+    assert len(found) > 1 and changed - {"checkpoint_layers"} == {field}
+    assert {each.job.layout.checkpoint_layers for each in found} <= {"selective", None}
+
+
+def test_of_equal_speeds_the_lowest_stage_and_the_smallest_forward_that_keeps_a_gpu_busy_is_chosen():
+    """Small models, of which one sequence would be a forward of launches."""
+    asked = job(model="smollm2", gpus=8, global_batch=512, length=1024)
+    layout = search.fastest(asked, OPEN)[0].job.layout
+    assert (layout.zero, layout.micro_batch, layout.checkpoint_layers) == (1, 16, None)
+
+
+def test_a_cpu_has_no_fastest_layout():
+    assert search.fastest(job(gpu=None), OPEN) == []
 
 
 @pytest.mark.parametrize("layout", [{}, {"checkpoint_layers": 1}, {"sequence": 8, "checkpoint_layers": 1}])

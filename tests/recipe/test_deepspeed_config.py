@@ -94,6 +94,14 @@ def test_a_file_has_no_problem_of_its_own(path):
     assert json.loads(path.read_text()) == config, "shared values are written out, not left to completion"
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_gradients_are_summed_in_fp32_by_zero_alone(stage):
+    """Without it DeepSpeed ends with NotImplementedError when the engine is made, after tokenising."""
+    config = {"zero_optimization": {"stage": stage}, "data_types": {"grad_accum_dtype": "fp32"}}
+    found = [each.field for each in deepspeed_config.check_itself(config)]
+    assert found == ["deepspeed.data_types.grad_accum_dtype"] * (stage == 0)
+
+
 def test_stage_3_buckets_follow_the_hidden_size():
     zero = filled("zero3")["zero_optimization"]
     assert zero["reduce_bucket_size"] == 4096 * 4096

@@ -196,3 +196,24 @@ def test_resuming_takes_true_or_a_path(tmp_path):
     assert load(["--recipe", write()]).resume_from_checkpoint is False
     (tmp_path / "checkpoint-3").mkdir()
     assert load(["--recipe", write(resume_from_checkpoint="checkpoint-3")]).resume_from_checkpoint == "checkpoint-3"
+
+
+def test_what_is_left_to_the_plan_is_written_as_it_was():
+    """Rules and accumulation go by the values that need least memory."""
+    words = ["--deepspeed", "auto", "--activation_checkpointing", "auto", "--per_device_train_batch_size", "auto"]
+    recipe = load([*words, "--checkpoint_layers", "selective"], world_size=2)
+    assert recipe.open == {"deepspeed", "activation_checkpointing", "per_device_train_batch_size"}
+    assert recipe.deepspeed["zero_optimization"]["stage"] == 3 and recipe.accumulation() == 4
+    stored = recipe.as_dict()
+    assert {stored[name] for name in recipe.open} == {"auto"} and "activation_checkpointing_kwargs" not in stored
+    path = Path("again.yaml")
+    path.write_text(recipe.to_yaml())
+    again = load(["--recipe", str(path)], world_size=2)
+    assert again.open == recipe.open and again.deepspeed == recipe.deepspeed
+    assert "activation_checkpointing_kwargs" not in again.as_dict()
+
+
+@pytest.mark.parametrize("field", ["activation_checkpointing", "per_device_train_batch_size", "deepspeed"])
+def test_another_word_than_auto_is_refused(field):
+    with pytest.raises(UserError, match=f"{field} = 'automatic'"):
+        load([f"--{field}", "automatic"])

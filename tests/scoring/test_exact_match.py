@@ -1,23 +1,25 @@
-"""Exact match by one pass over prompt and answer: it is what writing the answer says, in bounded batches."""
+"""Exact match by one pass over prompt and answer: it is what writing the answer gives, in bounded batches; shares of
+right answers, and means of a grid's parts."""
 
 import pytest
 import torch
 
+from tape_ds.data.generated import task
+from tape_ds.data.generated.task import GeneratedSample
+from tape_ds.data.generated.tasks import TASKS
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.scoring import exact_match
-from tape_ds.scoring.answers import Asked
-from tape_ds.scoring.exact_match import ExactMatch
+from tape_ds.scoring.exact_match import Answered, judge, means, whole_answers
 from tape_ds.scoring.generation import continue_prompts
 
-VOCABULARY, EOS = 7, 1
+VOCABULARY, EOS = "0123456", 1
 
 
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
     config = TapeConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=len(VOCABULARY),
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=2,
@@ -41,7 +43,13 @@ def greedy(model, prompt, tokens):
 
 
 def asked(prompt, answer):
-    return Asked(torch.tensor([[*prompt, *answer]]), len(answer))
+    words = tuple(map(str, (*prompt, *answer)))
+    return GeneratedSample(words, tuple(range(len(prompt), len(words))))
+
+
+def right(model, samples, **options):
+    """Which answers are right as a whole."""
+    return [all(found) for found in judge(model, VOCABULARY, samples, **options)]
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +58,11 @@ def questions(model):
     torch.manual_seed(1)
     made, expected = [], []
     for number in range(24):
-        prompt = torch.randint(2, VOCABULARY, (1 + number % 9,)).tolist()
+        prompt = torch.randint(2, len(VOCABULARY), (1 + number % 9,)).tolist()
         answer = greedy(model, prompt, 1 + number % 5)
         if number % 3 == 0:
             place = number % len(answer)
-            answer[place] = (answer[place] + 1) % VOCABULARY
+            answer[place] = (answer[place] + 1) % len(VOCABULARY)
         made.append(asked(prompt, answer))
         expected.append(number % 3 != 0)
     return made, expected
@@ -63,17 +71,17 @@ def questions(model):
 @pytest.mark.parametrize("batch_tokens", [1, 40, 8192])
 def test_right_is_what_the_model_would_have_written(model, questions, batch_tokens):
     made, expected = questions
-    assert exact_match.right(model, made, batch_tokens=batch_tokens) == expected
+    assert right(model, made, batch_tokens=batch_tokens) == expected
 
 
 def test_it_agrees_with_written_answers(model):
     """Whatever is asked: greedy decoding up to the end, with a cache, says the same."""
     torch.manual_seed(2)
-    prompts = [torch.randint(2, VOCABULARY, (3,)).tolist() for _ in range(60)]
-    answers = [[*torch.randint(2, VOCABULARY, (number % 2,)).tolist(), EOS] for number in range(60)]
+    prompts = [torch.randint(2, len(VOCABULARY), (3,)).tolist() for _ in range(60)]
+    answers = [[*torch.randint(2, len(VOCABULARY), (number % 2,)).tolist(), EOS] for number in range(60)]
     written = continue_prompts(model, prompts, new_tokens=4, ends=[EOS])
     expected = [list(reply) == answer[:-1] for reply, answer in zip(written, answers, strict=True)]
-    found = exact_match.right(model, [asked(*pair) for pair in zip(prompts, answers, strict=True)])
+    found = right(model, [asked(*pair) for pair in zip(prompts, answers, strict=True)])
     agreeing = [one == other for one, other in zip(found, expected, strict=True)]
     assert all(agreeing) and any(found) and not all(found)
 
@@ -88,12 +96,12 @@ def test_batches_are_bounded_and_of_similar_length(model, questions):
         ),
         model.lm_head.register_forward_hook(lambda *call: heads.append(call[2].shape[0])),
     ]
-    assert exact_match.right(model, made, batch_tokens=40) == expected
+    assert right(model, made, batch_tokens=40) == expected
     for hook in hooks:
         hook.remove()
     assert len(seen) == len(heads) > 4
     assert all(sequences * tokens <= 40 for sequences, tokens in seen)
-    assert sum(sequences for sequences, _ in seen) == len(made) and sum(heads) == sum(one.targets for one in made)
+    assert sum(sequences for sequences, _ in seen) == len(made) and sum(heads) == sum(len(one.answers) for one in made)
 
 
 def test_every_batch_is_shared_out(model, questions):
@@ -102,29 +110,115 @@ def test_every_batch_is_shared_out(model, questions):
     def backwards(work, jobs):
         return [work(job) for job in reversed(jobs)][::-1]
 
-    assert exact_match.right(model, made, each=backwards, batch_tokens=40) == expected
+    assert right(model, made, each=backwards, batch_tokens=40) == expected
 
 
 def test_the_mode_of_training_is_restored(model, questions):
     model.train()
-    exact_match.right(model, questions[0][:2])
+    right(model, questions[0][:2])
     assert model.training
     model.eval()
 
 
 def test_nothing_asked_is_nothing_found(model):
-    assert exact_match.right(model, []) == []
+    assert right(model, []) == []
 
 
 def test_what_cannot_be_scored_is_refused(model, questions):
     with pytest.raises(ValueError, match="batch_tokens = 0"):
-        exact_match.right(model, questions[0], batch_tokens=0)
+        right(model, questions[0], batch_tokens=0)
 
     with pytest.raises(ValueError, match="not a causal LM"):
-        exact_match.right(model.base_model, questions[0])
+        right(model.base_model, questions[0])
 
 
-def test_scores_are_stored_and_read():
-    one = ExactMatch(correct=3, answers=4)
-    assert one.to_dict() == {"correct": 3, "answers": 4, "share": 0.75}
-    assert ExactMatch.from_dict(one.to_dict()) == one
+def test_each_answer_is_judged_by_the_token_before_it_wherever_it_stands(model):
+    """Against the logits; sequences of unlike lengths share a batch."""
+    torch.manual_seed(0)
+    samples, expected = [], []
+    for number in range(12):
+        ids_T = torch.randint(len(VOCABULARY), (6 + number % 5,))
+        answers_T = torch.rand(len(ids_T)) < 0.4
+        answers_T[0], answers_T[-1] = False, True
+        with torch.no_grad():
+            right_T = model(input_ids=ids_T[None]).logits[0, :-1].argmax(dim=-1) == ids_T[1:]
+        samples.append(GeneratedSample(tuple(map(str, ids_T.tolist())), tuple(answers_T.nonzero()[:, 0].tolist())))
+        expected.append(right_T[answers_T[1:]].tolist())
+    assert judge(model, VOCABULARY, samples) == expected
+    assert len({each for one in expected for each in one}) == 2
+
+
+def test_whole_answers_are_right_or_wrong():
+    assert whole_answers([[True, True], [True, False], [True], [True]]) == {"correct": 3, "answers": 4, "share": 0.75}
+
+
+def test_answers_of_a_test_are_counted_one_by_one():
+    test = TASKS["flip_flop"].tests([64])[1]
+    found = Answered.of(test, [[True, False], [True], [True, True, True]])
+    assert found == Answered(64, "ignore 0.98", 3, 6, 5, 0.5) and found.label == str(test) == "length 64, ignore 0.98"
+    assert str(task.Test(TASKS["addition"], (3, 12))) == "length 3 x 12"
+
+
+def test_the_interval_is_wilsons_of_the_sequences():
+    """Known values: of 10 of 10 [0.7225, 1], of 50 of 100 [0.4038, 0.5962]."""
+    assert Answered(32, "", 10, 10, 10, 0.5).interval == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert Answered(32, "", 100, 100, 50, 0.5).interval == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    many = Answered(32, "", 100, 1600, 800, 0.5)
+    assert many.share == 0.5 and many.interval == Answered(32, "", 100, 100, 50, 0.5).interval
+
+
+def test_what_is_stored_is_read_again():
+    found = Answered(64, "ignore 0.98", 100, 321, 300, 0.5)
+    assert Answered.from_dict(found.to_dict()) == found and found.to_dict()["share"] == 300 / 321
+
+
+def cell(first, second, samples, correct):
+    return {"first": first, "second": second, "samples": samples, "correct": correct}
+
+
+def square(last, right):
+    """A grid of 4 samples a cell, of which ``right(i, j)`` are right."""
+    return [cell(i, j, 4, right(i, j)) for i in range(1, last + 1) for j in range(1, last + 1)]
+
+
+def values(cells, trained):
+    return {name: (mean["value"], mean["cells"]) for name, mean in means(cells, trained).items()}
+
+
+def test_a_model_without_extrapolation_reaches_a_quarter_of_the_grid():
+    """What is trained is right and nothing else: 25 % of the whole, as published for RoPE, and 0 beyond."""
+    found = values(square(6, lambda i, j: 4 * (i <= 3 and j <= 3)), (3, 3))
+    assert found == {
+        "whole": (0.25, 36),
+        "trained": (1.0, 9),
+        "beyond": (0.0, 27),
+        "both_beyond": (0.0, 9),
+        "twice": (0.25, 36),
+    }
+
+
+@pytest.mark.parametrize(
+    ("last", "trained", "cells"),
+    [
+        (6, (3, 3), {"whole": 36, "trained": 9, "beyond": 27, "both_beyond": 9, "twice": 36}),
+        (8, (3, 3), {"whole": 64, "trained": 9, "beyond": 55, "both_beyond": 25, "twice": 36}),
+        (5, (3, 3), {"whole": 25, "trained": 9, "beyond": 16, "both_beyond": 4, "twice": 0}),
+        (6, (3, 2), {"whole": 36, "trained": 6, "beyond": 30, "both_beyond": 12, "twice": 24}),
+        (3, (3, 3), {"whole": 9, "trained": 9, "beyond": 0, "both_beyond": 0, "twice": 0}),
+    ],
+)
+def test_which_cells_a_mean_is_of(last, trained, cells):
+    found = means(square(last, lambda i, j: 1), trained)
+    assert {name: mean["cells"] for name, mean in found.items()} == cells
+    assert all(mean["value"] == (0.25 if mean["cells"] else None) for mean in found.values())
+
+
+def test_every_cell_counts_alike_and_an_empty_one_not_at_all():
+    cells = [cell(1, 1, 1, 1), cell(1, 2, 100, 0), cell(2, 1, 0, 0), cell(2, 2, 4, 2)]
+    assert values(cells, (1, 1)) == {
+        "whole": (0.5, 3),
+        "trained": (1.0, 1),
+        "beyond": (0.25, 2),
+        "both_beyond": (0.5, 1),
+        "twice": (0.5, 3),
+    }

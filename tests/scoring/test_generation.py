@@ -71,26 +71,6 @@ def test_a_checkpoint_s_own_settings_do_not_count():
     assert model.generation_config is own
 
 
-def drawn(model, prompts, seed, top_k, **settings):
-    torch.manual_seed(seed)
-    return greedy(model, prompts, settings={"do_sample": True, "top_k": top_k}, **settings)
-
-
-def test_drawing_follows_the_caller_s_seed():
-    model = tiny_model()
-    one, again, other = (drawn(model, PROMPTS, seed, 20) for seed in (1, 1, 2))
-    assert one == again != other
-    assert drawn(model, PROMPTS, 1, 1) == greedy(model, PROMPTS)
-
-
-def test_only_the_most_likely_are_drawn():
-    model = tiny_model()
-    with torch.no_grad():
-        best = set(model(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(3).indices.tolist())
-    found = {drawn(model, [PROMPTS[0]], seed, 3, new_tokens=1)[0][0] for seed in range(40)}
-    assert found <= best and len(found) > 1
-
-
 def test_every_module_is_in_its_own_mode_afterwards():
     model = tiny_model().train()
     model.model.layers[0].eval()

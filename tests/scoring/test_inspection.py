@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import GPTJConfig, GPTJForCausalLM
 
 from tape_ds.errors import UserError
 from tape_ds.model import convert
@@ -127,14 +126,3 @@ def test_a_plain_llama_is_read_into_a_model_that_gives_its_logits():
     assert own is not plain and inspection.as_own(own) is own
     _, logits = views(own, ids[0])
     torch.testing.assert_close(logits, plain(ids).logits[0].detach(), rtol=1e-4, atol=2e-5)
-
-
-def test_a_gpt_j_is_too():
-    sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4, "vocab_size": 61, "n_positions": 64}
-    plain = GPTJForCausalLM(GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2)).eval()
-    ids = tokens(1, 24)
-    found, logits = views(inspection.as_own(plain), ids[0])
-    torch.testing.assert_close(logits, plain(ids).logits[0].detach(), rtol=1e-4, atol=2e-5)
-    products = found[2].positions.matrix()
-    assert products.shape == (1, 24, 24)
-    torch.testing.assert_close(products[0].diagonal(), torch.ones(24))

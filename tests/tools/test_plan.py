@@ -19,8 +19,11 @@ def said(capsys, *argv):
     return code, out + err
 
 
+CAUTIOUS = ("--deepspeed", "zero3", "--activation_checkpointing", "true", "--per_device_train_batch_size", "1")
+
+
 def test_a_plan_names_every_part(capsys):
-    code, out = said(capsys, "llama2_7b_8k", "--gpus", "8", "--gpu", "a100-80", "--price", "2")
+    code, out = said(capsys, "llama2_7b_8k", "--gpus", "8", "--gpu", "a100-80", "--price", "2", *CAUTIOUS)
     assert code == 0
     for part in ("weights", "optimizer", "checkpoints", "position states", "buckets", "reserve", "checkpoint on disk"):
         assert part in out
@@ -29,15 +32,25 @@ def test_a_plan_names_every_part(capsys):
     assert "at 2 for a GPU and hour" in out and "predicted" in out and "fits: " in out and "sent by a GPU" in out
 
 
+def test_what_the_recipe_leaves_open_is_chosen_with_its_flags(capsys):
+    """The page is that of the layout; its flags give the same page."""
+    argv = ["llama2_7b_8k", "--gpus", "8", "--gpu", "a100-80"]
+    code, out = said(capsys, *argv)
+    flags = "--deepspeed zero1 --activation_checkpointing false --per_device_train_batch_size 1"
+    first, _, page = out.partition("\n\n")
+    assert code == 0 and f": {flags} (the fastest on a100-80 with 27.0 GiB to spare; " in first
+    assert said(capsys, *argv, *flags.split()) == (0, page)
+
+
 def test_fields_of_the_recipe_and_levers_override(capsys):
-    argv = ["llama2_7b_8k", "--gpus", "16", "--deepspeed", "zero1", "--tensor_parallel_size", "2"]
+    argv = ["llama2_7b_8k", "--gpus", "16", *CAUTIOUS, "--deepspeed", "zero1", "--tensor_parallel_size", "2"]
     _, out = said(capsys, *argv, "--checkpoint_layers", "selective", "--mlp_tiles", "4")
     assert "--deepspeed zero1 --per_device_train_batch_size 1 --tensor_parallel_size 2 " in out
     assert "--checkpoint_layers selective --mlp_tiles 4" in out
 
 
 def test_a_search_ranks_explains_and_prints_its_winners_flags(capsys):
-    code, out = said(capsys, "llama2_7b_8k", "--gpus", "8", "--gpu", "h200", "--search")
+    code, out = said(capsys, "llama2_7b_8k", "--gpus", "8", "--gpu", "h200", "--search", *CAUTIOUS)
     assert code == 0 and "ways" in out and "with one choice changed" in out
     flags = "--deepspeed zero1 --per_device_train_batch_size 1 --activation_checkpointing false"
     assert f"its flags:\n  {flags}\n" in out

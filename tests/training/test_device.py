@@ -7,11 +7,13 @@ import torch
 
 from tape_ds import installation
 from tape_ds.cluster import place
-from tape_ds.errors import UserError
+from tape_ds.errors import UserError, raise_if_any
 from tape_ds.health import stopping
+from tape_ds.kernels import jit
 from tape_ds.planning import shape
 from tape_ds.recipe import extension, pretraining
 from tape_ds.training import device, execution, forecast, plan
+from tape_ds.training.checks import libraries
 
 LARGE = ["--recipe", "llama2_7b_8k"]
 
@@ -31,6 +33,7 @@ def with_gpus(monkeypatch, count):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(jit, "no_compiler", lambda: None)
 
 
 def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
@@ -113,3 +116,16 @@ def test_gpus_are_named(world, on_node, here, words, monkeypatch):
     monkeypatch.setattr(place, "here", lambda: types.SimpleNamespace(on_node=on_node))
     recipe = extension.load(["--global_batch_size", "16"], world_size=world)
     assert device.describe(recipe) == words
+
+
+def test_a_gpu_without_triton_s_kernels_is_said_before_the_run(monkeypatch):
+    """The plain forms take over; what was asked for by name is refused."""
+    with_gpus(monkeypatch, 1)
+    monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
+    assert device.describe(extension.load([])).endswith("slower: Triton needs a C compiler")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("transformers.utils.is_torch_cuda_available", lambda: True)
+    monkeypatch.setattr("transformers.utils.is_torch_bf16_gpu_available", lambda: True)
+    for flag, value in {"attention_backend": "triton", "torch_compile": "true"}.items():
+        with pytest.raises(UserError, match=rf"{flag}.*Triton needs a C compiler"):
+            raise_if_any(libraries.check(extension.load([f"--{flag}", value])))

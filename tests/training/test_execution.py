@@ -92,13 +92,20 @@ def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, 
     [
         ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711", True),
         (
-            "NCCL error in: ProcessGroupNCCL.cpp:3763, remote process exited or there was a network error",
+            "NCCL error in: ProcessGroupNCCL.cpp:3763, remote process exited or there was a network error, NCCL version"
+            " 2.29.7\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+            "prematurely.",
             True,
         ),
+        ("unhandled system error\nLast error:\nsocketProgress: Connection closed by remote peer node2<41152>", True),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=64, OpType=ALLGATHER)", True),
+        ("store->get('0') got error: Failed to recv, got 0 bytes. Connection was likely closed.", True),
+        ("[../torch/csrc/distributed/c10d/socket.cpp] Broken pipe", True),
         ("NCCL communicator was aborted on rank 1. ", True),
+        ("NCCL error in: NCCLUtils.hpp:317, unhandled system error (run with NCCL_DEBUG=INFO for details)", False),
         ("NCCL error in: NCCLUtils.hpp:317, unhandled cuda error", False),
     ],
 )
-def test_a_lost_peer_is_known_by_the_words_of_either_backend(message, is_lost):
+def test_a_lost_peer_is_known_by_the_words_of_either_backend_and_of_the_store(message, is_lost):
     """By NCCL's it was a traceback."""
     assert (execution._lost_peer(RuntimeError(message)) is not None) is is_lost

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tape_ds.checkpoint import Manifest
 from tape_ds.errors import UserError
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.loading import model_folder
@@ -32,6 +33,13 @@ def test_the_recipe_says_all_that_decides():
     assert (layout.gpus, layout.zero, layout.micro_batch, layout.checkpoint_layers) == (8, 3, 1, 1)
     assert (job.parameters, job.trained_parameters) == (6_754_954_240, 147_876_864)
     assert layout.engine.reduce_bucket == 4096**2 and layout.engine.persistence == 40_960
+
+
+def test_norms_of_our_model_are_fused_on_a_gpu_without_liger():
+    """By torch; not under the autocast of a 16-bit run without an engine, nor on a CPU."""
+    without = ("--recipe", "llama2_7b_8k", "--liger", "off")
+    jobs = [asked(*without), asked(*without, "--deepspeed", "null"), asked(*without, gpu=None)]
+    assert [(each.fused, each.fused_norms) for each in jobs] == [(False, True), (False, False), (False, False)]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,99 @@ def test_disks_and_zero_plus_plus_are_read_from_the_json():
     layout = forecast.job(recipe, model_config.beforehand(recipe), 8, A100).layout
     assert (layout.offload_weights, layout.offload_optimizer) == ("nvme", "cpu")
     assert layout.engine.secondary == 4 and layout.engine.reduce_bucket == 500_000_000
+
+
+OPEN = {"deepspeed": "auto", "activation_checkpointing": "auto", "per_device_train_batch_size": "auto"}
+
+
+def settled(*words, gpu="a100-80", world=8, name="llama2_7b_8k"):
+    """A recipe as a GPU takes it; None: no GPU."""
+    recipe = extension.load(["--recipe", name, *words], world_size=world)
+    found = None if gpu is None else hardware.find(gpu)
+    return forecast.settle(recipe, model_config.beforehand(recipe), found)
+
+
+def layout_of(recipe):
+    """Stage, recomputation, micro-batch."""
+    stage = recipe.deepspeed["zero_optimization"]["stage"]
+    return stage, recipe.trainer_value("activation_checkpointing"), recipe.trainer_value("per_device_train_batch_size")
+
+
+def test_the_layout_that_is_chosen_is_faster_and_leaves_memory_to_spare():
+    """Than the settings that the recipe had: ZeRO-3, everything computed again, one sequence at a time."""
+    chosen, before = (
+        Plan(forecast.job(each, model_config.beforehand(each), 8, A100)) for each in (settled(), settled(gpu=None))
+    )
+    layout = before.job.layout
+    assert (layout.zero, layout.checkpoint_layers, layout.micro_batch) == (3, 1, 1)
+    assert before.step.all >= 1.35 * chosen.step.all
+    assert A100.memory - chosen.memory.peak.total >= 8 * 2**30
+
+
+def test_the_flags_of_a_choice_repeat_it():
+    """The recipe that is stored with the run, accumulation included, is the same."""
+    chosen = settled("--global_batch_size", "128", gpu="h200")
+    flags = chosen.layout_choice.partition(" (")[0].split()
+    again = extension.load(["--recipe", "llama2_7b_8k", "--global_batch_size", "128", *flags], world_size=8)
+    assert layout_of(chosen) == (1, False, 2) and not chosen.open and not again.open
+    assert again.as_dict() == chosen.as_dict() and again.accumulation() == chosen.accumulation() == 8
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "reason"),
+    [
+        (None, "llama2_7b_8k", "no GPU that the planner knows"),
+        ("rtx4090", "llama2_7b_8k", "no layout leaves 12.5% of rtx4090 free"),
+        ("h200", "gptj_6b_pose_ntk_16k", "activations are not known"),
+    ],
+)
+def test_where_nothing_can_be_chosen_the_cautious_values_are_taken(gpu, name, reason):
+    words = [word for field, value in OPEN.items() for word in (f"--{field}", value)]
+    found = settled(*words, gpu=gpu, name=name, world=1)
+    assert layout_of(found) == (3, True, 1) and reason in found.layout_choice
+
+
+def test_fields_that_are_given_stay():
+    found = settled("--deepspeed", "zero3", "--checkpoint_layers", "4", gpu="a100-40")
+    assert layout_of(found) == (3, True, 1) and found.memory.checkpoint_layers == 4
+    assert "--deepspeed" not in found.layout_choice
+
+
+def test_a_choice_keeps_the_rules_of_recipes():
+    """Without recomputation there would be no inputs to offload."""
+    assert layout_of(settled("--checkpoint_offload", "true"))[1] is True
+
+
+def test_a_batch_that_nobody_gave_does_not_follow_from_the_choice():
+    words = [word for field, value in OPEN.items() for word in (f"--{field}", value)]
+    recipe = pretraining.load(["--recipe", "c4_155m", "--position_encoding", "tape", *words], world_size=8)
+    one = replace(recipe, global_batch_size=8)  # what is derived where it is not given
+    assert forecast.settle(one, model_config.beforehand(one), A100).trainer_value("per_device_train_batch_size") == 1
+
+
+def checkpoint_of(folder, **identity):
+    """A manifest of ZeRO-2, of these fields."""
+    own = {f"recipe.{name}": value for name, value in identity.items()}
+    folder.mkdir(parents=True)
+    Manifest(step=5, processes=8, stage=2, files={}, identity=own).write(folder)
+
+
+@pytest.mark.parametrize("resume", ["auto", "true", "path"])
+def test_a_resumed_run_keeps_the_layout_of_its_checkpoint(resume, tmp_path):
+    """Whatever would be chosen now; flags change it."""
+    checkpoint_of(tmp_path / "checkpoint-5", activation_checkpointing=True, checkpoint_layers="selective")
+    where = str(tmp_path / "checkpoint-5") if resume == "path" else resume
+    words = ["--output_dir", str(tmp_path), "--resume", where]
+    kept = settled(*words)
+    assert layout_of(kept) == (2, True, 1) and kept.memory.checkpoint_layers == "selective"
+    assert "as checkpoint-5 was trained" in kept.layout_choice
+    assert layout_of(settled(*words, "--deepspeed", "zero1", "--activation_checkpointing", "false")) == (1, False, 1)
+
+
+def test_a_checkpoint_s_micro_batch_that_does_not_divide_is_named(tmp_path):
+    checkpoint_of(tmp_path / "checkpoint-5", per_device_train_batch_size=3)
+    with pytest.raises(UserError, match="global_batch_size = 64: not divisible by 3"):
+        settled("--output_dir", str(tmp_path), "--resume", "auto")
 
 
 def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():

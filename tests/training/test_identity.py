@@ -125,10 +125,10 @@ def test_every_field_of_every_kind_is_known():
     """A field of ours is either free or compared, and the lists name no field that is gone."""
     recipes = [extension.load(["--recipe", "demo"], world_size=1), pretraining.load(RECIPE, world_size=1)]
     fields = {name for recipe in recipes for name in recipe.as_dict()}
-    from tape_ds.recipe import arithmetic, finetuning, trainer
+    from tape_ds.recipe import finetuning, generated, trainer
     from tape_ds.recipe.loading import field_hints
 
-    kinds = (arithmetic.ArithmeticRecipe, finetuning.ScrollsRecipe, finetuning.ChatRecipe)
+    kinds = (generated.GeneratedRecipe, finetuning.ScrollsRecipe, finetuning.ChatRecipe)
     known = {name for kind in kinds for name in field_hints(kind)} | fields | set(trainer.FIELDS)
     assert {*identity.FIXED, *identity.RISKLESS, *identity.FREE} <= known
 

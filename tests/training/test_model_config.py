@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from tape_ds.errors import UserError
-from tape_ds.model.loading import extendable, model_folder
+from tape_ds.model.loading import configuration, extendable, model_folder
 from tape_ds.planning import shape
 from tape_ds.recipe import extension, pretraining
 from tape_ds.training import model_config, plan
@@ -45,7 +45,7 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
 
 
 def test_smollm2_is_planned_by_the_sizes_that_it_has():
-    unpacked = extendable.read_config(model_folder.resolve("smollm2"))
+    unpacked = configuration.read(model_folder.resolve("smollm2"))
     found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
     assert shape.sizes(shape.published("smollm2")) == found
 
@@ -65,7 +65,10 @@ def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
 
 
 UNFIT = {
-    "targets": (["--method", "lora"], "lora_targets = 'o_proj': no linear map of a gptj block"),
+    "targets": (
+        ["--method", "lora", "--lora_targets", "o_proj"],
+        "lora_targets = 'o_proj': no linear map of a gptj block",
+    ),
     "scaling, nothing trained": (["--method", "dynamic", "--max_steps", "-1"], "not computed for GPT-J"),
     "cut": (["--tensor_parallel_size", "2", "--deepspeed", "zero1"], "is not cut"),
 }

@@ -50,6 +50,17 @@ def test_the_plan_predicts_memory_by_part(monkeypatch):
     assert "GiB a process on a CPU" in shown and "position states 1.9" in shown
 
 
+def test_the_plan_names_the_layout_that_a_run_would_take(monkeypatch):
+    """With the batch and the memory that follow from it."""
+    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find("h200"))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    lines = dict(each.split(maxsplit=1) for each in plan.describe(load(["--recipe", "llama2_7b_8k"], 8)).splitlines())
+    flags = "--deepspeed zero1 --activation_checkpointing false --per_device_train_batch_size 2"
+    assert lines["layout"].startswith(f"{flags} (the fastest on h200 with ")
+    assert lines["engine"] == "ZeRO-1, bf16" and "2 per device x 8 processes x 4 accumulation" in lines["batch"]
+    assert "about 89.29 GiB a GPU" in lines["memory"]
+
+
 def test_the_command_of_a_plan_for_gpus_asks_for_the_same_run(monkeypatch, tmp_path):
     """It named the recipe without its folder, and none of what the command line changed."""
     monkeypatch.chdir(tmp_path)

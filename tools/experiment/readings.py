@@ -157,7 +157,7 @@ def passkeys(result: results.Result) -> Rows:
 
 
 def scrolls(result: results.Result) -> Rows:
-    """Of ``python -m evaluation scrolls generate``."""
+    """Of a ``scrolls.json``, which an earlier version wrote."""
     asked = result.figures["datasets"].items()
     return {"": {Quantity(name, each["metric"]): each["score"] for name, each in asked if each["score"] is not None}}
 
@@ -167,9 +167,13 @@ def harness(result: results.Result) -> Rows:
     groups = result.figures.get("groups") or {}
     members = {name for group in groups.values() for name in group.get("tasks") or []}
     tasks = {name: each for name, each in result.figures["tasks"].items() if name not in members}
-    named = {name.removeprefix("tape_"): each for name, each in {**tasks, **groups}.items()}
     metrics = {"acc": "accuracy", "acc_norm": "accuracy"}
-    return {"": {Quantity(name, metrics.get(e["metric"], e["metric"])): 100 * e["value"] for name, e in named.items()}}
+    found = {}
+    for name, each in {**tasks, **groups}.items():
+        if each["value"] is not None:
+            published_name = name.removeprefix("tape_").removeprefix("scrolls_")
+            found[Quantity(published_name, metrics.get(each["metric"], each["metric"]))] = 100 * each["value"]
+    return {"": found}
 
 
 def arithmetic(result: results.Result) -> Rows:
@@ -218,19 +222,6 @@ def differences(result: results.Result) -> Rows:
     return {names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}}
 
 
-def answers(result: results.Result) -> Rows:
-    """Of ``python -m evaluation scrolls compare``: exact match of each question, and of all that were asked."""
-    figures, rows = result.figures, {}
-    for name, scores in figures["scores"].items():
-        rows[name] = {
-            Quantity(f"{figures['dataset']}, our question {number}", "exact_match"): each["answers"][name][
-                "exact_match"
-            ]
-            for number, each in enumerate(figures["questions"], 1)
-        } | {Quantity(figures["dataset"], "exact_match"): scores["exact_match"]["score"]}
-    return rows
-
-
 READERS: dict[str, Callable[[results.Result], Rows]] = {
     "run": trained,
     "perplexity": perplexity,
@@ -242,7 +233,6 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
     "table3": flops,
     "stability": stability,
     "visualise": differences,
-    "answers": answers,
 }
 """A file's name without its ending -> how its numbers are read."""
 

@@ -70,12 +70,16 @@ class PlannedRun:
 
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Return whether a stored configuration is this run's, wherever it ran. A field that it lacks did not exist
-        yet, which is as good as the field's default."""
+        yet, which is as good as the field's default; one that the recipe leaves to the plan may have any value."""
         from tape_ds.recipe.recipe import RENAMED
 
+        chosen = self.recipe.open
+        if "activation_checkpointing" in chosen:
+            chosen |= {"checkpoint_layers", "activation_checkpointing_kwargs"}
         mine, theirs = plain(self.recipe), {RENAMED.get(name, name): value for name, value in config.items()}
         for each in (mine, theirs):
-            each.pop("output_dir", None), each.pop("resume_from_checkpoint", None)
+            for name in ("output_dir", "resume_from_checkpoint", *chosen):
+                each.pop(name, None)
         newer = defaults(self.recipe, mine.keys() - theirs.keys())
         return mine == theirs | newer
 

@@ -1,9 +1,9 @@
-"""What the tasks ``tape_scrolls_*`` are made of: the questions, read as everywhere in this project, and our metrics.
+"""Questions and metrics of the tasks ``tape_scrolls_*``.
 
 No dataset script and no metric from the hub is run. The questions come from the hub's published archives, or from a
-folder: ``--metadata '{"data_dir": "scrolls/"}'``. ``python -m evaluation scrolls generate`` asks by them. lm-eval
-would cut a long prompt from the left, where SCROLLS has its questions; with ``{"max_tokens": 8192}`` the prompt is cut
-here instead, as in fine-tuning, and needs the tokenizer (the one of ``--model_args``, or ``{"tokenizer": ...}``).
+folder: ``--metadata '{"data_dir": "scrolls/"}'``. lm-eval would cut a long prompt from the left, where SCROLLS has its
+questions; with ``{"max_tokens": 8192}`` the prompt is cut here instead, as in fine-tuning, and needs the tokenizer (the
+one of ``--model_args``, or ``{"tokenizer": ...}``). ``python -m evaluation harness`` gives both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.scrolls import datasets, examples, prompts
 from tape_ds.data.scrolls.datasets import Dataset
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, is_main_process
 from tape_ds.scoring.text_overlap import METRICS
 
 if TYPE_CHECKING:
@@ -35,14 +35,13 @@ def load(
     trust_remote_code: bool = False,
     reference_format: bool = False,
     hard_only: bool = False,
-    unanswered: bool = False,
     **_: Any,
 ) -> "dict[str, hf_datasets.Dataset]":
     """Return the documents of a task, under the name of a split that its file gives.
 
     Args:
         scrolls: name of the data set, from the task's file.
-        split: of the data; one whose answers are published, unless ``unanswered``.
+        split: of the data; those of ``test`` have no reference answers: texts are written and not scored.
         data_dir: see :func:`tape_ds.data.scrolls.examples.read`.
         max_tokens: of prompt and answer together; None: prompts are whole.
         answer_tokens: of those, kept for the answer; default: as in TAPE's code.
@@ -51,26 +50,34 @@ def load(
         trust_remote_code: whether code that the tokenizer carries may run.
         reference_format: prompts as the published generation cuts them.
         hard_only: of QuALITY, the questions that are marked as hard.
-        unanswered: a split may have no reference answers, to be written for and not scored.
 
     Raises:
-        UserError: no such data, questions without answers, ``max_tokens`` without a tokenizer.
+        UserError: no such data, some questions without answers, ``max_tokens`` without a tokenizer.
     """
     from datasets import Dataset as Documents
 
     dataset = datasets.find(scrolls)
     found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
-    if not found or not (unanswered or all(each.outputs for each in found)):
-        wrong = "no row of it is marked as hard" if not found else "its reference answers are not published"
-        raise UserError(Problem("split", split, wrong, "take a split that has what the task needs"))
+    without = sum(not each.outputs for each in found)
+    if not found:
+        raise UserError(Problem("split", split, "no row of it is marked as hard", "take files that mark them"))
+    if 0 < without < len(found):
+        wrong = f"{without} of {len(found)} questions of {scrolls} have no reference answer"
+        raise UserError(Problem("split", split, wrong, "take a split that has all or none"))
+    if without and is_main_process():
+        print(f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored", flush=True)
     prompt_of = _whole_prompt
     if max_tokens is not None:
         if type(max_tokens) is not int:  # it comes from JSON
             remedy = "give a number: --metadata '{\"max_tokens\": 8192}'"
             raise UserError(Problem("max_tokens", max_tokens, "is no whole number", remedy))
+        counting = _tokenizer(tokenizer or pretrained, trust_remote_code)
+        if reference_format and counting.bos_token_id is not None and counting.bos_token_id == counting.eos_token_id:
+            wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
+            raise UserError(Problem("reference_format", True, wrong, "leave it out"))
         prompt_of = partial(
             _cut_prompt,
-            tokenizer=_tokenizer(tokenizer or pretrained, trust_remote_code),
+            tokenizer=counting,
             max_tokens=max_tokens,
             reserve=prompts.reserved(answer_tokens or dataset.answer_tokens),
             reference_format=reference_format,
@@ -81,7 +88,7 @@ def load(
         known = {"id": each.id, "outputs": list(each.outputs), "metric": dataset.metric}
         rows.append({**known, "prompt": prompt, "cut_tokens": cut_tokens})
         cut += [cut_tokens] if cut_tokens else []
-    if cut and not unanswered:
+    if cut and is_main_process():
         print(f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together", flush=True)
     return {"validation": Documents.from_list(rows)}
 
@@ -134,8 +141,10 @@ def _tokenizer(name: str | None, trust_remote_code: bool) -> "PreTrainedTokenize
 
 
 def process_results(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
-    """Return the values of one answer by the data set's metric, each against the reference that suits it best; 0 to
-    1."""
+    """Return the values of one answer by the data set's metric, each against the reference that suits it best; 0 to 1.
+    Without a reference there are none."""
+    if not document["outputs"]:
+        return {}
     metric = METRICS[document["metric"]]
     best = metric.best(results[0], document["outputs"])
     return {metric.name: best[0] if len(best) == 1 else list(best)}

@@ -120,13 +120,23 @@ def _elementwise(call: AttentionCall) -> bool:
     return isinstance(call.bias, ScoreBias) and call.bias.element is not None
 
 
+def _learns_bias(call: AttentionCall) -> bool:
+    """Return whether a backward gives the bias's parameters a gradient.
+
+    FlexAttention's adds it for every score by atomic additions, to few addresses: by their count seconds a layer, and
+    never measured.
+    """
+    return isinstance(call.bias, ScoreBias) and call.bias.learned and torch.is_grad_enabled()
+
+
 def _auto(call: AttentionCall) -> str:
     device, chip = chip_of(call.q.device)
     if call.changes_scores:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
         # last, would compile it anew.
         what = "scores with the encoding's bias, a soft cap or sinks"
-        if device == "cuda" and _why_not("flex", call) is None and call.q.shape[2] >= FLEX_QUERIES:
+        takes_flex = device == "cuda" and call.q.shape[2] >= FLEX_QUERIES and not _learns_bias(call)
+        if takes_flex and (missing("flex", device) or _why_not("flex", call)) is None:
             _say(f"flex (auto on cuda: {what} inside the kernel, no T x S matrix)")
             return "flex"
         _say(f"sdpa (auto on {device}: {what} for a block of queries at a time)")
@@ -180,6 +190,8 @@ def missing(name: str, device_type: str) -> str | None:
         return missing_flash()
     if name == "triton" and device_type != "cuda" and not jit.INTERPRETED:
         return "needs a CUDA device"
+    if name in ("flex", "triton") and device_type == "cuda" and (reason := jit.no_compiler()) is not None:
+        return f"cannot be built here: {reason}"
     return None
 
 

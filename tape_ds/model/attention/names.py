@@ -57,8 +57,7 @@ def missing(backend: str, device_type: str) -> Problem | None:
     """What a machine whose models run on "cpu" or "cuda" lacks for the configured backend, or for the one that the
     environment puts in its place.
 
-    Only where the answer is with a package that needs torch itself (``flash`` on CUDA, ``triton`` elsewhere) is torch
-    imported.
+    torch is imported only where the answer needs it.
     """
     name = requested(backend)
     if name not in NEEDS_CUDA or name in ("reference", "sdpa"):

@@ -1,9 +1,9 @@
 """Baichuan2-7B becomes a Llama, once: its own code never runs.
 
 It is a Llama but for two things (the report, arXiv:2309.10305, Section 2): queries, keys and values are one projection,
-``W_pack`` [3D, D], and the output head is normalised: logits are products with rows of length 1. Both are settled
-when it is converted: ``W_pack`` is cut into three, and the head's rows are divided by their lengths. What comes out is
-an ordinary Llama folder of the same dtype, with a tokenizer made from its sentencepiece model. Under ``method: full``
+``W_pack`` [3D, D], and the output head is normalised: logits are products with rows of length 1. The
+conversion splits ``W_pack`` in three and divides the head's rows by their lengths. The result is an ordinary Llama
+folder of the same dtype, with a tokenizer made from its sentencepiece model. Under ``method: full``
 the rows of the head are then free to change their lengths, as any Llama's are, which Baichuan's own training never
 lets them.
 """
@@ -69,7 +69,7 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
 
 
 def _problems(content: Mapping[str, Any], source: str) -> list[Problem]:
-    """Why this Baichuan cannot be had."""
+    """Return why this Baichuan cannot become a Llama."""
     remedy = "use Baichuan2-7B, or a Llama-shaped checkpoint"
     reasons = []
     architectures = content.get("architectures") or []
@@ -144,12 +144,12 @@ def _read(source: Path) -> dict[str, Tensor]:
     whole, read = (
         (weight_files.WHOLE, weight_files.read) if has_safe else (weight_files.PICKLED, weight_files.read_torch_file)
     )
-    files = sorted(set(weight_files.places(source, whole).values())) or [whole]  # and not what else lies there
+    files = sorted(set(weight_files.places(source, whole).values())) or [whole]  # and no other file of the folder
     return {name: tensor for file in files for name, tensor in read(source / file).items()}
 
 
 def _special_tokens(source: Path) -> dict[str, Any]:
-    """Return what its ``tokenizer_config.json`` says beside the class, which is its own code."""
+    """Return the settings of its ``tokenizer_config.json``, without the class, which is code of the folder."""
     file = source / "tokenizer_config.json"
     given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     settings: dict[str, Any] = {name: given[name] for name in ("add_bos_token", "add_eos_token") if name in given}

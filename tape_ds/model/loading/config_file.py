@@ -140,16 +140,16 @@ def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
     Raises:
         UserError: nothing here extends it.
     """
-    from tape_ds.model.loading import extendable  # transformers knows how this family names its RoPE
+    from tape_ds.model.loading import configuration, extendable  # transformers knows how this family names its RoPE
 
-    config = extendable.read_config(file.parent)
+    config = configuration.read(file.parent)
     if problems := extendable.check(config):
         raise UserError(problems)
     return config.to_dict()
 
 
 def find(name: str, *, online: bool) -> Path | None:
-    """Return a folder's ``config.json``, or the copy of a hub id's; None: there is none at hand."""
+    """Return a folder's ``config.json``, or the copy of a hub id's; None where neither is on this machine."""
     if is_on_hub(name):
         return hub.config(name).file if online else None
     file = paths.of(name) / CONFIG

@@ -7,6 +7,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from tape_ds import paths
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import gptj_configuration
 from tape_ds.model.loading import baichuan
 from tape_ds.model.loading.config_file import RUN_CODE
 from tape_ds.model.loading.families import has_llamas_names
@@ -14,7 +15,8 @@ from tape_ds.model.positions import trained_rope
 
 
 def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
-    """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes.
+    """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes,
+    a GPT-J's has the RoPE parameters that transformers' own lacks.
 
     A Llama-shaped model's has the length that its own RoPE scaling reaches as ``max_position_embeddings``, and complete
     ``rope_parameters``, of whatever published form.
@@ -34,6 +36,7 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
         if baichuan.recognises(content):
             return baichuan.llama_config(content, str(source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
+        config = gptj_configuration.with_rope(config)
     except UserError:
         raise  # of a TAPE folder or a Baichuan: it names the field
     except Exception as error:  # of a file of another form transformers raises anything

@@ -24,7 +24,7 @@ QWEN3 = "qwen3"
 """A Llama with a norm on each head of queries and keys: ``TapeConfig.qk_norm``."""
 SHAPES = ("llama", "mistral", QWEN2, QWEN3, TAPE)
 """Model types whose parameters are Llama's, name for name; Qwen3's has two more in each block."""
-_NOT_FOREIGN = (*SHAPES, BAICHUAN, "gptj", "tape_gptj")
+_NOT_FOREIGN = (*SHAPES, BAICHUAN)
 _NEEDED = (
     "hidden_size",
     "intermediate_size",

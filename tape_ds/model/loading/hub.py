@@ -40,7 +40,7 @@ def commit_of(folder: str | Path) -> str | None:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A model's ``config.json`` in the hub's cache, or why there is none."""
+    """A model's ``config.json`` in the hub's cache, or why it was not fetched."""
 
     file: Path | None = None
     why_not: str | None = None

@@ -68,7 +68,7 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
     """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete.
 
     Raises:
-        UserError: there is none.
+        UserError: no such folder or hub id.
     """
     if Path(name_or_path).is_dir():
         return name_or_path
@@ -160,7 +160,7 @@ def _is_baichuan(folder: str | Path) -> bool:
 
 
 def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> str:
-    """Return the converted folder, named after the source's files: a changed source is converted anew."""
+    """Return the converted folder, named after the source's files: a changed source is converted again."""
     source = Path(source)
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
     name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
@@ -168,7 +168,7 @@ def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> st
 
 
 def _stamp(files: Iterable[Path]) -> str:
-    """Return what tells these files from others of their names, and from themselves before a change."""
+    """Return a hash of the files' names and contents."""
     parts = [f"{file.name} {storage.content_identity(file)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -122,7 +122,7 @@ class _Variant(NamedTuple):
     names: Mapping[str, str] = {}
     """Parts of its parameters' names -> ours."""
     needs: tuple[str, ...] = ()
-    """Fields of its configuration beside the sizes."""
+    """Fields of its configuration, other than the sizes."""
     frozen: Mapping[str, str] = {}
     """Parameters that were never trained, one number in every layer -> our options."""
 
@@ -177,8 +177,8 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Config, variant: st
 
     What differs is translated: its ``post_attention_linear`` acts as the sums of its rows (``scale``); the last layer's
     position parameters, which nothing reads, are dropped by name; its stored frequencies are recomputed, and must be
-    those of the configuration. Where the weights have other rows than ``vocab_size`` says (32,001 beside 32,000: a
-    ``[PAD]`` that its training adds), the weights are right, and the log names both. ``randrope`` drew positions anew
+    those of the configuration. Where ``vocab_size`` differs from the rows of the weights (32,000 and 32,001: a
+    ``[PAD]`` that its training adds), the weights decide, and the log names both. ``randrope`` drew new positions
     in every layer, which is not reproduced.
 
     Raises:
@@ -215,7 +215,7 @@ def _rows(state_dict: Mapping[str, Tensor], config: Config) -> int:
     table = state_dict.get("model.embed_tokens.weight")
     rows = declared if table is None else len(table)
     if rows != declared:
-        logger.warning("the weights have %s rows, config.vocab_size says %s: taken with %s", rows, declared, rows)
+        logger.warning("the weights have %s rows, config.vocab_size is %s: %s are used", rows, declared, rows)
     return rows
 
 

@@ -115,6 +115,6 @@ def _compare(built: "Tokenizer", processor: Any, file: str) -> None:
     """Refuse a tokenizer that cuts a text in another way than sentencepiece does."""
     for text in _PROBES:
         if built.encode(text, add_special_tokens=False).ids != processor.encode(text):
-            remedy = "convert it to tokenizer.json with the program that made it, and put that beside the model"
+            remedy = "convert it to tokenizer.json with the program that made it, and put it into the model's folder"
             wrong = f"would give other ids than sentencepiece for {text[:40]!r}"
             raise UserError(Problem("tokenizer", file, wrong, remedy))

@@ -1,4 +1,4 @@
-"""Files of weights from outside: what is wrong with one is told by its name, and nothing in one is ever run.
+"""Check and read files of weights without running anything in them; problems name the file.
 
 Weights are safetensors, whose header is held to the file before a tensor is read: an empty file, one that was cut, or a
 header that lies about sizes is refused at once. Published models that have torch's own files alone are read with
@@ -106,13 +106,15 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
 
 
 def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
-    """Whether every shard that the index of a folder names, if it has one, lies beside it."""
+    """Return shards that the index of a folder names and the folder does not have."""
     index = folder / f"{whole}.index.json"
     try:
         names = sorted(set(places(folder, whole).values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY)]
-    wrong = [f"the shard {name!r} that it names is not a file beside it" for name in names if Path(name).name != name]
+    wrong = [
+        f"the shard {name!r} that it names is not a file of this folder" for name in names if Path(name).name != name
+    ]
     missing = [name for name in names if Path(name).name == name and not (folder / name).is_file()]
     wrong += [f"weights are missing: {', '.join(missing)}"] if missing else []
     return [Problem(field, str(index), each, "give the whole folder, as it was published or saved") for each in wrong]
@@ -147,7 +149,7 @@ def integers(folder: str | Path) -> set[str]:
 
 
 def fingerprint(file: Path) -> str:
-    """Return what tells a file of weights from another: its size, and a digest of both its ends."""
+    """Return a file's size and a digest of its first and last MiB."""
     size, digest = file.stat().st_size, hashlib.sha256()
     with file.open("rb") as opened:
         digest.update(opened.read(2**20))
@@ -157,14 +159,14 @@ def fingerprint(file: Path) -> str:
 
 
 def _check_places(folder: Path, whole: dict[str, set[str]], field: str) -> list[Problem]:
-    """Whether every tensor is in the shard that the index says, of those shards that are ``whole``: name -> tensors."""
+    """Return tensors that the index places in a shard that lacks them; ``whole``: undamaged shard -> its tensors."""
     lacking: dict[str, list[str]] = {}
     for name, shard in sorted(places(folder, WHOLE).items()):
         if name not in whole.get(shard, {name}):
             lacking.setdefault(shard, []).append(name)
     return [
         Problem(
-            field, str(folder / shard), f"lacks {len(names)} of the tensors that the index says: {names[0]}", REMEDY
+            field, str(folder / shard), f"lacks {len(names)} of the tensors that the index names: {names[0]}", REMEDY
         )
         for shard, names in lacking.items()
     ]
@@ -240,5 +242,5 @@ _TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
 
 
 def _reason(error: Exception) -> str:
-    """Return a library's sentence on one line; torch's goes on with advice that is not to be followed."""
+    """Return a library's message on one line, without torch's advice to switch its checks off."""
     return " ".join(str(error).split("Re-running")[0].split())[:200]

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tape_ds.model.inputs import positions_that_differ
+from tape_ds.model.on_device import Constant
 from tape_ds.model.positions import base, documents
 from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.place_table import PlaceTable
@@ -39,10 +41,12 @@ class AbacusEncoding(base.PositionEncoding):
         super().__init__(config, options)
         self.inner = inner
         self.digits = PlaceTable(options.abacus_places, config.hidden_size)
-        self.digit_ids = list(options.abacus_digits or ())
+        self.digit_ids = Constant(np.array(options.abacus_digits or (), np.int64))
         self.shift = options.abacus_shift
         self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact
         self.remembers = max(inner.remembers, 1) + 1
+        self._alike: bool | None = None
+        """Whether the inner places of this forward are the same in all sequences; None: a look has to tell."""
 
     @property
     def draws(self) -> bool:
@@ -59,7 +63,9 @@ class AbacusEncoding(base.PositionEncoding):
             raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
         past_BSN = None if text.past_BSN is None or not self.inner.remembers else text.past_BSN[..., :-1]
         inner_BTN = self.inner.locate(positions_BT, text._replace(past_BSN=past_BSN))
-        digits_BT = torch.isin(text.ids_BT, torch.tensor(self.digit_ids, device=text.ids_BT.device))
+        if not torch.compiler.is_compiling():
+            self._alike = len(inner_BTN) == 1 if text.past_BSN is None else None
+        digits_BT = torch.isin(text.ids_BT, self.digit_ids.on(text.ids_BT.device))
         # of tokens in the cache, the last integer alone is asked: 0 where there was no digit
         unknown_BTN = digits_BT[..., None].long().expand(-1, -1, inner_BTN.shape[-1] + 1)
         digits_BS = text.whole(unknown_BTN)[..., -1] > 0
@@ -89,11 +95,13 @@ class AbacusEncoding(base.PositionEncoding):
         """Return the inner encoding's."""
         return self.inner.for_layers(self._inner_places(positions_BTN))
 
-    @staticmethod
-    def _inner_places(positions_BTN: Tensor) -> Tensor:
-        """Once for the batch where sequences differ in their numbers only: angles and biases are then computed once
-        too."""
-        return positions_that_differ(positions_BTN[..., :-1])
+    def _inner_places(self, positions_BTN: Tensor) -> Tensor:
+        """Return them once for the batch where sequences differ in their numbers only: angles and biases are then
+        computed once too."""
+        inner_BTN = positions_BTN[..., :-1]
+        if self._alike is None or torch.compiler.is_compiling():
+            return positions_that_differ(inner_BTN)
+        return inner_BTN[:1] if self._alike else inner_BTN
 
 
 def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:

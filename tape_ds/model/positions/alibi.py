@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tape_ds.model.on_device import Constant
 from tape_ds.model.positions import base
 from tape_ds.model.positions.options import Options
 from tape_ds.model.score_bias import ScoreBias, elementwise
@@ -43,7 +45,8 @@ class AlibiLayer(base.PositionLayer):
 
     def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
         super().__init__()
-        self.slopes = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
+        own = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
+        self.slopes = Constant(np.array(own, np.float32))
 
     def score_bias(
         self,
@@ -54,7 +57,7 @@ class AlibiLayer(base.PositionLayer):
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
         """Distances in integers, products in fp32."""
-        slopes_H = torch.tensor(self.slopes[heads], device=query_positions_BTN.device)
+        slopes_H = self.slopes.on(query_positions_BTN.device)[heads]
         heads_H = torch.arange(len(slopes_H), device=query_positions_BTN.device)
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:

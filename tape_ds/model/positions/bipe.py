@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tape_ds.model.on_device import Constant
 from tape_ds.model.positions import base, documents
 from tape_ds.model.positions.alibi import AlibiLayer
 from tape_ds.model.positions.options import BipeOptions
@@ -32,7 +34,7 @@ class BipeRopeEncoding(RopeEncoding):
 
     def __init__(self, config: TapeConfig, options: BipeOptions):
         super().__init__(config, options)
-        self.separators = list(options.separators or ())
+        self.separators = Constant(np.array(options.separators or (), np.int64))
         self.intra = PlaceTable(options.segment_length, config.hidden_size)
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
@@ -43,8 +45,7 @@ class BipeRopeEncoding(RopeEncoding):
         """
         if text.ids_BT is None:
             raise ValueError("bilevel positions follow from the tokens: give input_ids, not inputs_embeds")
-        separators = torch.tensor(self.separators, device=text.ids_BT.device)
-        ends_BT1 = torch.isin(text.ids_BT, separators).long()[..., None]
+        ends_BT1 = torch.isin(text.ids_BT, self.separators.on(text.ids_BT.device)).long()[..., None]
         unknown_BT2 = ends_BT1.new_zeros(*ends_BT1.shape[:2], 2)
         ends_BS = text.whole(torch.cat((unknown_BT2, ends_BT1), dim=-1))[..., 2]
         documents_BS = torch.zeros_like(ends_BS) if text.documents_BS is None else text.documents_BS.long()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tape_ds.model.on_device import Constant, refuse_above
 from tape_ds.model.positions import base
 from tape_ds.model.positions.options import RandpeOptions
 from tape_ds.model.positions.rope import RopeEncoding
@@ -33,7 +34,7 @@ class RandpeEncoding(RopeEncoding):
         self.max_range = options.max_range or 2 * self.window
         length = options.evaluation_length or self.window
         generator = np.random.Generator(np.random.PCG64(options.evaluation_seed))
-        self.fixed_draw = np.sort(generator.permutation(self.max_range)[:length])
+        self.fixed_draw = Constant(np.sort(generator.permutation(self.max_range)[:length]))
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
         """Return the drawn position of each, and for dynamic scaling what RoPE adds.
@@ -42,16 +43,16 @@ class RandpeEncoding(RopeEncoding):
             ValueError: a position beyond ``max_position_embeddings`` in training.
         """
         if self.training:
-            last = int(positions_BT.max())
-            if last >= self.window:
-                raise ValueError(
-                    f"randpe draws {self.window} positions (max_position_embeddings) in training, and position {last} "
-                    "is asked for: train on shorter sequences, or raise max_position_embeddings"
-                )
-            draw = torch.randperm(self.max_range, device="cpu")[: self.window].sort().values
+            refuse_above(
+                positions_BT,
+                self.window - 1,
+                f"randpe draws {self.window} positions (max_position_embeddings) in training, and position {{}} is "
+                "asked for: train on shorter sequences, or raise max_position_embeddings",
+            )
+            drawn = torch.randperm(self.max_range, device="cpu")[: self.window].sort().values
+            draw = drawn.to(positions_BT.device)
         else:
-            draw = torch.from_numpy(self.fixed_draw)
-        draw = draw.to(positions_BT.device)
+            draw = self.fixed_draw.on(positions_BT.device)
         inside_BT = draw[positions_BT.clamp(max=len(draw) - 1)]
         beyond_BT = self.max_range + positions_BT - len(draw)
         return super().locate(torch.where(positions_BT < len(draw), inside_BT, beyond_BT), text)

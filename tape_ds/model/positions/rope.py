@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels.rotate import rotate
+from tape_ds.model.on_device import Constant
 from tape_ds.model.positions import base, scaling
 from tape_ds.model.positions.options import Options
 
@@ -19,32 +20,12 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
-class Frequencies:
-    """Angular frequencies of ``rope_parameters`` (static ones), for any device, and the factor on cosine and sine.
-
-    No module: numpy, not tensors, so that no module cast, meta device or zero.Init can touch them.
-    """
+class Frequencies(Constant):
+    """Angular frequencies of ``rope_parameters`` (static ones), fp64 [K / 2], and the factor on cosine and sine."""
 
     def __init__(self, parameters: Mapping[str, Any], head_size: int):
-        self.array, self.factor = scaling.frequencies(parameters, head_size)
-        self.placed: dict[torch.device, Tensor] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the copies: a model that is loaded elsewhere has its tensors there, but their keys would say here."""
-        return {**self.__dict__, "placed": {}}
-
-    def on(self, device: torch.device) -> Tensor:
-        """Return fp64 [K / 2], copied to a GPU once: a copy in every forward would wait for it, and no CUDA graph could
-        hold it.
-
-        A compiled forward keeps no copy: it would lie in memory of the graph, and have the model compiled again.
-        """
-        if device in self.placed:
-            return self.placed[device]
-        frequencies = torch.from_numpy(self.array).to(device)
-        if device.type == "cuda" and not torch.compiler.is_compiling():
-            self.placed[device] = frequencies
-        return frequencies
+        array, self.factor = scaling.frequencies(parameters, head_size)
+        super().__init__(array)
 
 
 class RopeEncoding(base.PositionEncoding):

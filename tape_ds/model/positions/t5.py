@@ -7,10 +7,10 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from tape_ds.kernels.reference import upcast
+from tape_ds.model.on_device import Constant
 from tape_ds.model.positions import base
 from tape_ds.model.positions.options import T5Options
 from tape_ds.model.score_bias import ScoreBias
@@ -44,7 +44,7 @@ class T5Layer(base.PositionLayer):
 
     def __init__(self, config: TapeConfig, options: T5Options, layer_idx: int):
         super().__init__()
-        self.buckets = buckets_by_distance(options.buckets, options.max_distance)
+        self.buckets = Constant(buckets_by_distance(options.buckets, options.max_distance))
         self.table = BucketTable(options.buckets, config.num_attention_heads)
 
     def score_bias(
@@ -56,8 +56,8 @@ class T5Layer(base.PositionLayer):
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
         """Distances look up a table of max_distance + 1 rows; a key ahead of its query counts as distance 0."""
-        by_distance_RH = self.table(torch.from_numpy(self.buckets).to(query_positions_BTN.device))[:, heads]
-        farthest = len(self.buckets) - 1
+        by_distance_RH = self.table(self.buckets.on(query_positions_BTN.device))[:, heads]
+        farthest = len(by_distance_RH) - 1
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
             return by_distance_RH[(query - key).clamp(0, farthest), head]

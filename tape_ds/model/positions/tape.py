@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from tape_ds.kernels.pair_modulus import scaled_to
 from tape_ds.kernels.position_state import position_state
 from tape_ds.kernels.reference import rotate_whole
 from tape_ds.kernels.rotate import rotate
+from tape_ds.model.on_device import Constant
 from tape_ds.model.positions import base, layer_options
 from tape_ds.model.positions.alibi import slopes
 from tape_ds.model.positions.kernel_features import draw_grids, features, log_kernel
@@ -42,9 +44,9 @@ class TapeEncoding(RopeEncoding):
         self.from_alibi = options.start == "alibi"
         if options.form != "tensorial" or self.from_alibi:
             self.translation_invariant = False
-        self.slopes = slopes(config.num_key_value_heads)
-        # Drawn here: an exported graph would keep the generator, and draw others in its second call. numpy: as in rope.
-        self.fixed_grids = draw_grids(config.head_dim, training=False).numpy() if self.from_alibi else None
+        self.slopes = Constant(np.array(slopes(config.num_key_value_heads), np.float64))
+        # Drawn here: an exported graph would keep the generator, and draw others in its second call.
+        self.fixed_grids = Constant(draw_grids(config.head_dim, training=False).numpy()) if self.from_alibi else None
 
     @property
     def draws(self) -> bool:
@@ -53,10 +55,10 @@ class TapeEncoding(RopeEncoding):
 
     def start(self, positions_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, C] (kernel features: [B, G, T, C])."""
-        if self.from_alibi:
-            slopes_G = torch.tensor(self.slopes, dtype=torch.float64, device=positions_BTN.device)
-            grids_3P = draw_grids(self.head_dim, True) if self.training else torch.from_numpy(self.fixed_grids)
-            return features(positions_BTN[..., 0], slopes_G, grids_3P)
+        if self.fixed_grids is not None:
+            device = positions_BTN.device
+            grids_3P = draw_grids(self.head_dim, True) if self.training else self.fixed_grids.on(device)
+            return features(positions_BTN[..., 0], self.slopes.on(device), grids_3P)
         start_B1TK = super().start(positions_BTN)
         if not self.whole_halves:
             return start_B1TK

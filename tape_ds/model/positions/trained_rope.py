@@ -25,7 +25,6 @@ KEPT = ("longrope", "proportional")
 """Types of transformers that are kept as they are: nothing here computes them or makes them reach further."""
 _OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
 """Model types whose angles this project computes, so that everything about their RoPE must be understood here."""
-_GPTJ = ("gptj", "tape_gptj")
 OWN_TYPES = ("tape", "tape_gptj")
 """Model types of this project, whose ``max_position_embeddings`` is always the length that scaling reaches."""
 
@@ -104,7 +103,7 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         UserError: no length, or a setting of RoPE whose meaning is not known here.
     """
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    foreign = config.get("model_type") not in (*_OURS, *_GPTJ)
+    foreign = config.get("model_type") not in _OURS
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
         stated = stated[FULL]
     length = native_length(config)
@@ -228,8 +227,8 @@ def _without_effect(key: str, value: Any) -> bool:
 
 def _head_size(config: Mapping[str, Any]) -> int:
     """Return columns of a head, or of its rotated part where the family names those; 0: not known."""
-    found = config.get("rotary_dim") if config.get("model_type") in _GPTJ else config.get("qk_rope_head_dim")
-    found = found or config.get("head_dim")
+    name = "rotary_dim" if config.get("model_type") in ("gptj", "tape_gptj") else "qk_rope_head_dim"
+    found = config.get(name) or config.get("head_dim")
     if not found and config.get("num_attention_heads"):
         found = config.get("hidden_size", 0) // config["num_attention_heads"]
     return int(found or 0)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
+from tape_ds.model.on_device import refuse_above
 from tape_ds.model.positions import base, layer_options
 from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.rope import RopeEncoding
@@ -42,13 +43,13 @@ class XposEncoding(RopeEncoding):
         Raises:
             ValueError: a position too far from the middle of the window for fp32 to hold the factors.
         """
+        refuse_above(
+            positions_BTN[..., 0],
+            self.middle + FARTHEST,
+            f"xpos: position {{}} is more than {FARTHEST} from the middle of the window ({self.middle}): its decay "
+            f"leaves fp32; raise max_position_embeddings to the length you use, at most {2 * FARTHEST}",
+        )
         places_BT1 = positions_BTN[..., :1] - self.middle
-        if bool((places_BT1 > FARTHEST).any()):
-            raise ValueError(
-                f"xpos: position {int(positions_BTN[..., 0].max())} is more than {FARTHEST} from the middle of the "
-                f"window ({self.middle}): its decay leaves fp32; raise max_position_embeddings to the length you use, "
-                f"at most {2 * FARTHEST}"
-            )
         width = self.head_dim
         pairs_C = torch.arange(0, width, 2, dtype=torch.float64, device=positions_BTN.device)
         zeta_C = (pairs_C + GAMMA * width) / ((1 + GAMMA) * width)
@@ -73,11 +74,11 @@ class XposLayer(base.PositionLayer):
             ValueError: fp16 cannot hold the factors of these positions.
         """
         angles, factors = start[..., : self.width], start[..., self.width :].repeat(1, 1, 1, 2)
-        if self.is_first and q_BHTK.dtype == torch.float16:  # waits for the device; the factors are those of all layers
-            largest = float(torch.maximum(factors, 1 / factors).max())
-            if largest > LARGEST_IN_HALF:
-                raise ValueError(
-                    f"xpos: a decay by {largest:.0e} leaves float16: use bfloat16 or float32 at this length"
-                )
+        if self.is_first and q_BHTK.dtype == torch.float16:  # the factors are those of all layers
+            refuse_above(
+                torch.maximum(factors, 1 / factors),
+                LARGEST_IN_HALF,
+                "xpos: a decay by {} leaves float16: use bfloat16 or float32 at this length",
+            )
         q, k = rotate(upcast(q_BHTK), angles) * factors, rotate(upcast(k_BGTK), angles) / factors
         return q.to(q_BHTK.dtype), k.to(k_BGTK.dtype)

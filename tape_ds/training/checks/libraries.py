@@ -26,7 +26,7 @@ def check(recipe: Recipe) -> list[Problem]:
         return []
     steps = recipe.trainer_value("max_steps")
     found = [*_optimizer(recipe), *_compiler(recipe), *_data_loader(recipe), *_checkpointing(recipe)]
-    found += [] if recipe.elsewhere else _precision(recipe)
+    found += [] if recipe.elsewhere else _machine(recipe)
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 
 
@@ -131,12 +131,16 @@ def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, di
     return kind, dict(settings)
 
 
-def _precision(recipe: Recipe) -> Iterator[Problem]:
+def _machine(recipe: Recipe) -> Iterator[Problem]:
     from transformers.utils import is_torch_bf16_gpu_available, is_torch_cuda_available, is_torch_tf32_available
+
+    from tape_ds.kernels import jit
 
     if recipe.trainer_value("tf32") and not is_torch_tf32_available():
         yield Problem("tf32", True, "there is no GPU here that has it (Ampere or newer)", "remove it")
     on_gpu = recipe.chosen_cpu is None and is_torch_cuda_available()
+    if recipe.trainer_value("torch_compile") and on_gpu and (reason := jit.no_compiler()) is not None:
+        yield Problem("torch_compile", True, reason, "install it, or remove torch_compile")
     if recipe.trainer_value("bf16") and on_gpu and not is_torch_bf16_gpu_available():
         yield Problem("bf16", True, "the GPU here does not have it (Ampere or newer)", "give fp16: true instead")
 

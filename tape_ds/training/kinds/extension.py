@@ -27,7 +27,7 @@ from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.distillation import Teacher
 from tape_ds.model.flops import training_flops_per_token
-from tape_ds.model.loading import config_file, extendable, model_folder
+from tape_ds.model.loading import config_file, configuration, extendable, model_folder
 from tape_ds.model.loading.families import by_class
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.extension import ExtensionRecipe
@@ -185,7 +185,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
     base = model_folder.resolve(base_path(recipe.model.model))
-    native = extendable.read_config(base)
+    native = configuration.read(base)
     raise_if_any(model_config.check_fit(recipe, native))
     recipe = model_config.fitted(recipe, native)
     tokenizer = tokenizers.load(base, "model")

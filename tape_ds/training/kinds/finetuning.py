@@ -19,7 +19,7 @@ from tape_ds.data.scrolls import examples, sequences
 from tape_ds.data.selection import token_counts
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import rows as rows_of_vocabulary
-from tape_ds.model.loading import extendable, model_folder
+from tape_ds.model.loading import configuration, extendable, model_folder
 from tape_ds.model.loading.extendable import Config
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
@@ -94,7 +94,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     """
     kind: type[Finetuning] = ChatTuning if isinstance(recipe, ChatRecipe) else ScrollsTuning
     base = model_folder.resolve(base_path(recipe.model.model))
-    native = extendable.read_config(base)
+    native = configuration.read(base)
     raise_if_any(model_config.check_fit(recipe, native))
     config = model_config.finetuned(recipe, native)
     tokenizer = tokenizers.load(base, "model")

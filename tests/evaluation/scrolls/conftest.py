@@ -1,4 +1,4 @@
-"""A tiny Llama whose tokenizer spells any text, SCROLLS in miniature, and an oracle in the model's place."""
+"""A tiny Llama whose tokenizer spells any text, and SCROLLS in miniature."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from evaluation import language_model
 from tape_ds.data.scrolls import examples
 from tape_ds.model import convert
 from tests.model.helpers import tiny_model
@@ -38,23 +37,3 @@ def llama(tmp_path_factory):
 def known_answers(*names, split="validation"):
     """Input -> first reference answer, of all the sets."""
     return {each.input: each.outputs[0] for name in names for each in examples.read(name, split, DATA)}
-
-
-@pytest.fixture
-def oracle(monkeypatch):
-    """Every prompt that ends in a known question and document is continued with its reference answer."""
-    tokenizer, asked = byte_tokenizer(), []
-
-    def answers(*names):
-        known = known_answers(*names)
-
-        def continue_prompts(model, prompts, **settings):
-            asked.append((len(prompts), settings))
-            texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in prompts]
-            found = [next(answer for text, answer in known.items() if text in prompt) for prompt in texts]
-            return [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in found]
-
-        monkeypatch.setattr(language_model, "continue_prompts", continue_prompts)
-        return asked
-
-    return answers

@@ -10,13 +10,12 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
-from evaluation import models
 from evaluation.language_model import HarnessModel
 from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
 from tests.evaluation import local_tasks
-from tests.evaluation.scrolls.conftest import DATA, known_answers
+from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answers
 
 TASKS = Path(__file__).resolve().parents[3] / "evaluation" / "tasks" / "scrolls"
 
@@ -67,7 +66,7 @@ def test_a_fool_is_not(manager):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_prompts_and_limits_are_the_command_s(name, evaluated):
+def test_prompts_are_whole_and_answers_limited(name, evaluated):
     asked, dataset = dict(evaluated[0].asked), DATASETS[name]
     for each in examples.read(name, "validation", DATA):
         summary = dataset.kind == "summary"
@@ -84,7 +83,7 @@ def documents(manager, name, **metadata):
 
 @pytest.mark.parametrize("room", [7191, 120], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", DATASETS)
-def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_path):
+def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_path):
     """Token for token."""
     dataset, tokenizer = DATASETS[name], AutoTokenizer.from_pretrained(llama)
     max_tokens = room + prompts.reserved(dataset.answer_tokens)
@@ -95,7 +94,7 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
     assert set(cut) == {room == 120}
     model, plain = says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
-    ours = HarnessModel(models.at(str(llama)))
+    ours = HarnessModel(str(llama))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
 
@@ -147,13 +146,26 @@ def test_answers_that_are_shorter_leave_more_room(manager, llama):
     assert many.prompt == few.prompt[:99] and len(few.prompt) == 199
 
 
+def test_a_begin_that_is_the_end_takes_no_reference_format(manager, tmp_path):
+    """The answer of a model that was trained so would end before its first word."""
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "<s>"
+    tokenizer.save_pretrained(tmp_path)
+    told = {"max_tokens": 8192, "tokenizer": str(tmp_path), "reference_format": True}
+    with pytest.raises(UserError, match="reference_format = True: a model trained so begins its answer with BOS"):
+        documents(manager, "qasper", **told)
+
+
 def test_mistakes_are_told(manager, tmp_path):
     with pytest.raises(UserError, match="is no whole number"):
         evaluate(oracle(), manager(max_tokens="8k"), "tape_scrolls_qasper")
     with pytest.raises(UserError, match="there is no tokenizer"):
         evaluate(oracle(), manager(max_tokens=301), "tape_scrolls_qasper")
-    with pytest.raises(UserError, match="reference answers are not published"):
-        evaluate(oracle(), manager(split="test"), "tape_scrolls_qasper")
+    rows = [{"id": str(number), "input": "Which?", "output": output} for number, output in enumerate(["a", None])]
+    (tmp_path / "qasper").mkdir()
+    (tmp_path / "qasper" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match="1 of 2 questions of qasper have no reference answer"):
+        evaluate(oracle(), manager(split="test", data_dir=str(tmp_path)), "tape_scrolls_qasper")
     (tmp_path / "quality").mkdir()
     row = {"id": "1", "pid": "1_0", "input": "Which?", "output": "That"}
     (tmp_path / "quality" / "validation.jsonl").write_text(json.dumps(row))

@@ -48,13 +48,14 @@ class Odd(nn.Module):
         )
 
 
-def engine(stage: int, bf16: bool, settings: dict, universal: bool):
+def engine(stage: int, bf16: bool, settings: dict, universal: bool, accumulation: str | None):
     """An engine of three groups: one that decays, one that does not, and a single number with a rate of its own, of
     which some ranks have nothing but padding."""
     config = {
         "train_micro_batch_size_per_gpu": SEQUENCES // torch.distributed.get_world_size(),
         "gradient_clipping": 1.0,
         "bf16": {"enabled": bf16},
+        "data_types": {"grad_accum_dtype": accumulation},
         "zero_optimization": {"stage": stage, **settings},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -88,7 +89,7 @@ def train(machine, first: int) -> list[float]:
 def run_job(folder: Path, job: dict) -> list[float] | str:
     """Begin or go on, save, train on; losses after the save. Or the name of the error by which DeepSpeed fails where it
     is to load a universal checkpoint, on one rank."""
-    machine = engine(job["stage"], job["bf16"], job["zero"], job["universal"])
+    machine = engine(job["stage"], job["bf16"], job["zero"], job["universal"], job["accumulation"])
     tag = f"global_step{STEPS}"
     if job["resume"] is None:
         train(machine, 0)

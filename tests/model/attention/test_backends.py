@@ -44,6 +44,7 @@ def on_a_gpu(monkeypatch):
     """The choice as it is made there; nothing is computed."""
     monkeypatch.setattr(backends, "chip_of", lambda device: Chip("cuda", "sm_90"))
     monkeypatch.setattr(backends, "why_not_triton", lambda call: None)
+    monkeypatch.setattr(backends.jit, "no_compiler", lambda: None)
 
 
 def test_it_says_once_what_it_picked_and_why(said):
@@ -171,6 +172,29 @@ def test_texts_with_a_bias_take_flex_on_a_gpu(on_a_gpu, monkeypatch):
     assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
 
 
+def test_a_machine_without_a_compiler_refuses_what_needs_one_and_auto_goes_without(on_a_gpu, monkeypatch):
+    """Both ended a run in its first forward."""
+    long = {"queries": backends.FLEX_QUERIES, "keys": backends.FLEX_QUERIES}
+    assert missing("triton", "cuda") is missing("flex", "cuda") is None
+    monkeypatch.setattr(backends.jit, "no_compiler", lambda: "Triton needs a C compiler")
+    for name in ("triton", "flex"):
+        assert "Triton needs a C compiler" in missing(name, "cuda").wrong
+        with pytest.raises(ValueError, match="Triton needs a C compiler"):
+            choose(name, call(**long))
+    assert missing("sdpa", "cuda") is missing("varlen", "cuda") is None
+    assert choose("auto", call(bias=ELEMENTWISE, **long)) == "sdpa"
+
+
+def test_a_learned_bias_takes_flex_only_without_gradients(on_a_gpu):
+    """Its gradient would be an atomic addition for every score. ``flex`` by name is taken all the same."""
+    learned = ELEMENTWISE._replace(learned=True)
+    long = {"queries": backends.FLEX_QUERIES, "keys": backends.FLEX_QUERIES}
+    assert choose("auto", call(bias=learned, **long)) == "sdpa"
+    assert choose("flex", call(bias=learned, **long)) == choose("auto", call(bias=ELEMENTWISE, **long)) == "flex"
+    with torch.no_grad():
+        assert choose("auto", call(bias=learned, **long)) == "flex"
+
+
 def test_the_environment_overrides_the_configuration(monkeypatch, said):
     """For one run, whatever the checkpoint says; the model's own weights-returning route follows it too."""
     monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
@@ -194,6 +218,7 @@ def test_unknown_names_are_named_where_they_come_from(monkeypatch):
 
 
 def test_what_a_machine_lacks_is_known_before_a_run(monkeypatch):
+    monkeypatch.setattr(backends.jit, "no_compiler", lambda: None)
     assert missing("auto", "cpu") is missing("reference", "cpu") is missing("flex", "cuda") is None
     for name in ("flash", "flex", "varlen"):
         assert missing(name, "cpu").wrong == "needs a CUDA device"

@@ -4,12 +4,18 @@ A stand-in computes their definition on a CPU (``varlen_on_cpu``); on a GPU the 
 device shows what no CPU can: whether a whole model, forward and backward, ever asks the device for a number.
 """
 
+import importlib.util
+import inspect
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.nn.attention import varlen as varlen_of_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tape_ds import TapeForCausalLM
-from tape_ds.model.attention import backends
+from tape_ds.model.attention import backends, varlen
+from tape_ds.model.attention.call import AttentionCall
 from tape_ds.model.recompute import use_recompute
 from tests.model.attention import varlen_on_cpu
 from tests.model.attention.by_ids import attend
@@ -143,6 +149,63 @@ def test_memory_beside_attention_does_not_grow_with_the_documents(encoding):
     for few_documents, many_documents in zip(one, many, strict=True):
         # The borders themselves: 4 bytes for each of 62 more, in as many tensors as they are held in.
         assert 0 <= many_documents.allocated - few_documents.allocated <= 64 * 4 * 8
+
+
+@pytest.fixture
+def activated(monkeypatch):
+    """Starts on a GPU of this capability with these modules; the list of versions that torch is told to run."""
+    told = []
+
+    def start(capability=(9, 0), modules=("flash_attn_interface",), active=None, error=None):
+        def activate(version):
+            if error is not None:
+                raise error
+            told.append(version)
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in modules else None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active)
+        monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
+        return told
+
+    varlen.use_flash_attention_3.cache_clear()
+    yield start
+    varlen.use_flash_attention_3.cache_clear()
+
+
+def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, monkeypatch, caplog):
+    """Asked for once, and logged once, however many calls there are."""
+    told = activated()
+    monkeypatch.setattr(varlen, "whole_sequences", lambda call: None)
+    monkeypatch.setattr(varlen, "attention_by_documents", lambda *arguments, **named: ())
+    caplog.set_level("INFO")
+    with FakeTensorMode():
+        q, k, v = (torch.empty(1, 2, 16, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        for _ in range(3):
+            varlen.attention_by_varlen(AttentionCall(q, k, (v,), borders=None, offset=0, scale=1.0, bias=None))
+    assert told == ["FA3"]
+    assert [each.message for each in caplog.records] == ["attention: torch runs FlashAttention by FA3"]
+
+
+@pytest.mark.parametrize("place", [{"capability": (8, 0)}, {"modules": ()}, {"active": "FA4"}, {"capability": (10, 0)}])
+def test_elsewhere_torch_s_own_version_stays(activated, place):
+    told = activated(**place)
+    varlen.use_flash_attention_3()
+    assert told == []
+
+
+@pytest.mark.parametrize("error", [ImportError("undefined symbol"), RuntimeError("does not expose FA3 backward")])
+def test_a_package_that_torch_cannot_use_is_told(activated, error, caplog):
+    activated(error=error)
+    varlen.use_flash_attention_3()
+    assert str(error) in caplog.text
+
+
+def test_torch_has_version_3_to_activate():
+    """By this name, with the operators that packed calls end in."""
+    assert "FA3" in torch.nn.attention.list_flash_attention_impls()
+    source = inspect.getsource(varlen_of_torch)
+    assert "aten._flash_attention_forward" in source and "aten._flash_attention_backward" in source
 
 
 @pytest.mark.gpu

@@ -144,7 +144,7 @@ def train(folder):
     ("damage", "value", "wrong"),
     [
         (cut, "model/model-2.safetensors", "truncated: 73 bytes of 76 bytes"),
-        (lack, "model/model-1.safetensors", "lacks 1 of the tensors that the index says: b"),
+        (lack, "model/model-1.safetensors", "lacks 1 of the tensors that the index names: b"),
         (lose, "model/model.safetensors.index.json", "weights are missing: model-2.safetensors"),
         (empty, "model", "no weights in it"),
         (lambda folder: (folder / "config.json").write_text("["), "model", "config.json is not readable"),

@@ -4,9 +4,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPTJConfig, GPTJForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tape_ds import ScaledGPTJForCausalLM, TapeForCausalLM
+from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError, raise_if_any
-from tape_ds.model.loading import extendable
+from tape_ds.model.decoder import ExtendedDecoder
+from tape_ds.model.gptj_configuration import with_rope
+from tape_ds.model.loading import configuration, extendable
 from tests.model.helpers import SIZES, tokens
 
 KINDS = {
@@ -32,32 +34,31 @@ def folder(request, tmp_path):
 
 @torch.no_grad()
 def test_a_model_is_extended_and_measured_as_it_was(folder):
-    native = extendable.read_config(folder)
+    native = configuration.read(folder)
     raise_if_any(extendable.check(native))
     assert native.max_position_embeddings == 64 and native.rope_parameters["rope_type"] == "default"
     changes = {"position_encoding": "rope", "position_options": None, "state_dtype": None}
     config = extendable.configure(native, **changes, max_position_embeddings=128, rope_parameters=LINEAR)
     model, ids = extendable.load(folder, config).eval(), tokens(1, 12)
-    assert type(model) in (TapeForCausalLM, ScaledGPTJForCausalLM) and config.max_position_embeddings == 128
+    assert isinstance(model, TapeForCausalLM | ExtendedDecoder) and config.max_position_embeddings == 128
     plain = extendable.load(folder, extendable.configure(native, **changes)).eval()
     scaled = model(ids).logits
     assert not torch.allclose(scaled, plain(ids).logits, atol=1e-4)
     with model.with_rope_parameters(native.rope_parameters):
         assert torch.equal(model(ids).logits, plain(ids).logits)
     assert torch.equal(model(ids).logits, scaled)
-    assert model.base_model.encoding.cache_exact
     model.save_pretrained(folder / "extended")
-    again = extendable.read_config(folder / "extended")
+    again = configuration.read(folder / "extended")
     assert type(again) is type(config) and extendable.check(again) == []
     assert torch.equal(extendable.load(folder / "extended", again).eval()(ids).logits, scaled)
 
 
 def test_what_is_neither_is_refused_with_the_reason(tmp_path):
     GPT2Config().save_pretrained(tmp_path)
-    problems = extendable.check(extendable.read_config(tmp_path))
+    problems = extendable.check(configuration.read(tmp_path))
     assert "no rotary positions" in str(problems[0])
 
 
 def test_a_gptj_takes_no_other_encoding():
-    with pytest.raises(UserError, match="extend a Llama-shaped model"):
-        extendable.configure(GPTJConfig(), position_encoding="tape")
+    with pytest.raises(UserError, match="extended by its own class, whose positions are RoPE"):
+        extendable.configure(with_rope(GPTJConfig()), position_encoding="tape")

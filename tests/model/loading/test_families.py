@@ -202,6 +202,6 @@ def test_code_beside_a_configuration_never_runs(tmp_path):
     (tmp_path / "configuration_own.py").write_text(code)
     content = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="custom code"):
+    with pytest.raises(UserError, match="without running the code"):
         configuration.read(tmp_path)
     assert not marker.exists()

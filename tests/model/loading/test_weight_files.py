@@ -61,8 +61,8 @@ def test_a_file_that_is_not_there_is_a_message(tmp_path):
     ("content", "wrong"),
     [
         ({"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}, "weights are missing: model-2"),
-        ({"weight_map": {"x": "model-1.safetensors", "y": "../model-1.safetensors"}}, "is not a file beside it"),
-        ({"weight_map": {"x": "model-1.safetensors", "y": "/etc/passwd"}}, "is not a file beside it"),
+        ({"weight_map": {"x": "model-1.safetensors", "y": "../model-1.safetensors"}}, "is not a file of this folder"),
+        ({"weight_map": {"x": "model-1.safetensors", "y": "/etc/passwd"}}, "is not a file of this folder"),
         ({"weight_map": ["x"]}, "could not be read"),
         ({}, "could not be read"),
     ],

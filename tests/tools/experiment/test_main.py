@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.published import Quantity
 from tape_ds import results
-from tape_ds.recipe import arithmetic
+from tape_ds.recipe import generated
 from tools.experiment import __main__ as experiment
 from tools.experiment import page, runs
 
@@ -34,10 +34,11 @@ class Machine:
         log.parent.mkdir(parents=True, exist_ok=True)
         if words[0] != "launch":
             return 0
-        recipe = arithmetic.load(words[2:], starting.processes)
+        recipe = generated.load(words[2:], starting.processes)
         name, seed = recipe.model.position_encoding, recipe.trainer_value("seed")
         right = {"rope": 0.5, "tape": 0.75}.get(name, 0.0) - 0.01 * seed
-        tests = [{"length": each.length, "kind": each.kind, "share": right} for each in recipe.addressing.tests]
+        asked = recipe.lengths.task.tests(recipe.lengths.tested)
+        tests = [{"length": each.size[0], "kind": each.kind, "share": right} for each in asked]
         figures = {"parameters": {"all": 1000}, "train_loss": [{"step": 1, "loss": 2.5}], "addressing": tests}
         begun = results.collect(seed=seed, config=recipe.as_dict())
         results.save(begun.finish(figures), Path(recipe.trainer_value("output_dir")) / "results" / "run.json")

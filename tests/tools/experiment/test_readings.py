@@ -23,7 +23,8 @@ def text(convention):
 
 MEANS = {"twice": {"value": 0.25}, "beyond": {"value": 0.0}, "trained": {"value": None}}
 HARNESS = {
-    "tasks": {"mmlu_a": {"metric": "acc", "value": 0.1}, "arc_easy": {"metric": "acc_norm", "value": 0.75}},
+    "tasks": {"mmlu_a": {"metric": "acc", "value": 0.1}, "arc_easy": {"metric": "acc_norm", "value": 0.75}}
+    | {"tape_scrolls_qasper": {"metric": "f1", "value": 0.125}, "tape_scrolls_qmsum": {"metric": None, "value": None}},
     "groups": {"mmlu_other": {"metric": "acc", "value": 0.5, "tasks": ["mmlu_a"]}},
 }
 
@@ -51,7 +52,11 @@ HARNESS = {
         (
             readings.harness,
             result(HARNESS),
-            {Quantity("arc_easy", "accuracy"): 75.0, Quantity("mmlu_other", "accuracy"): 50.0},
+            {
+                Quantity("arc_easy", "accuracy"): 75.0,
+                Quantity("mmlu_other", "accuracy"): 50.0,
+                Quantity("qasper", "f1"): 12.5,
+            },
         ),
         (
             readings.arithmetic,

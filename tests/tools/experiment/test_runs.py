@@ -76,6 +76,14 @@ def test_a_result_of_before_a_field_existed_has_its_default():
     assert run.is_same(older) and not changed.is_same(older)
 
 
+def test_a_result_has_values_of_its_own_where_the_recipe_leaves_them_to_the_plan():
+    run = plan("--activation_checkpointing", "auto", "--per_device_train_batch_size", "auto")[0]
+    stored = {**run.recipe.as_dict(), "activation_checkpointing": True, "per_device_train_batch_size": 2}
+    stored |= {"checkpoint_layers": "selective", "activation_checkpointing_kwargs": {"use_reentrant": False}}
+    assert run.is_same(stored) and not run.is_same(stored | {"learning_rate": 0.25})
+    assert not plan()[0].is_same(stored)
+
+
 def test_seeds_are_gone_through_over_all_arms():
     """So that what was stopped is an experiment of the first seeds; a run of the recipe's own seed keeps its folder."""
     found = plan(seeds=[42, 7], reference="b")

@@ -1,0 +1,270 @@
+"""Arithmetic: what is asked, in which letters, the right answer, and which problems are for testing.
+
+A problem's two sizes (i, j) make the grid on which lengths are trained and tested; each task has its own. The text is
+``PROMPT=ANSWER`` and the end of text, numbers least significant digit first, so that every digit of a sum follows from
+earlier ones. Operands are held as people read them (most significant digit first); only the text is reversed. Answer
+and end are targets.
+
+Published (the TAPE paper's arithmetic code, a fork of that of McLeish et al. 2024, arXiv:2405.17399): numbers have
+exactly i and j digits, so no leading zero, and of one digit 1 .. 9. Ours, where that code draws other problems:
+
+- a difference may be negative; its sign comes first, since every digit after it depends on it: ``3-21=-9``;
+- numbers of one list to sort all have i digits, and equal ones keep their order;
+- either vector of a bitwise OR may hold the one, or both, or neither (published: exactly one, the shorter).
+
+The split is by operands, in any order: a model trained on a + b knows b + a, whose answer is the same. A keyed hash of
+a set of operands holds about 1 % of a cell (of two sizes, in either order) out for tests. A cell of at most
+:data:`SMALL` problems is enumerated instead: the tenth of its sets with the lowest hashes is held out, at least one, so
+that the smallest cells are trained and tested as well.
+"""
+
+import functools
+import hashlib
+import itertools
+import math
+import random
+import string
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import add, mul, sub
+
+from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Test
+
+Operands = tuple[str, ...]
+
+CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")
+"""The published 19 tokens. Nothing here writes the space; it keeps its id."""
+LETTERS = string.ascii_letters
+"""Names of the numbers of a list."""
+SORTER = (*SPECIAL, *string.digits, *":,=", *LETTERS)
+LONGEST = 1000
+"""Largest size, unless a task has less: Python writes no number of more than 4,300 digits, and a product has twice its
+operands'."""
+TESTED = 2
+"""Default length of tests, in multiples of the trained one."""
+
+# Part of the fingerprint: raise it when a task of arithmetic draws other sequences for the same seed.
+FORMAT = 1
+KEY = b"tape-ds arithmetic, split 1"
+"""Of the hash: another key, another split."""
+ONE_IN = 100
+"""Sets of operands for each one that is held out."""
+SMALL = 20_000
+"""Problems of a cell that is enumerated."""
+SMALL_ONE_IN = 10
+_LIMIT = 2**64 // ONE_IN
+_CROWDED = 4 * ONE_IN
+"""A cell with fewer problems than this multiple of those asked for is searched, not drawn from."""
+
+
+class ArithmeticTask(Task):
+    """A kind of problem."""
+
+    sizes: tuple[str, str]
+    by_character = True
+    largest: tuple[int, int] = (LONGEST, LONGEST)
+    """Of each size."""
+    vocabulary: tuple[str, ...] = CALCULATOR
+    signs: Sequence[str] = "+-x="
+
+    @abstractmethod
+    def ranges(self, i: int, j: int) -> list[range]:
+        """Return the values of each operand in problems of these sizes, independent of one another."""
+
+    @abstractmethod
+    def prompt(self, operands: Operands) -> str:
+        """Return the question's text, with the equals sign."""
+
+    @abstractmethod
+    def answer(self, operands: Operands) -> str:
+        """Return the right answer's text, without EOS."""
+
+    def operand(self, value: int, among: range) -> str:
+        """Return one of these values as people read it."""
+        return str(value)
+
+    def size_of(self, operands: Operands) -> tuple[int, int]:
+        first, second = operands
+        return len(first), len(second)
+
+    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
+        """Draw operands of these sizes, uniform among all of them."""
+        return tuple(self.operand(generator.randrange(each.start, each.stop), each) for each in self.ranges(i, j))
+
+    def count(self, i: int, j: int) -> int:
+        """Return the number of different operands of these sizes."""
+        return math.prod(each.stop - each.start for each in self.ranges(i, j))
+
+    def every(self, i: int, j: int) -> Iterator[Operands]:
+        """Return all :meth:`count` of them."""
+        return itertools.product(*([self.operand(value, each) for value in each] for each in self.ranges(i, j)))
+
+    def sample(self, operands: Operands) -> GeneratedSample:
+        prompt, answer = self.prompt(operands), self.answer(operands)
+        words = (*prompt, *answer, "[EOS]")
+        return GeneratedSample(words, tuple(range(len(prompt), len(words))))
+
+    def is_test(self, operands: Operands) -> bool:
+        """Return whether a problem is never trained on."""
+        i, j = self.size_of(operands)
+        if _is_small(self, i, j):
+            return tuple(sorted(operands)) in _small_tests(self, i, j)
+        return _hash(self, operands) < _LIMIT
+
+    def draw(self, generator: random.Random, size: Size, *, test: bool) -> GeneratedSample:
+        while True:
+            operands = self.draw_operands(generator, *size)
+            if self.is_test(operands) == test:
+                return self.sample(operands)
+
+    def held_out(self, size: Size, count: int, seed: int) -> list[GeneratedSample]:
+        """Return different problems; fewer are the first of more, unless the cell is so small that it is searched."""
+        i, j = size
+        generator = random.Random(f"cell {self.name} {i} {j} {seed}")
+        if self.count(i, j) < _CROWDED * count:
+            held_out = [operands for operands in self.every(i, j) if self.is_test(operands)]
+            return [self.sample(operands) for operands in generator.sample(held_out, min(count, len(held_out)))]
+        found: dict[GeneratedSample, None] = {}
+        while len(found) < count:
+            found[self.draw(generator, size, test=True)] = None
+        return list(found)
+
+    def training_size(self, trained: Size, own: random.Random, step_seed: str) -> Size:
+        # the bucket method: sizes first, so that no length is rarer than another, as among numbers below a bound
+        return tuple(1 + own.randrange(most) for most in trained)
+
+    def most_tokens(self, sizes: Sequence[int]) -> int:
+        return self.tokens(tuple(sizes))
+
+    def tests(self, tested: Sequence[int]) -> list[Test]:
+        return [Test(self, size) for size in itertools.product(*(range(1, last + 1) for last in tested))]
+
+    def reached(self, trained: Size, longest: int | None = None) -> tuple[int, int]:
+        """Return the sizes of the longest test for these trained sizes: in their proportion, the larger one ``longest``
+        (default: :data:`TESTED` times it), none beyond :attr:`largest`."""
+        first, second = trained
+        longer = TESTED if longest is None else longest / max(first, second)
+        return min(round(first * longer), self.largest[0]), min(round(second * longer), self.largest[1])
+
+    def fingerprint(self, sizes: Sequence[int]) -> str:
+        parts = (FORMAT, KEY, ONE_IN, SMALL, SMALL_ONE_IN, self.name, *sizes)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _is_small(task: ArithmeticTask, i: int, j: int) -> bool:
+    return task.count(i, j) <= SMALL
+
+
+@functools.cache
+def _small_tests(task: ArithmeticTask, i: int, j: int) -> frozenset[Operands]:
+    """Return the held-out sets of operands of a small cell, each sorted; the same for (j, i) if that has the same
+    sets."""
+    sets = {tuple(sorted(operands)) for operands in task.every(i, j)}
+    ranked = sorted(sets, key=lambda operands: (_hash(task, operands), operands))
+    return frozenset(ranked[: max(1, len(ranked) // SMALL_ONE_IN)])
+
+
+def _hash(task: ArithmeticTask, operands: Operands) -> int:
+    text = f"{task.name}:{','.join(sorted(operands))}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=KEY).digest(), "little")
+
+
+def numbers_of(digits: int) -> range:
+    """Return all numbers with this many digits; of one digit, those from 1."""
+    return range(10 ** (digits - 1), 10**digits)
+
+
+@dataclass(frozen=True)
+class TwoNumbers(ArithmeticTask):
+    """An operation on two numbers of i and j digits."""
+
+    name: str
+    sign: str
+    operation: Callable[[int, int], int]
+    answer_digits: Callable[[int, int], int]
+    """The most characters of an answer, from i and j."""
+    sizes = ("digits of the first operand", "digits of the second operand")
+
+    def ranges(self, i: int, j: int) -> list[range]:
+        return [numbers_of(i), numbers_of(j)]
+
+    def prompt(self, operands: Operands) -> str:
+        first, second = operands
+        return f"{first[::-1]}{self.sign}{second[::-1]}="
+
+    def answer(self, operands: Operands) -> str:
+        first, second = operands
+        number = self.operation(int(first), int(second))
+        return ("-" if number < 0 else "") + str(abs(number))[::-1]
+
+    def tokens(self, size: Size) -> int:
+        i, j = size
+        return i + 1 + j + 1 + self.answer_digits(i, j) + 1
+
+
+class Sorting(ArithmeticTask):
+    """``a:64957,b:99963,c:10218=bac``: names of numbers of i digits, in the order of the numbers."""
+
+    name = "sorting"
+    vocabulary = SORTER
+    signs = ":,="
+    sizes = ("digits of every number", "numbers in the list")
+    largest = (LONGEST, len(LETTERS))
+
+    def ranges(self, i: int, j: int) -> list[range]:
+        return [numbers_of(i)] * j
+
+    def size_of(self, operands: Operands) -> tuple[int, int]:
+        return len(operands[0]), len(operands)
+
+    def prompt(self, operands: Operands) -> str:
+        named = (f"{letter}:{number[::-1]}" for letter, number in zip(LETTERS[: len(operands)], operands, strict=True))
+        return ",".join(named) + "="
+
+    def answer(self, operands: Operands) -> str:
+        return "".join(LETTERS[place] for place in sorted(range(len(operands)), key=lambda place: int(operands[place])))
+
+    def tokens(self, size: Size) -> int:
+        i, j = size
+        # a letter, a colon, a number and a comma (or the equals sign) each; a letter each; EOS
+        return (i + 3) * j + j + 1
+
+
+class BitwiseOr(ArithmeticTask):
+    """``0010+010000=011000``: two vectors of i and j places, each with at most one 1, aligned at their beginnings.
+
+    It asks for the alignment of places and nothing else: there is no carry, and a place can only be found by counting.
+    The sign is that of addition, as published.
+    """
+
+    name = "bitwise_or"
+    sizes = ("places of the first vector", "places of the second vector")
+
+    def ranges(self, i: int, j: int) -> list[range]:
+        return [range(i + 1), range(j + 1)]  # the place of each vector's 1; after the last: none
+
+    def operand(self, value: int, among: range) -> str:
+        return "".join("1" if place == value else "0" for place in range(len(among) - 1))
+
+    def prompt(self, operands: Operands) -> str:
+        first, second = operands
+        return f"{first}+{second}="
+
+    def answer(self, operands: Operands) -> str:
+        pairs = itertools.zip_longest(*operands, fillvalue="0")
+        return "".join("1" if "1" in pair else "0" for pair in pairs)
+
+    def tokens(self, size: Size) -> int:
+        i, j = size
+        return i + 1 + j + 1 + max(i, j) + 1
+
+
+ARITHMETIC: Sequence[ArithmeticTask] = (
+    TwoNumbers("addition", "+", add, lambda i, j: max(i, j) + 1),
+    TwoNumbers("subtraction", "-", sub, lambda i, j: max(i, j) + 1),
+    TwoNumbers("multiplication", "x", mul, lambda i, j: i + j),
+    Sorting(),
+    BitwiseOr(),
+)

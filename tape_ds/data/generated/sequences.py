@@ -1,0 +1,60 @@
+"""Training sequences drawn on demand: sequence ``i`` of a run is a pure function of (seed, i), nothing is stored."""
+
+import functools
+import random
+
+import torch
+
+from tape_ds.data.dataset import item
+from tape_ds.data.generated.task import GeneratedSample, Size, Task
+from tape_ds.data.generated.vocabulary import ids_of
+
+_MEASURED = 1024
+"""Sequences over which the mean length is taken."""
+
+
+class GeneratedSequences(torch.utils.data.Dataset):
+    """A run's sequences; the targets are the answers.
+
+    Args:
+        task: what is drawn.
+        trained: see :meth:`Task.training_size`.
+        samples: number of sequences.
+        seed: of all of them.
+        step_sequences: sequences of an optimizer step.
+    """
+
+    def __init__(self, task: Task, trained: Size, *, samples: int, seed: int, step_sequences: int):
+        self.task = task
+        self.trained = trained
+        self.samples = samples
+        self.seed = seed
+        self.step_sequences = step_sequences
+        self._ids = ids_of(task.vocabulary)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def sample(self, index: int) -> GeneratedSample:
+        """Return sequence ``index`` in words.
+
+        Raises:
+            IndexError: there is no such sequence.
+        """
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        # Python's generator for its speed; its `randrange` has given the same numbers since 3.2
+        generator = random.Random(self.seed << 64 | index)
+        step_seed = f"length {self.seed} {index // self.step_sequences}"
+        size = self.task.training_size(self.trained, generator, step_seed)
+        return self.task.draw(generator, size, test=False)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        sample = self.sample(index)
+        return item([self._ids[word] for word in sample.words], list(sample.answers))
+
+    @functools.cached_property
+    def mean_tokens(self) -> float:
+        """Mean tokens of the first thousand sequences."""
+        some = range(min(_MEASURED, self.samples))
+        return sum(len(self[index]["input_ids"]) for index in some) / max(1, len(some))

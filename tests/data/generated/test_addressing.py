@@ -1,0 +1,192 @@
+"""Sequences of addressing against independent readers, which know a sequence's text and nothing of how it was drawn."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from tape_ds.data.generated.addressing import AddressingTask
+from tape_ds.data.generated.tasks import TASKS, check, make
+
+CASES = {
+    "look_back": ("look_back", {}, (32, 48, 96)),
+    "look_ahead": ("look_ahead", {}, (32, 48, 96)),
+    "three markers": ("look_back", {"markers": 3, "queries": 4, "most": 8}, (14, 40)),
+    "three markers ahead": ("look_ahead", {"markers": 3, "queries": 2}, (22, 64)),
+    "flip_flop": ("flip_flop", {}, (24, 64, 512)),
+    "sparse flip_flop": ("flip_flop", {"ignore": 0.98}, (64,)),
+    "selective_copy": ("selective_copy", {}, (20, 32, 64)),
+    "recall": ("recall", {}, (16, 32, 128)),
+}
+ADDRESSING = [name for name, task in TASKS.items() if isinstance(task, AddressingTask)]
+EVERY = [(case, length) for case, (_, _, lengths) in CASES.items() for length in lengths]
+
+
+def task_of(case):
+    name, options, _ = CASES[case]
+    return make(name, options)
+
+
+def pointed(words, sign):
+    """Answers by place: a question is two words, "?m k", and a marker stands once, "^m"."""
+    asked = [place for place, word in enumerate(words) if word.startswith("?")]
+    text = words[: asked[0]]
+    return {
+        place + 2: text[text.index(words[place].replace("?", "^")) + sign * int(words[place + 1])] for place in asked
+    }
+
+
+def flipped(words):
+    """Answers by place, from pairs of instruction and bit."""
+    found, memory = {}, None
+    for place in range(0, len(words), 2):
+        if words[place] == "w":
+            memory = words[place + 1]
+        elif words[place] == "r":
+            found[place + 1] = memory
+    return found
+
+
+def copied(words):
+    """Answers by place."""
+    bar = words.index("|")
+    return {bar + 1 + n: word for n, word in enumerate([word for word in words[:bar] if word != "_"])}
+
+
+def recalled(words):
+    """Answers by place: a key that stood before has the value that it had."""
+    known, found = {}, {}
+    for place in range(0, len(words), 2):
+        if words[place] in known:
+            found[place + 1] = known[words[place]]
+        known[words[place]] = words[place + 1]
+    return found
+
+
+READERS = {
+    "look_back": lambda words: pointed(words, -1),
+    "look_ahead": lambda words: pointed(words, 1),
+    "flip_flop": flipped,
+    "selective_copy": copied,
+    "recall": recalled,
+}
+
+
+@pytest.mark.parametrize(("case", "length"), EVERY)
+def test_another_reader_finds_every_answer(case, length):
+    task, generator = task_of(case), random.Random(1)
+    for _ in range(200):
+        sequence = task.sequence(generator, length)
+        words = list(sequence.words)
+        assert READERS[task.name](words) == {place: words[place] for place in sequence.answers}
+
+
+@pytest.mark.parametrize(("case", "length"), EVERY)
+def test_lengths_are_exact_and_words_are_known(case, length):
+    task, generator = task_of(case), random.Random(2)
+    known = set(task.vocabulary)
+    assert len(known) == len(task.vocabulary) and set(task.signs) <= known
+    for _ in range(50):
+        sequence = task.sequence(generator, length)
+        assert len(sequence.words) == task.tokens((length,)) and known.issuperset(sequence.words)
+        assert sequence.answers[0] > 0 and list(sequence.answers) == sorted(set(sequence.answers))
+        lengths = {
+            "flip_flop": len(sequence.words),
+            "selective_copy": list(sequence.words).index("|") if "|" in sequence.words else 0,
+            "recall": sequence.answers[0] - 1,
+        }
+        before_question = next((at for at, word in enumerate(sequence.words) if word.startswith("?")), 0)
+        assert lengths.get(task.name, before_question) == length
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_uniform_so_that_a_guess_has_the_chance_that_is_said(case):
+    """Chi-square of 4,000 answers, one of each sequence, within five deviations of its mean."""
+    task, generator = task_of(case), random.Random(3)
+    length = CASES[case][2][-1] if task.name != "flip_flop" else 24
+    sequences = [task.sequence(generator, length) for _ in range(4000)]
+    counts = Counter(sequence.words[generator.choice(sequence.answers)] for sequence in sequences)
+    kinds = round(1 / task.chance)
+    assert len(counts) == kinds
+    expected = len(sequences) / kinds
+    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert abs(chi_square - (kinds - 1)) < 5 * (2 * (kinds - 1)) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "expected"),
+    [("look_back", 48, 0.10), ("selective_copy", 32, 0.19), ("recall", 32, 0.13), ("flip_flop", 128, 0.65)],
+)
+@pytest.mark.slow
+def test_the_commonest_word_of_a_sequence_is_right_more_often_than_chance(name, length, expected):
+    """As docs/addressing.md says: who finds no place, and knows what stands in the text, has this."""
+    task, generator, right = TASKS[name], random.Random(7), []
+    for _ in range(1500):
+        sequence = task.sequence(generator, length)
+        for place in sequence.answers:
+            text = sequence.words[: place if name == "flip_flop" else length]
+            candidates = [word for word in text if word not in ("_", *task.signs) or word.startswith("v")]
+            if name == "recall":
+                candidates = candidates[1::2]
+            right.append(Counter(candidates).most_common(1)[0][0] == sequence.words[place])
+    assert sum(right) / len(right) == pytest.approx(expected, abs=0.025)
+
+
+@pytest.mark.parametrize("name", ["look_back", "look_ahead"])
+def test_k_and_the_markers_place_are_uniform_and_the_letter_is_behind_no_other_sign(name):
+    task, generator = TASKS[name], random.Random(4)
+    steps, places = Counter(), Counter()
+    for _ in range(8000):
+        words = list(task.sequence(generator, 48).words)
+        steps[int(words[-2])] += 1
+        places[words.index("^1")] += 1
+    assert set(steps) == set(range(1, 17))
+    assert set(places) == set(range(16, 48) if name == "look_back" else range(32))
+    for counts in (steps, places):
+        mean = 8000 / len(counts)
+        assert all(abs(count - mean) < 5 * mean**0.5 for count in counts.values())
+
+
+def test_ignores_are_as_frequent_as_the_probability_says():
+    for ignore in (0.1, 0.8, 0.98):
+        words = make("flip_flop", {"ignore": ignore}).sequence(random.Random(5), 4096).words[::2]
+        share = Counter(words)["i"] / (len(words) - 2)
+        assert abs(share - ignore) < 5 * (ignore * (1 - ignore) / len(words)) ** 0.5
+        assert words[0] == "w" and words[-1] == "r"
+
+
+def test_flip_flop_is_tested_sparse_and_dense_as_well():
+    kinds = make("flip_flop", {"sparse": 0.95}).kinds()
+    assert {kind: task.ignore for kind, task in kinds.items()} == {"": 0.8, "ignore 0.95": 0.95, "ignore 0.1": 0.1}
+    assert TASKS["recall"].kinds() == {"": TASKS["recall"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field", "remedy"),
+    [
+        ("look_back", {"marker": 3}, "task_options.marker", "markers"),
+        ("look_back", {"markers": True}, "task_options.markers", "whole number"),
+        ("look_back", {"markers": 0}, "task_options.markers", "1 to 64"),
+        ("look_back", {"letters": 53}, "task_options.letters", "2 to 52"),
+        ("look_ahead", {"most": 4, "queries": 5}, "task_options.queries", "1 to 4"),
+        ("flip_flop", {"ignore": 1.1}, "task_options.ignore", "0 to 1"),
+        ("flip_flop", {"ignore": float("nan")}, "task_options.ignore", "0 to 1"),
+        ("selective_copy", {"items": 2000}, "task_options.items", "4 to 1,024"),
+        ("recall", {"keys": 8, "queries": 9}, "task_options.queries", "1 to 8"),
+    ],
+)
+def test_options_that_a_task_cannot_have(name, options, field, remedy):
+    (found,) = check(name, options)
+    assert found.field == field and remedy in found.remedy
+
+
+@pytest.mark.parametrize("name", ADDRESSING)
+def test_options_at_their_bounds_still_have_sequences(name):
+    """The shortest sequence with the smallest and with the largest options, where every question can be asked."""
+    bounds = TASKS[name].bounds()
+    for end in (0, 1):
+        options = {option: type(getattr(TASKS[name], option))(ends[end]) for option, ends in bounds.items()}
+        task = make(name, options)
+        assert task.shortest <= task.longest
+        sequence = task.sequence(random.Random(6), task.shortest)
+        assert len(sequence.words) == task.tokens((task.shortest,))

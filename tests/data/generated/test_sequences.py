@@ -1,0 +1,157 @@
+"""Sequences by number: what is a target, that a sequence is a function of seed and number, how lengths are spread, and
+that nothing held out is trained on."""
+
+import hashlib
+import json
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from tape_ds.data.dataset import collate
+from tape_ds.data.generated import addressing, arithmetic, vocabulary
+from tape_ds.data.generated.arithmetic import ArithmeticTask
+from tape_ds.data.generated.sequences import GeneratedSequences
+from tape_ds.data.generated.tasks import TASKS, make
+
+ADDRESSING = [name for name, task in TASKS.items() if not isinstance(task, ArithmeticTask)]
+
+
+def served(name, trained=None, samples=640, seed=3, step_sequences=16, **options):
+    trained = trained or ((32, 48) if name in ADDRESSING else (5, 4))
+    return GeneratedSequences(make(name, options), trained, samples=samples, seed=seed, step_sequences=step_sequences)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_exactly_the_answers_are_targets(name):
+    made = served(name)
+    tokenizer = vocabulary.tokenizer(made.task)
+    for index in range(50):
+        sample, item = made.sample(index), made[index]
+        targets = list(sample.answers)
+        assert tokenizer.convert_ids_to_tokens(item["input_ids"].tolist()) == list(sample.words)
+        assert (item["labels"] != -100).nonzero()[:, 0].tolist() == targets
+        assert torch.equal(item["labels"][targets], item["input_ids"][targets])
+        assert item["position_ids"].tolist() == list(range(len(sample.words)))
+        assert item["document_ids"].dtype == torch.int32 and not item["document_ids"].any()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_sequence_is_a_function_of_seed_and_number(name):
+    """In whatever order they are asked for."""
+    forward, backward, other = served(name), served(name), served(name, seed=4)
+    found = {index: backward.sample(index) for index in reversed(range(100))}
+    assert all(forward.sample(index) == found[index] for index in range(100))
+    assert sum(other.sample(index) == found[index] for index in range(100)) < 8
+
+
+@pytest.mark.parametrize(("name", "step"), [("look_back", 1), ("flip_flop", 2)])
+def test_sequences_of_a_step_are_equally_long_and_lengths_are_uniform(name, step):
+    made = served(name, samples=16 * 4000)
+    lengths = [len(made.sample(16 * number).words) - made.task.tokens((0,)) for number in range(4000)]
+    kinds = range(32, 49, step)
+    assert set(lengths) == set(kinds)
+    assert all(abs(lengths.count(kind) - 4000 / len(kinds)) < 5 * (4000 / len(kinds)) ** 0.5 for kind in kinds)
+    batch = collate([made[index] for index in range(16)])
+    assert (batch["document_ids"] == 0).all(), "no padding"
+
+
+def test_pairs_of_operand_lengths_are_uniform():
+    """Chi-square over 1 .. 6 by 1 .. 4, within four deviations of its mean."""
+    made = served("addition", (6, 4), samples=24_000)
+    counts = Counter()
+    for index in range(len(made)):
+        first, second = "".join(made.sample(index).words).partition("=")[0].split("+")
+        counts[len(first), len(second)] += 1
+    assert len(counts) == 24
+    chi_square = sum((count - 1000) ** 2 / 1000 for count in counts.values())
+    assert abs(chi_square - 23) < 4 * 46**0.5
+
+
+@pytest.mark.parametrize("name", ADDRESSING)
+def test_training_and_tests_share_no_sequence(name):
+    """By the sequence itself, so whatever the seeds and lengths; about one in eight is a test's."""
+    made, task = served(name), TASKS[name]
+    trained = {made.sample(index).words for index in range(300)}
+    tested = {sample.words for length in (32, 48, 96) for sample in task.held_out((length,), 50, seed=3)}
+    assert not any(map(addressing.is_test, trained)) and all(map(addressing.is_test, tested))
+    assert not trained & tested and len(tested) == 150
+    drawn = [task.sequence(random.Random(index), 48) for index in range(640)]
+    assert 40 < sum(addressing.is_test(sample.words) for sample in drawn) < 130
+
+
+@pytest.mark.parametrize(("name", "size"), [("recall", (32,)), ("addition", (9, 9))])
+def test_fewer_sequences_of_a_test_are_the_first_of_more(name, size):
+    task = TASKS[name]
+    assert task.held_out(size, 5, seed=1) == task.held_out(size, 20, seed=1)[:5]
+    assert task.held_out(size, 5, seed=2) != task.held_out(size, 5, seed=1)
+
+
+def test_the_mean_length_is_that_of_the_sequences():
+    made = served("addition", samples=300)
+    assert made.mean_tokens == pytest.approx(sum(len(made[index]["input_ids"]) for index in range(300)) / 300)
+
+
+@pytest.mark.parametrize("outside", [-1, 640])
+def test_the_ends_of_the_run_are_kept(outside):
+    with pytest.raises(IndexError, match="of 640"):
+        served("look_back")[outside]
+
+
+def test_other_sequences_have_another_fingerprint():
+    keys = [("look_back", {}, (32, 48)), ("look_back", {}, (32, 49)), ("look_back", {"markers": 3}, (32, 48))]
+    keys += [("recall", {}, (32, 48)), ("addition", {}, (5, 5)), ("addition", {}, (5, 6)), ("subtraction", {}, (5, 5))]
+    assert len({make(name, options).fingerprint(sizes) for name, options, sizes in keys}) == 7
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_sequences_stay_what_they_are(name):
+    """Stored results name the sequences they were made on: a change of these raises the family's FORMAT."""
+    assert (addressing.FORMAT, arithmetic.FORMAT) == (1, 1)
+    made = served(name)
+    if name in ADDRESSING:
+        found = " ".join(made.sample(7).words)
+    else:
+        plain = [{key: value.tolist() for key, value in made[index].items()} for index in range(50)]
+        found = hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
+    assert found == EXPECTED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("addition", "f5863a1f1850f122"), ("look_back", "21c95f6d0a4a0154"), ("flip_flop", "f7ee62ab958e9040")],
+)
+def test_stored_results_keep_their_fingerprints(name, expected):
+    sizes = (32, 48) if name in ADDRESSING else (5, 4)
+    assert TASKS[name].fingerprint(sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("addition", (4, 5), "0192192add1eb511"),
+        ("flip_flop", (32,), "a659f1ddec5809c0"),
+        ("recall", (32,), "a0b5b66934774ceb"),
+    ],
+)
+def test_tests_stay_what_they_are(name, size, expected):
+    found = [sample.words for sample in TASKS[name].held_out(size, 20, seed=0)]
+    assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == expected
+
+
+EXPECTED = {
+    "addition": "4ce55f7d0c3c57bd",
+    "subtraction": "951f9fc28ceef21d",
+    "multiplication": "b0025a262f8f1d2e",
+    "sorting": "81cdf81e07968bd8",
+    "bitwise_or": "23a9fed52f232a9b",
+    "look_back": "k m w n k d g w b o b n r y c o y p i j o k b e o t ^1 g n r k s i p u p u y n f p n ?1 9 p",
+    "look_ahead": "k m w n k d g w b o ^1 n r y c o y p i j o k b e o t b g n r k s i p u p u y n f p n ?1 9 j",
+    "flip_flop": "w 1 i 0 i 1 i 0 i 0 i 0 i 0 i 0 i 1 i 0 w 1 i 1 i 1 i 1 r 1 i 0 i 0 r 1 r 1 i 1 r 1",
+    "selective_copy": "_ i _ k _ _ _ _ _ p _ _ _ _ _ b _ j _ _ _ o j _ f g _ _ _ _ j g b _ c _ i m b _ _ _ | i k p b "
+    "j o j f g j g b c i m b",
+    "recall": "k43 v58 k25 v7 k41 v34 k31 v48 k32 v9 k56 v8 k58 v32 k59 v34 k24 v6 k55 v38 k40 v43 k9 v0 k45 v43 k15 "
+    "v34 k22 v5 k3 v28 k2 v23 k35 v48 k19 v31 k48 v48 k57 v47 k48 v48 k25 v7 k31 v48 k35 v48 k3 v28 k58 v32 "
+    "k19 v31 k59 v34",
+}

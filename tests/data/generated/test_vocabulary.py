@@ -1,0 +1,24 @@
+"""The tokenizer of each task: a text is encoded word by word, there and back, also from a saved folder."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from tape_ds.data.generated import vocabulary
+from tape_ds.data.generated.tasks import TASKS
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_word_is_a_token_there_and_back(name, tmp_path):
+    task = TASKS[name]
+    vocabulary.tokenizer(task).save_pretrained(tmp_path)
+    for tokenizer in (vocabulary.tokenizer(task), AutoTokenizer.from_pretrained(tmp_path)):
+        special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        assert special == (0, 1, 2, 3)
+        text = ("" if task.by_character else " ").join(task.vocabulary[4:])
+        ids = tokenizer(text).input_ids
+        assert ids == list(range(4, len(tokenizer))), "nothing is added, nothing joined"
+        assert tokenizer.decode([*ids, 3, 0], skip_special_tokens=True) == text
+
+
+def test_what_is_no_letter_of_the_task_is_unknown():
+    assert vocabulary.tokenizer(TASKS["addition"])("1a\n").input_ids == [5, 1, 1]

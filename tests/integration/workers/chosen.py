@@ -1,0 +1,21 @@
+"""``extend_llama.py`` whose plan chooses for an A100, while a CPU computes."""
+
+import sys
+
+from launchers import extend_llama
+from tape_ds.planning import hardware
+from tape_ds.training import forecast
+
+
+def main() -> int:
+    """The launcher's."""
+
+    def settle_here(recipe, config_of):
+        return forecast.settle(recipe, config_of(recipe), hardware.find("a100-80"))
+
+    forecast.settle_here = settle_here
+    return extend_llama.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
