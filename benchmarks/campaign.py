@@ -37,8 +37,7 @@ from tape_ds.installation import ROOT, environment
 from tape_ds.results import now
 
 WORK = ROOT / ".cache"
-LEAST_SECONDS = 5
-"""A stage is not begun with less."""
+LEAST_SECONDS = 5  # a stage is not begun with less
 GRACE = 3
 """Seconds at the end of a stage's limit in which it may stop by itself, and print where it was."""
 REHEARSAL = 4
@@ -57,8 +56,7 @@ class Stage(NamedTuple):
     words: str
     """What is run, by this Python where it begins with ``-``. ``{rows}``, ``{work}``, ``{device}`` and ``{toys}`` are
     filled in."""
-    needs: tuple[str, ...] = ()
-    """Modules or programs."""
+    needs: tuple[str, ...] = ()  # modules or programs
     toy: str | None = None
     """What a rehearsal runs instead."""
     variables: dict[str, str] = {}
@@ -162,7 +160,8 @@ class Part:
         self.slower = REHEARSAL if self.rehearse else 1
         self.work = WORK / ("rehearsal" if self.rehearse else "campaign")
         self.rows, self.logs = self.out / f"campaign_{number}.jsonl", self.work / f"logs_{number}"
-        shutil.rmtree(self.logs, ignore_errors=True)
+        for former in (self.logs, self.work / carried.SITE):  # the latter may be another Python's
+            shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
         lines = [] if options.results is None else map(table.lines, sorted(options.results.glob("*.jsonl")))
@@ -192,7 +191,7 @@ class Part:
         """Return how one stage ended, and the last thing that it printed."""
         if stage.name in self.done:
             return LACKING, f"done at {self.done[stage.name]}"
-        lacking = [name for name in stage.needs if not self.has(name)]
+        lacking = [name for name in stage.needs if not self.has(name, stage)]
         if lacking:
             return LACKING, f"{', '.join(lacking)} is not installed"
         seconds = min(self.allowed, self.until) - time.time()
@@ -219,9 +218,11 @@ class Part:
             return LACKING, last
         return (DONE, last) if code == 0 else (FAILED, f"exit code {code}; {last}")
 
-    def has(self, name: str) -> bool:
-        """Whether a module or program is installed here, or was carried here."""
-        return bool(shutil.which(name) or importlib.util.find_spec(name) or (self.work / carried.SITE / name).exists())
+    def has(self, name: str, stage: Stage) -> bool:
+        """Whether the program that a stage is, or a module that it needs, is installed here or was carried here."""
+        if stage.words.startswith(name):
+            return shutil.which(name) is not None
+        return importlib.util.find_spec(name) is not None or (self.work / carried.SITE / name).exists()
 
     def command(self, stage: Stage) -> list[str]:
         words = stage.toy if self.rehearse and stage.toy is not None else stage.words
