@@ -1,44 +1,48 @@
-"""Time TAPE's parts, layers and models beside RoPE's and beside every other way to compute the same.
+"""Time TAPE's parts, layers and models next to RoPE's and to every other way to compute the same.
 
     python -m benchmarks                                    every group on the GPU, or on the CPU where there is none
     python -m benchmarks attention decode --device cuda     two groups
-    python -m benchmarks step --shapes T1024                the shapes whose label holds these letters
+    python -m benchmarks recipe --shapes N16                shapes whose label this regular expression finds
     python -m benchmarks --list                             groups, shapes and implementations; nothing is run
-    python -m benchmarks choose                             write attention's table of fastest backends
-    python -m benchmarks campaign                           everything that a GPU should answer, in stages
+    python -m benchmarks choose --results FOLDER            take in what a campaign measured
+    python -m benchmarks campaign --part 1                  everything that a GPU should answer, in stages
+    python -m benchmarks collect                            what a machine without a network lacks for that
 
 Every implementation is checked against fp64 before it is timed; a wrong one gets no time. Those of one shape run in
-turn, in one process. Each group writes ``GROUP_DEVICE.csv`` and ``.md`` to ``--out``, again after every shape.
+turn, in one process. Each group writes ``GROUP_DEVICE.jsonl``, a line at once for each row, and after every shape a
+``.md`` to the folder ``--out``; where that is a ``.jsonl``, all groups add their lines to it.
 
 Exit codes: 0 done; 1 an implementation of ours is wrong; 2 something to mend, nothing was started.
 """
 
 import argparse
+import dataclasses
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import campaign, choose, table, toys
+from benchmarks import campaign, carried, choose, table
 from benchmarks.benchmark_case import REFUSED, TIMED, WRONG, Setting, run
-from benchmarks.groups import GROUPS, Group
+from benchmarks.groups import GROUPS, Group, toys
+from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, check_folder, command, did_you_mean, raise_if_any
+from tape_ds.kernels import jit
 from tape_ds.model.attention.names import ENVIRONMENT
 
 DTYPES = ("float32", "float16", "bfloat16")
-COMMANDS = {"choose": choose.main, "campaign": campaign.main}
-OURS = ("ours", "attend")
-"""How the implementations begin that are this project's own code."""
+COMMANDS = {"choose": choose.main, "campaign": campaign.main, "collect": carried.main}
+OURS = ("ours", "attend")  # how implementations begin that are this project's own code
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Check everything, then run group by group."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         return COMMANDS[argv[0]](argv[1:])
@@ -46,39 +50,42 @@ def main(argv: list[str] | None = None) -> int:
     check(options)
     setting = Setting(torch.device(options.device), getattr(torch, options.dtype))
     wanted = {name: known(options)[name] for name in options.groups}
-    if options.toys and options.device == "cpu":
-        toys.without_compiler()
     if options.list:
         print(listing(wanted, setting))
         return 0
     origin = table.provenance(setting)
     wrong = []
     for name, group in wanted.items():
-        rows: list[table.BenchmarkRow] = []
-        path = Path(options.out) / f"{table.stem(name, setting.device)}.csv"
+        shared = options.out.suffix == ".jsonl"
+        path = options.out if shared else options.out / f"{table.stem(name, table.name_of(setting.device))}.jsonl"
+        if not shared:
+            path.unlink(missing_ok=True)
+        rows = {}
         for shape in chosen_shapes(group, options):
-            rows += measure(name, group, shape, setting, options.repeats, origin, options.only)
-            table.write(rows, path)
+            for row in measure(name, group, shape, setting, options.repeats, origin, options.only):
+                table.append(dataclasses.asdict(row), path)
+                rows[row.shape, row.encoding, row.implementation] = row
+            if not shared:
+                storage.write_text(path.with_suffix(".md"), table.markdown(list(rows.values())))
         if rows:
-            print(path.with_suffix(".md").read_text(encoding="utf-8"), flush=True)
-            counted = Counter(row.status for row in rows)
+            print(table.markdown(list(rows.values())), flush=True)
+            counted = Counter(row.status for row in rows.values())
             print(f"{name}: {', '.join(f'{counted[status]} {status}' for status in (TIMED, WRONG, REFUSED))}")
-        wrong += [row for row in rows if row.status == WRONG and row.implementation.startswith(OURS)]
+        wrong += [row for row in rows.values() if row.status == WRONG and row.implementation.startswith(OURS)]
     for row in wrong:
         print(f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.implementation}: {row.reason}", file=sys.stderr)
     return 1 if wrong else 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the command line; what depends on the machine is filled in."""
     parser = Parser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("groups", nargs="*", help=f"{', '.join(GROUPS)}; default: all; or choose, campaign")
+    parser.add_argument("groups", nargs="*", help=f"{', '.join(GROUPS)}; default: all")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: bfloat16 on cuda, float32 on cpu")
-    parser.add_argument("--shapes", default="", help="only shapes whose label holds this text")
-    parser.add_argument("--only", default="", help="only implementations whose name holds this text")
+    parser.add_argument("--shapes", default="", metavar="REGEX", help="only shapes whose label it finds")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only implementations whose name it finds")
     parser.add_argument("--repeats", type=int, help="samples of each implementation; default: the group's own")
-    parser.add_argument("--out", default=str(choose.RESULTS), help="folder of the tables")
+    parser.add_argument("--out", type=Path, default=choose.RESULTS, help="folder of the tables, or a .jsonl")
     parser.add_argument("--toys", action="store_true", help="one tiny shape of each group: its times mean nothing")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     options = parser.parse_args(argv)
@@ -94,7 +101,9 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         UserError: unknown names, a device that is not there, nothing left to run, a backend forced from outside.
     """
-    problems = below_one(options, "repeats") + check_folder("--out", options.out)
+    problems = below_one(options, "repeats") + check_folder(
+        "--out", options.out.parent if options.out.suffix else options.out
+    )
     named = [*(("groups", name, [*GROUPS, *COMMANDS]) for name in options.groups)]
     named += [("device", options.device, ["cpu", "cuda"]), ("dtype", options.dtype, [*DTYPES])]
     for field, name, names in named:
@@ -105,8 +114,11 @@ def check(options: argparse.Namespace) -> None:
     if os.environ.get(ENVIRONMENT):
         wrong = "would replace the backends that are compared"
         problems.append(Problem(ENVIRONMENT, os.environ[ENVIRONMENT], wrong, "unset it"))
-    if options.toys and Path(options.out).resolve() == choose.RESULTS:
-        problems.append(Problem("out", options.out, "holds results, and toys give none", "name another folder"))
+    if jit.INTERPRETED and options.device == "cuda":
+        wrong = "Triton interprets its kernels: their times mean nothing"
+        problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, "unset it"))
+    if options.toys and options.out.resolve() == choose.RESULTS:
+        problems.append(Problem("out", str(options.out), "holds results, and toys give none", "name another folder"))
     if not problems and not any(chosen_shapes(known(options)[name], options) for name in options.groups):
         remedy = "see python -m benchmarks --list"
         problems.append(Problem("shapes", options.shapes, f"no shape of these groups on {options.device}", remedy))
@@ -114,13 +126,13 @@ def check(options: argparse.Namespace) -> None:
 
 
 def known(options: argparse.Namespace) -> dict[str, Group]:
-    """Return the groups with the shapes that this run means."""
-    return toys.groups() if options.toys else GROUPS
+    return toys() if options.toys else GROUPS
 
 
 def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Any]:
-    """Return the group's shapes on this device that were asked for."""
-    return [shape for shape in group.shapes(options.device) if options.shapes in shape.label]
+    """Return the group's shapes on this device that were asked for; all toys."""
+    wanted = "" if options.toys else options.shapes
+    return [shape for shape in group.shapes(options.device) if re.search(wanted, shape.label)]
 
 
 def measure(
@@ -131,24 +143,18 @@ def measure(
     repeats: int | None,
     origin: dict[str, str],
     implementations: str = "",
-) -> list[table.BenchmarkRow]:
-    """Run one group at one shape; of its implementations those whose name holds ``implementations``."""
+) -> Iterator[table.BenchmarkRow]:
+    """Run one group at one shape; of its implementations those in whose name ``implementations`` is found."""
     repeats = repeats or group.samples(setting.device.type)
     print(f"{name}, {shape.label}", file=sys.stderr, flush=True)
     torch.compiler.reset()  # after 8 shapes a compiled function would run uncompiled
     case = group.case(shape, setting)
-    findings = run(
-        case._replace(entries=[entry for entry in case.entries if implementations in entry.implementation]),
-        setting,
-        repeats,
-        head_start=group.single,
-        warm_up=min(3, repeats // 10),
-    )
-    return table.rows_of(name, shape.label, setting, repeats, findings, origin)
+    case = case._replace(entries=[entry for entry in case.entries if re.search(implementations, entry.implementation)])
+    for finding in run(case, setting, repeats, head_start=group.single, warm_up=min(3, repeats // 10)):
+        yield table.row_of(name, shape.label, setting, finding, origin)
 
 
 def listing(wanted: dict[str, Group], setting: Setting) -> str:
-    """Groups, their shapes on this device, and the implementations."""
     lines = []
     for name, group in wanted.items():
         shapes = group.shapes(setting.device.type)

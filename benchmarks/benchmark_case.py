@@ -9,18 +9,20 @@ import gc
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Runner, Summary, bytes_of, clock, interleaved, peak_bytes, summarise
+from benchmarks.measure import Runner, Summary, TimedSample, bytes_of, clock, interleaved, peak_bytes, summarise
 
 BASELINE = "rope"
 """The encoding that the others' times are divided by."""
 TIMED, WRONG, REFUSED = "timed", "wrong", "refused"
+FIRST = 3
+"""Samples of an implementation before all are timed in turn."""
 STRETCHES = 16
 FACTOR = 2.0
 FLOOR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-4, torch.bfloat16: 2e-3}
@@ -28,8 +30,6 @@ FLOOR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-4, torch.b
 
 
 class Setting(NamedTuple):
-    """Where and in which precision."""
-
     device: torch.device
     dtype: torch.dtype
 
@@ -41,12 +41,9 @@ class CaseEntry(NamedTuple):
     encoding: str
     """"rope" (the baseline), "tape", or another one that is compared with them."""
     build: Callable[[], Runner]
-    """May raise whatever its library raises."""
 
 
 class Expected(NamedTuple):
-    """One tensor of the truth."""
-
     value: Tensor
     allowed: float
     """Largest relative error, see :func:`error_of`."""
@@ -64,8 +61,6 @@ class BenchmarkCase(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What came of one implementation."""
-
     implementation: str
     encoding: str
     status: str
@@ -74,10 +69,11 @@ class Finding(NamedTuple):
     error: float | None = None
     """Of the tensor that is furthest from the truth for what is allowed, see :func:`error_of`."""
     allowed: float | None = None
-    """Of the same tensor."""
     times: Mapping[str, Summary] = MappingProxyType({})
     """Milliseconds of the parts that are known: "forward" and "backward", or the "total" alone."""
     peak_bytes: int | None = None
+    repeats: int = 0
+    """Samples that the times were taken from."""
 
 
 def error_of(x: Tensor, expected: Tensor) -> float:
@@ -177,41 +173,47 @@ def run(
     *,
     head_start: bool,
     warm_up: int = 0,
-) -> list[Finding]:
-    """Check every implementation and say what came of it, then time the right ones in turn.
+) -> Iterator[Finding]:
+    """Check every implementation, and yield what came of it as soon as it has a few samples: a run may be cut short.
 
-    Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more follow.
+    Then all that are right are timed in turn, so that whatever drifts on the machine meets all of them alike, and
+    yielded again. Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more
+    follow.
     """
     truths: dict[str, Truth] = {}
     runners: dict[str, Runner] = {}
     findings: dict[str, Finding] = {}
+    take = clock(setting.device, head_start)
     for entry in case.entries:
         key = f"{entry.encoding}: {entry.implementation}"
         assert key not in findings, f"{key} is there twice"
         if entry.encoding not in truths:
             truths[entry.encoding] = case.truth[entry.encoding]()
+            _tidy(setting.device)
         finding, runner = _check(entry, truths[entry.encoding], setting)
+        if runner is not None:
+            try:
+                finding = finding._replace(peak_bytes=peak_bytes(runner, setting.device))
+                finding = _timed(finding, runner, interleaved({key: runner}, min(FIRST, repeats), take, warm_up)[key])
+                runners[key] = runner
+            except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
+                finding = finding._replace(status=REFUSED, reason=_reason(error, []))
+                _tidy(setting.device)
         print(f"  {key}: {finding.status} {finding.reason}".rstrip(), file=sys.stderr, flush=True)
         findings[key] = finding
-        if runner is not None:
-            runners[key] = runner
+        yield finding
     truths.clear()
     _tidy(setting.device)
-    for key in list(runners):
-        try:
-            findings[key] = findings[key]._replace(peak_bytes=peak_bytes(runners[key], setting.device))
-        except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
-            _tidy(setting.device)
-            findings[key] = findings[key]._replace(status=REFUSED, reason=_reason(error, []))
-            print(f"  {key}: {findings[key].reason}", file=sys.stderr, flush=True)
-            del runners[key]
-    samples = interleaved(runners, repeats, clock(setting.device, head_start), warm_up) if runners else {}
-    for key, taken in samples.items():
-        parts = {"total": [each.forward + each.backward for each in taken]}
-        if runners[key].backward is not None:
-            parts |= {"forward": [each.forward for each in taken], "backward": [each.backward for each in taken]}
-        findings[key] = findings[key]._replace(times={part: summarise(values) for part, values in parts.items()})
-    return list(findings.values())
+    if repeats > FIRST and runners:
+        for key, taken in interleaved(runners, repeats, take, 0).items():
+            yield _timed(findings[key], runners[key], taken)
+
+
+def _timed(finding: Finding, runner: Runner, taken: Sequence[TimedSample]) -> Finding:
+    parts = {"total": [each.forward + each.backward for each in taken]}
+    if runner.backward is not None:
+        parts |= {"forward": [each.forward for each in taken], "backward": [each.backward for each in taken]}
+    return finding._replace(times={part: summarise(values) for part, values in parts.items()}, repeats=len(taken))
 
 
 def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:

@@ -1,13 +1,15 @@
-"""Write the table that ``attention_backend: auto`` reads, from stored benchmarks of attention.
+"""Take in measurements, and write the table that ``attention_backend: auto`` reads.
 
-    python -m benchmarks choose
+    python -m benchmarks choose --results runs/campaign
 
-For every GPU, precision, width and length that was measured, of plain sequences and of packed ones: the ``attend``
-backend that was right at all shapes of that length and fastest, forward and backward, by the geometric mean of its
-medians over them; of a step of decoding, forward alone. A CPU needs no rows: ``auto`` takes torch's own attention
-there.
+The rows of every ``.jsonl`` of that folder become the tables of ``benchmarks/results``, a file for each group and
+device. Then, for every GPU, precision, width and length that was measured, of plain sequences and of packed ones:
+``auto`` takes the ``attend`` backend that was right at all shapes of that length and fastest, forward and backward, by
+the geometric mean of its medians over them; of a step of decoding, forward alone. A CPU needs no rows: ``auto`` takes
+torch's own attention there.
 """
 
+import dataclasses
 import json
 import math
 from collections import defaultdict
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 from benchmarks import table
 from benchmarks.benchmark_case import BASELINE, TIMED
 from benchmarks.shapes import parse
+from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
 from tape_ds.installation import ROOT
@@ -26,11 +29,12 @@ from tape_ds.model import attention
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "tape_ds" / "model" / "attention" / "table.json"
 PREFIX = "attend "
+GROUPS = ("attention", "decode")
+"""Those that ``auto`` learns from."""
 SPAN = 2
-"""A measured length speaks for lengths from half of it to twice it."""
+"""A measured length holds for lengths from half of it to twice it."""
 DECODED = 16
-"""A step of decoding of one token speaks for as many as the decoding kernel takes."""
-FILES = ("attention_*.csv", "packed_*.csv", "decode_*.csv")
+"""A step of decoding of one token holds for as many as the decoding kernel takes."""
 
 
 class ShapeKind(NamedTuple):
@@ -44,29 +48,45 @@ class ShapeKind(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Read, choose, write, say what was written.
+    """Read, take in, choose, print what was written.
 
     Raises:
         UserError: there is nothing to choose from.
     """
     parser = Parser(prog="python -m benchmarks choose", description=__doc__)
-    parser.add_argument("--results", type=Path, default=RESULTS, help=f"folder of {', '.join(FILES)}")
-    parser.add_argument("--table", type=Path, default=TABLE, help="the file to write")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of .jsonl files; default: %(default)s")
+    parser.add_argument("--stored", type=Path, default=RESULTS, help="where tables are kept; default: %(default)s")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the file to write; default: %(default)s")
     options = parser.parse_args(argv)
-    files = sorted(path for pattern in FILES for path in options.results.glob(pattern))
-    if not files:
-        remedy = "run python -m benchmarks attention packed decode first"
-        raise UserError(Problem("results", str(options.results), f"holds no {', '.join(FILES)}", remedy))
-    rows = choose({path.name: table.read(path) for path in files})
+    if options.results.resolve() != options.stored.resolve():
+        take_in(options.results, options.stored)
+    stored = {path.name: table.read(path) for path in sorted(options.stored.glob("*.jsonl"))}
+    stored = {name: rows for name, rows in stored.items() if rows and rows[0].group in GROUPS}
+    if not stored:
+        remedy = "run python -m benchmarks attention decode first"
+        raise UserError(Problem("results", str(options.results), f"no rows of {' or '.join(GROUPS)}", remedy))
+    rows = choose(stored)
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    options.table.write_text(f"[\n{lines}\n]\n" if rows else "[]\n", encoding="utf-8")
+    storage.write_text(options.table, f"[\n{lines}\n]\n" if rows else "[]\n")
     for row in rows:
         packed = ", packed" if row["packed"] else ""
         print(
             "{device} {dtype} {key_width}/{value_width} T {min_tokens}-{max_tokens}{}: {backend}".format(packed, **row)
         )
-    print(f"{len(rows)} rows from {', '.join(path.name for path in files)} written to {options.table}")
+    print(f"{len(rows)} rows from {', '.join(stored)} written to {options.table}")
     return 0
+
+
+def take_in(folder: Path, stored: Path) -> None:
+    """Write a table for each group and device of which the folder has rows; those of two files are put together."""
+    found: dict[str, list[table.BenchmarkRow]] = defaultdict(list)
+    for path in sorted(folder.glob("*.jsonl")):
+        for row in table.read(path):
+            found[table.stem(row.group, "cpu" if row.chip == "cpu" else row.device)].append(row)
+    for name, rows in found.items():
+        path = stored / f"{name}.jsonl"
+        storage.write_text(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
+        storage.write_text(path.with_suffix(".md"), table.markdown(table.read(path)))
 
 
 def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str, Any]]:

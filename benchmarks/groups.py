@@ -2,10 +2,11 @@
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.benchmark_case import BenchmarkCase, Setting
-from benchmarks.shapes import AttentionShape, BenchmarkModel, Decode, Mix, Sweep
+from benchmarks.shapes import AttentionShape, BenchmarkModel, Decode, Mix, Shape, Sweep
 
 
 class Group(NamedTuple):
@@ -13,27 +14,22 @@ class Group(NamedTuple):
 
     about: str
     module: str
-    """Of the benchmarks; imported when asked for: what it needs (DeepSpeed's offload, say) may be missing on a machine
-    that runs the others."""
     cuda: Sequence[Any]
-    """Shapes on a GPU."""
     cpu: Sequence[Any] = ()
     """Shapes on a CPU; none where the group makes no sense there."""
     single: bool = False
     """Whether an operation is timed by itself, see :mod:`benchmarks.measure`, rather than a model as it runs."""
     repeats: int | None = None
-    """Samples of each implementation; None: as many as :data:`REPEATS` says."""
+    """Samples of each implementation; None: as many as :data:`REPEATS` has."""
 
     def shapes(self, device: str) -> Sequence[Any]:
         """By kind of device, "cpu" or "cuda"."""
         return self.cpu if device == "cpu" else self.cuda
 
     def samples(self, device: str) -> int:
-        """Of each implementation."""
         return self.repeats or REPEATS[device, self.single]
 
     def case(self, shape: Any, setting: Setting) -> BenchmarkCase:
-        """Return the implementations at one of the shapes."""
         found: BenchmarkCase = importlib.import_module(f"benchmarks.{self.module}").case(shape, setting)
         return found
 
@@ -41,31 +37,25 @@ class Group(NamedTuple):
 REPEATS = {("cuda", True): 50, ("cuda", False): 20, ("cpu", True): 11, ("cpu", False): 5}
 """Samples, by kind of device, of a single operation or not."""
 GROUPS = {
+    "smoke": Group(
+        "two layers of 7B's width: loss, every gradient, a step of AdamW and a decode, against a wider precision",
+        "smoke",
+        cuda=[BenchmarkModel("7B", 2, 1, 1024, documents) for documents in (5, None)],
+        repeats=1,
+    ),
     "attention": Group(
-        "causal attention, forward and backward, by every library",
+        "causal attention, forward and backward, by every library; of one text, and of packed documents",
         "attention",
         cuda=[
-            AttentionShape(1, 32, 32, 8192, 128),
-            AttentionShape(4, 32, 32, 8192, 64),
+            *(AttentionShape(1, 32, 32, 8192, 128, documents) for documents in (16, None)),
+            *(AttentionShape(1, 32, 8, 8192, 128, documents) for documents in (16, None)),
+            *(AttentionShape(4, 32, 32, 8192, 64, documents) for documents in (16, None)),
             AttentionShape(8, 12, 12, 1024, 64),
-            AttentionShape(1, 32, 8, 8192, 128),
         ],
         cpu=[
-            AttentionShape(1, 12, 12, 1024, 64),
-            AttentionShape(1, 12, 12, 2048, 64),
+            *(AttentionShape(1, 12, 12, 2048, 64, documents) for documents in (None, 16)),
             AttentionShape(1, 9, 3, 2048, 64),
         ],
-        single=True,
-    ),
-    "packed": Group(
-        "the same over documents packed into sequences",
-        "attention",
-        cuda=[
-            *(AttentionShape(1, 32, 32, 8192, 128, documents) for documents in (16, 1, 64)),
-            AttentionShape(1, 32, 8, 8192, 128, 16),
-            AttentionShape(4, 32, 32, 8192, 64, 16),
-        ],
-        cpu=[AttentionShape(1, 12, 12, 2048, 64, documents) for documents in (1, 16)],
         single=True,
     ),
     "launches": Group(
@@ -104,64 +94,42 @@ GROUPS = {
         cpu=[AttentionShape(1, 12, 12, 2048, 64), AttentionShape(1, 9, 3, 2048, 64)],
         single=True,
     ),
-    "layer": Group(
-        "one decoder layer, forward and backward",
-        "layer",
-        cuda=[BenchmarkModel("7B", 1, 1, 8192), BenchmarkModel("7B", 1, 1, 8192, 16), BenchmarkModel("7B", 1, 1, 4096)],
-        cpu=[BenchmarkModel("155M", 1, 1, 2048)],
-    ),
-    "step": Group(
-        "a whole model's forward, loss and backward",
-        "step",
-        cuda=[BenchmarkModel("155M", 12, 8, 1024)],
-        cpu=[
-            BenchmarkModel("155M", 6, 1, 1024),
-            BenchmarkModel("155M", 6, 1, 1024, 16),
-            BenchmarkModel("155M", 6, 1, 2048),
-        ],
-    ),
-    "generate": Group(
-        "a whole model's next token over a full cache, forward",
-        "generate",
-        cuda=[BenchmarkModel("7B", 32, 1, 8192), BenchmarkModel("155M", 12, 1, 8192)],
-        cpu=[BenchmarkModel("155M", 6, 1, 8192)],
-    ),
     "recipe": Group(
-        "7B, frozen but for position updates and norms, full recompute: whole training steps",
+        "7B, frozen but for position updates and norms: whole training steps",
         "recipe",
-        cuda=[
-            *(BenchmarkModel("7B", 32, 1, 8192, documents) for documents in (None, 16)),
-            *(BenchmarkModel("7B", 32, 1, tokens) for tokens in (32768, 4096, 16384, 65536)),
-        ],
+        cuda=[BenchmarkModel("7B", 32, 1, 8192, documents) for documents in (16, 1)],
         repeats=3,
-    ),
-    "formulation": Group(
-        "ours against a transcription of the published formulation, whole models",
-        "formulation",
-        cuda=[BenchmarkModel("155M", 6, 1, 2048)],
-        cpu=[BenchmarkModel("155M", 6, 1, 2048)],
-    ),
-    "table4": Group(  # of one layer, and of a whole model
-        "an inference step of a layer and of a model by every encoding of the paper's Table 4, and ALiBi",
-        "table4",
-        cuda=[
-            BenchmarkModel("155M", 1, 1, 1024),
-            BenchmarkModel("155M", 1, 8, 1024),
-            BenchmarkModel("155M", 12, 1, 1024),
-        ],
-        cpu=[BenchmarkModel("155M", 1, 1, 1024), BenchmarkModel("155M", 6, 1, 1024)],
     ),
     "encodings": Group(
         "a whole model's forward, loss and backward by every encoding",
         "encodings",
-        cuda=[BenchmarkModel("155M", 12, 8, 1024)],
+        cuda=[BenchmarkModel("155M", 2, 8, 1024)],
         cpu=[BenchmarkModel("155M", 6, 1, 1024)],
     ),
-    "memory_savings": Group(
-        "what each memory saving saves and costs, a whole model's step",
-        "memory_savings",
-        cuda=[BenchmarkModel("7B", 8, 1, 8_192), BenchmarkModel("7B", 8, 1, 32_768)],
-        # Blocks and logits apart: blocks so large that they count beside a chunk of logits would take an hour.
-        cpu=[BenchmarkModel("deep", 16, 1, 2_048), BenchmarkModel("155M", 1, 1, 4_096)],
-    ),
 }
+
+
+def _toys(model: BenchmarkModel, width: int, cache: int) -> dict[str, list[Shape]]:
+    """Return the toy shapes of every group, with heads of this width."""
+    packed, attention = replace(model, documents=3), AttentionShape(model.batch, 4, 2, model.tokens, width)
+    return {
+        "smoke": [replace(each, layers=2, tokens=24) for each in (packed, model)],
+        "attention": [replace(attention, documents=3), attention],
+        "launches": [Sweep("forward", replace(attention, heads=1, groups=1))],
+        "decode": [Decode(model.batch, 4, 2, cache, width)],
+        "position_mix": [Mix(model.batch, 4, 2, max(5, width // 4), model.tokens, width)],
+        "rotate": [attention],
+        "recipe": [packed],
+        "encodings": [model],
+    }
+
+
+TOYS = {
+    "cpu": _toys(BenchmarkModel("tiny", 3, 1, 40), 8, 50),
+    "cuda": _toys(BenchmarkModel("small", 3, 2, 256), 64, 1_000),
+}
+"""For ``--toys``, by kind of device: everything runs, and its times mean nothing. CUDA's are what its kernels take."""
+
+
+def toys() -> dict[str, Group]:
+    return {name: group._replace(cuda=TOYS["cuda"][name], cpu=TOYS["cpu"][name]) for name, group in GROUPS.items()}

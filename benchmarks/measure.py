@@ -28,39 +28,30 @@ class Runner(NamedTuple):
     """What it computes, gradients included, for the comparison with the truth; runs before anything is timed."""
     held: int
     """Bytes of its inputs and parameters: memory it needs besides what it allocates."""
-    steps: int = 1
-    """How often it does the same in one run: its times are told for one of them."""
 
     def run(self) -> None:
-        """Forward and backward once."""
         out = self.forward()
         if self.backward is not None:
             self.backward(out)
 
 
 class TimedSample(NamedTuple):
-    """Milliseconds of one run."""
-
     forward: float
     backward: float
 
 
 class Summary(NamedTuple):
-    """Quantiles of a set of samples."""
-
     p20: float
     p50: float
     p80: float
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """Return the quantiles 0.2, 0.5 and 0.8, interpolated linearly."""
     quantiles = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     return Summary(*torch.quantile(torch.tensor(samples, dtype=torch.float64), quantiles).tolist())
 
 
 def clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
-    """Return what takes one sample on this device."""
     return _cuda_clock(device, head_start) if device.type == "cuda" else _cpu_sample
 
 
@@ -70,7 +61,7 @@ def _cpu_sample(runner: Runner) -> TimedSample:
     turned = time.perf_counter()
     if runner.backward is not None:
         runner.backward(out)
-    return TimedSample(1e3 * (turned - began) / runner.steps, 1e3 * (time.perf_counter() - turned) / runner.steps)
+    return TimedSample(1e3 * (turned - began), 1e3 * (time.perf_counter() - turned))
 
 
 def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
@@ -88,7 +79,7 @@ def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Ti
             runner.backward(out)
         ended.record()
         ended.synchronize()
-        return TimedSample(began.elapsed_time(turned) / runner.steps, turned.elapsed_time(ended) / runner.steps)
+        return TimedSample(began.elapsed_time(turned), turned.elapsed_time(ended))
 
     return sample
 
@@ -132,5 +123,4 @@ def _cpu_peak(run: Callable[[], object]) -> int:
 
 
 def bytes_of(tensors: Sequence[Tensor | None]) -> int:
-    """Of their elements."""
     return sum(x.numel() * x.element_size() for x in tensors if x is not None)

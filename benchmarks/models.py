@@ -19,7 +19,6 @@ from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Settin
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import BenchmarkModel, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
-from tape_ds.model import attention
 from tools.flops import PAPER, PLACEHOLDERS
 
 LLAMA_2_7B = {
@@ -31,33 +30,22 @@ LLAMA_2_7B = {
     "max_position_embeddings": 4_096,
     "rms_norm_eps": 1e-5,
 }
-DEEP = {
-    "vocab_size": 1_024,
-    "hidden_size": 128,
-    "intermediate_size": 512,
-    "num_hidden_layers": 16,
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
-    "max_position_embeddings": 2_048,
-    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
 }
-"""Narrow and deep, with few words: most of its memory is what its blocks keep, as in a large model with long sequences.
-Its heads have 32 channels: with 64, 16 blocks deep, fp32 gradients of position updates by SDPA were found up to twice
-as far from fp64 as is allowed."""
-SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B, "deep": DEEP}
+SMALL = TINY | {"hidden_size": 256, "max_position_embeddings": 256}
+SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B, "tiny": TINY, "small": SMALL}
 CHECKED_TOKENS = 256
 """A model is compared with the truth on its first tokens: the truth holds every layer's whole matrices in fp64."""
 ENCODINGS = (BASELINE, "tape")
 
 
-def backends(device: torch.device) -> list[str]:
-    """Attention backends that a model is timed with. On a CPU both encodings run on torch's SDPA."""
-    if device.type == "cpu":
-        return ["sdpa"]
-    return [name for name in ("auto", *attention.available()) if name != "reference"]
-
-
 def sizes(shape: BenchmarkModel) -> dict[str, Any]:
-    """Return the configuration's fields."""
     window = max(shape.tokens, SIZES[shape.name]["max_position_embeddings"])
     return SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
 
@@ -108,14 +96,13 @@ def family(fields: Mapping[str, Any], setting: Setting) -> Callable[[str, str], 
 
 
 def tokens(shape: BenchmarkModel, device: torch.device) -> Tensor:
-    """Random ids [B, T], always the same."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = SIZES[shape.name]["vocab_size"]
     return torch.randint(3, vocabulary, (shape.batch, shape.tokens), generator=generator).to(device)
 
 
 def packing(shape: BenchmarkModel, device: torch.device, few: bool = False) -> dict[str, Any]:
-    """Return what collators tell the model of packed sequences, or of its :func:`first_tokens`; nothing where a
+    """Return what a collator gives the model with packed sequences, or with its :func:`first_tokens`; nothing where a
     sequence is one text."""
     if shape.documents is None:
         return {}
@@ -151,12 +138,12 @@ def training(
     model: nn.Module,
     ids_BT: Tensor,
     options: Mapping[str, Any] = MappingProxyType({}),
-    few_options: Mapping[str, Any] | None = None,
+    few_options: Mapping[str, Any] = MappingProxyType({}),
     backward: Callable[[Tensor], object] = Tensor.backward,
 ) -> Runner:
     """Forward, loss and backward of a model, called with these ``options`` or, on the first tokens, which are compared,
-    with ``few_options`` (None: the same)."""
-    few, few_options = first_tokens(ids_BT), options if few_options is None else few_options
+    with ``few_options``."""
+    few = first_tokens(ids_BT)
     return Runner(
         lambda: loss(model, ids_BT, **options),
         backward,
@@ -171,7 +158,9 @@ def outcome(model: nn.Module, ids_BT: Tensor, **options: Any) -> dict[str, Tenso
     with torch.no_grad():
         found = {"logits": model(input_ids=ids_BT, use_cache=False, **options).logits.detach()}
     loss(model, ids_BT, **options).backward()
-    found |= gradients(model)
+    for name, weight in model.named_parameters():
+        if weight.grad is not None and (".position." in name or "norm" in name or "layers.0.self_attn" in name):
+            found[name] = weight.grad.detach().clone()
     model.zero_grad(set_to_none=True)
     return found
 
@@ -180,15 +169,6 @@ def loss(model: nn.Module, ids_BT: Tensor, **options: Any) -> Tensor:
     """Of predicting each token from those before it, with the gradients of the last time forgotten."""
     model.zero_grad(set_to_none=True)
     return model(input_ids=ids_BT, labels=ids_BT, use_cache=False, **options).loss
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Of the parameters that are compared."""
-    return {
-        name: weight.grad.detach().clone()
-        for name, weight in model.named_parameters()
-        if weight.grad is not None and (".position." in name or "norm" in name or "layers.0.self_attn" in name)
-    }
 
 
 def truth(model: TapeForCausalLM, ids_BT: Tensor, exact: torch.dtype = torch.float64, **packing: Any) -> Truth:

@@ -28,7 +28,6 @@ def straightforward(
 
 
 def case(shape: Mix, setting: Setting) -> BenchmarkCase:
-    """Return the three of them at one shape."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def normal(*size: int, std: float = 1.0) -> Tensor:

@@ -1,6 +1,6 @@
-"""The 7B recipe on one GPU: position updates and norms trained, the rest frozen, every layer computed again.
+"""The 7B recipe on one GPU: a whole training step with position updates and norms trained and the rest frozen.
 
-A whole training step, optimiser included, dense and packed. Lengths double until one no longer fits.
+Optimiser included; with every layer's activations computed again in the backward, and without.
 """
 
 import functools
@@ -10,30 +10,37 @@ import torch
 from torch import Tensor
 
 from benchmarks import models
-from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth
 from benchmarks.measure import Runner
 from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 from tape_ds.methods import groups
 
+COMPARED = {
+    "cuda": ((BASELINE, "auto"), ("tape", "varlen"), ("tape", "triton")),
+    "cpu": ((BASELINE, "sdpa"), ("tape", "sdpa")),
+}
+"""Encodings and attention backends, by kind of device."""
+
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Return both encodings by ``auto``; RoPE trains its norms alone."""
-    member = models.family(models.sizes(shape), setting)
+    """Return each with and without recomputation; RoPE trains its norms alone."""
+    fields = models.sizes(shape)
+    member = models.family(fields, setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
     few_packing = models.packing(shape, setting.device, few=True)
 
-    @functools.cache
-    def prepared(encoding: str) -> TapeForCausalLM:
-        model = member(encoding, "auto")
+    def prepared(encoding: str, backend: str) -> TapeForCausalLM:
+        model = models.with_weights_of(member(encoding, backend), fields, encoding, backend)
         learns = any(".position." in name for name, _ in model.named_parameters())
         chosen = SimpleNamespace(train_position=learns, train_norms=True, train_embeddings=False)
         groups.unfreeze(model.requires_grad_(False), chosen)
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # its name in every version of transformers 5
         return model
 
-    def build(encoding: str, backend: str) -> Runner:
-        model = prepared(encoding)
+    def build(encoding: str, backend: str, recomputed: bool) -> Runner:
+        model = prepared(encoding, backend)
+        if recomputed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # its name in every version of transformers 5
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimiser = torch.optim.AdamW(trained, lr=0.0, fused=True)
 
@@ -44,6 +51,16 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
         return models.training(model, ids, packing, few_packing, backward)
 
     def truth(encoding: str) -> Truth:
-        return models.truth(prepared(encoding), models.first_tokens(ids), torch.float32, **few_packing)
+        first = next(backend for name, backend in COMPARED[setting.device.type] if name == encoding)
+        return models.truth(prepared(encoding, first), models.first_tokens(ids), torch.float32, **few_packing)
 
-    return models.by_backend(build, truth, ["auto"])
+    entries = [
+        CaseEntry(
+            f"attend {backend}{'' if recomputed else ', no recomputation'}",
+            encoding,
+            functools.partial(build, encoding, backend, recomputed),
+        )
+        for recomputed in (True, False)
+        for encoding, backend in COMPARED[setting.device.type]
+    ]
+    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})

@@ -25,7 +25,6 @@ def straightforward(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | Non
 
 
 def case(shape: AttentionShape, setting: Setting) -> BenchmarkCase:
-    """RoPE's and TAPE's rotation in each way."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def normal(heads: int, std: float = 1.0) -> Tensor:

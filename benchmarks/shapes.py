@@ -27,8 +27,6 @@ LETTERS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What all of them have."""
-
     @property
     def label(self) -> str:
         """How tables call it: its fields in their order, one without a letter as it is."""
@@ -37,28 +35,22 @@ class Shape:
 
 @dataclass(frozen=True)
 class AttentionShape(Shape):
-    """Causal attention over sequences of T tokens."""
-
     batch: int
     heads: int
     groups: int
     tokens: int
     width: int
     documents: int | None = None
-    """Of every sequence, when it is packed."""
 
 
 @dataclass(frozen=True)
 class Sweep(Shape):
-    """Every plausible launch of one of our attention's kernels."""
-
     kernel: str
     """Of :data:`benchmarks.launches.KERNELS`."""
     attention: AttentionShape
 
     @property
     def label(self) -> str:
-        """How tables call it."""
         return f"{self.kernel}, {self.attention.label}"
 
 

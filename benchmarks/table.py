@@ -1,7 +1,11 @@
-"""Stored results: one CSV for each group and device, and a markdown table made from that CSV alone."""
+"""Stored results: a line of JSON for each row, written as soon as it is known, and a markdown table made from them.
 
-import csv
+A later row of the same implementation and shape replaces an earlier one. A file may hold lines of another kind (those
+of :mod:`benchmarks.campaign`): they are passed over, as is a last line that was cut short.
+"""
+
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,25 +16,22 @@ import torch
 
 from benchmarks.benchmark_case import BASELINE, TIMED, Finding, Setting
 from benchmarks.shapes import parse
-from tape_ds import results, storage
+from tape_ds import results
 from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
 QUANTILES = ("p20", "p50", "p80")
-SECOND_BASELINE = "sdpa flash"
-"""RoPE by this implementation is a baseline of its own beside the fastest: the one everybody has."""
 OURS = "ours"
 """The baseline where nothing is RoPE."""
-TOKENS = "tokens/s"
-SPEEDS = {"step": TOKENS, "recipe": TOKENS, "formulation": TOKENS, "encodings": TOKENS, "table4": "iterations/s"}
-"""Groups whose times are also told as a speed."""
+SPEEDS = ("recipe", "encodings")
+"""Groups with a column of tokens a second."""
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
 
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One implementation at one shape; the columns of the CSV. Times are milliseconds."""
+    """One implementation at one shape. Times are milliseconds."""
 
     group: str
     shape: str
@@ -64,7 +65,7 @@ class BenchmarkRow:
 def provenance(setting: Setting) -> dict[str, str]:
     """Return the columns that say where the numbers come from, once for a run."""
     if setting.device.type == "cuda":
-        device = torch.cuda.get_device_name(setting.device)
+        device = name_of(setting.device)
         chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
     else:
         device, chip = f"{results.hardware()['cpu']}, {torch.get_num_threads()} threads", "cpu"
@@ -77,63 +78,63 @@ def provenance(setting: Setting) -> dict[str, str]:
     return {"device": device, "chip": chip, "date": results.now(), "commit": shown_commit, "versions": versions}
 
 
-def rows_of(
-    group: str, shape: str, setting: Setting, repeats: int, findings: Sequence[Finding], origin: dict[str, str]
-) -> list[BenchmarkRow]:
-    """Return what a case found, as rows."""
+def row_of(group: str, shape: str, setting: Setting, finding: Finding, origin: dict[str, str]) -> BenchmarkRow:
     fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(BenchmarkRow)}
     fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch.")}
-    rows = []
-    for finding in findings:
-        own = finding._asdict()
-        for part, summary in own.pop("times").items():
-            own |= {f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()}
-        for name in ("error", "allowed"):
-            own[name] = None if own[name] is None else float(f"{own[name]:.3g}")
-        rows.append(BenchmarkRow(**fields | own | origin | {"repeats": repeats}))
-    return rows
+    own = finding._asdict()
+    for part, summary in own.pop("times").items():
+        own |= {f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()}
+    for name in ("error", "allowed"):
+        own[name] = None if own[name] is None else float(f"{own[name]:.3g}")
+    return BenchmarkRow(**fields | own | origin)
 
 
-def stem(group: str, device: torch.device) -> str:
-    """Name of a group's files on this device."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return f"{group}_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}"
+def stem(group: str, device: str) -> str:
+    """Name of the file of a group on a device of this name."""
+    return f"{group}_{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}"
 
 
-def write(rows: Sequence[BenchmarkRow], path: Path) -> None:
-    """The CSV at ``path`` and the markdown beside it; a reader finds whole files or none."""
-    header = [field.name for field in dataclasses.fields(BenchmarkRow)]
-    storage.write_text(path, storage.as_csv(header, map(dataclasses.astuple, rows)))
-    storage.write_text(path.with_suffix(".md"), markdown(read(path)))
+def name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def append(found: object, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(found) + "\n")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return what is in a file of lines, without one that was cut short."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
 
 
 def read(path: Path) -> list[BenchmarkRow]:
-    """Return the rows of a stored CSV.
+    """Return the rows of a file, of each implementation at each shape the last.
 
     Raises:
-        UserError: it is not one of ours.
+        UserError: another version wrote it.
     """
-    fields = dataclasses.fields(BenchmarkRow)
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != [field.name for field in fields]:
+    names = {field.name for field in dataclasses.fields(BenchmarkRow)}
+    found = {}
+    for line in lines(path):
+        if "group" not in line:
+            continue
+        if line.keys() != names:
             wrong = "has other columns than this version writes"
             raise UserError(Problem("results", str(path), wrong, "run that benchmark again"))
-        return [
-            BenchmarkRow(**{field.name: _typed(line[field.name], field.type) for field in fields}) for line in reader
-        ]
-
-
-def _typed(text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
-    if text == "":
-        return None
-    return int(text) if kind in (int, int | None) else float(text)
+        row = BenchmarkRow(**line)
+        found[row.group, row.shape, row.dtype, row.encoding, row.implementation, row.device] = row
+    return list(found.values())
 
 
 def markdown(rows: Sequence[BenchmarkRow]) -> str:
-    """Tables of one group, a section for each shape."""
     first = rows[0]
     device = "cpu" if first.chip == "cpu" else "cuda"
     text = f"""# {first.group} on {first.device}
@@ -154,11 +155,11 @@ fp64, and the most that is allowed: twice that of plain PyTorch in the same prec
 
 def _section(rows: Sequence[BenchmarkRow]) -> str:
     timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
-    bases = baselines(timed)
+    bases = baseline(timed)
     parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
-    speed = SPEEDS.get(rows[0].group)
+    speed = rows[0].group in SPEEDS
     header = ["encoding", "implementation", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
-    header += [*(f"peak / {name}" for name in bases), *([speed] if speed else []), "error (allowed)"]
+    header += [*(f"peak / {name}" for name in bases), *(["tokens/s"] if speed else []), "error (allowed)"]
     lines = []
     for row in timed:
         cells = [row.encoding, row.implementation, *(_time(row, part) for part in parts)]
@@ -167,8 +168,7 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
         cells += [_ratio(row.peak_bytes, base.peak_bytes) for base in bases.values()]
         if speed and row.total_p50:
             sizes = parse(row.shape)
-            a_run = sizes["B"] * sizes["T"] if speed == TOKENS else 1
-            cells += [f"{1e3 * a_run / row.total_p50:,.{0 if speed == TOKENS else 1}f}"]
+            cells += [f"{1e3 * sizes['B'] * sizes['T'] / row.total_p50:,.0f}"]
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
     table = markdown_table(header, lines, "llr") if timed else "No implementation has a time."
     others = [
@@ -177,20 +177,13 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
     return "\n".join([table, *([""] if others else []), *others])
 
 
-def baselines(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
-    """Return what the times of one shape are divided by: the fastest RoPE and RoPE by torch's flash backend; else
-    ours."""
+def baseline(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
+    """Return what the times of one shape are divided by: the fastest RoPE; where there is none, ours."""
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     if not plain:
         return {row.implementation: row for row in timed if row.implementation == OURS}
     fastest = min(plain, key=lambda row: row.total_p50 or 0.0)
-    found = {f"fastest RoPE ({fastest.implementation})": fastest}
-    found |= {
-        f"RoPE {row.implementation}": row
-        for row in plain
-        if row.implementation == SECOND_BASELINE and row is not fastest
-    }
-    return found
+    return {f"fastest RoPE ({fastest.implementation})": fastest}
 
 
 def _time(row: BenchmarkRow, part: str) -> str:

@@ -1,14 +1,13 @@
-"""Twenty real steps of DeepSpeed at 7B's shape, packed: the recipe ``llama2_7b_8k`` on a checkpoint of random weights.
+"""Three real steps of DeepSpeed and a resume, by the launcher: layers of 7B's width with random weights, 8k packed.
 
-    python -m benchmarks.train --work /tmp/campaign --out benchmarks/results --backend varlen
+    python -m benchmarks.train --work /tmp/campaign --out runs/campaign/campaign_1.jsonl
 
-The checkpoint is made in ``--work`` when it is not there. Tokens a second, memory and losses of every step are stored.
+A checkpoint is saved after two steps, and the third is made again from it: its loss has to be the same number.
 """
 
 import json
 import math
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -18,21 +17,18 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import table
-from benchmarks.models import LLAMA_2_7B
-from benchmarks.toys import TINY
-from tape_ds import results
+from benchmarks.models import LLAMA_2_7B, TINY
 from tape_ds.arguments import Parser
 from tape_ds.data import tokenizer
 from tape_ds.installation import environment
 from tools.experiment.runs import Starting
 
-STEPS, TOY_STEPS = 20, 2
+STEPS, SAVED = 3, 2
+SIZES = LLAMA_2_7B | {"num_hidden_layers": 2}
 VOCABULARY = 400
 """Tokens of the text; a model may have embeddings for more."""
-SETTLED = 5
-"""Steps until the rate is steady."""
 FIELDS = {
-    "train_data": "stdlib",
+    "train_data": "stdlib:typing.py",
     "eval_data": "stdlib:this.py",
     "deepspeed": "zero1",
     "activation_checkpointing": True,
@@ -40,51 +36,52 @@ FIELDS = {
     "global_batch_size": 1,
     "warmup_steps": 0,
     "logging_steps": 1,
-    "save_strategy": "no",
+    "save_steps": SAVED,
+    "save_total_limit": 2,
 }
-TOY_FIELDS = {"train_data": "stdlib:typing.py", "target_length": 128, "window": 128, "eval_span": 32, "bf16": False}
+TOY_FIELDS = {"target_length": 128, "window": 128, "eval_span": 32, "bf16": False}
 TOY_FIELDS |= {"rope_parameters.original_max_position_embeddings": 64}
 
 
 def main() -> int:
-    """Make the checkpoint, train, store."""
+    """Make the model, train, resume, store; the exit code of the launcher where it failed."""
     parser = Parser(prog="python -m benchmarks.train", description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint and of the run")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the result")
-    parser.add_argument("--backend", required=True, help="attention backend")
-    parser.add_argument("--toys", action="store_true", help="a toy, two steps, on a CPU")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the model and of the run")
+    parser.add_argument("--out", type=Path, required=True, help="file of lines that the steps are added to")
+    parser.add_argument("--toys", action="store_true", help="a toy, on a CPU")
     options = parser.parse_args()
-    device = torch.device("cpu" if options.toys else "cuda")
-    folder = options.work / "checkpoint"
-    if not (folder / "config.json").exists():
-        make_checkpoint(folder, TINY | {"vocab_size": VOCABULARY} if options.toys else LLAMA_2_7B, device)
-    run = options.work / f"train_{options.backend}"
+    folder, run = options.work / ("toy" if options.toys else "model"), options.work / "run"
+    if not folder.exists():
+        make_model(folder, TINY | {"vocab_size": VOCABULARY} if options.toys else SIZES)
     fields: dict[str, Any] = {"recipe": "llama2_7b_8k", "model": folder, **FIELDS, "data_cache": options.work / "data"}
-    fields |= {"attention_backend": options.backend, "output_dir": run}
-    fields |= TOY_FIELDS | {"max_steps": TOY_STEPS} if options.toys else {"max_steps": STEPS}
+    fields |= {"output_dir": run, "max_steps": STEPS} | (TOY_FIELDS if options.toys else {})
     shutil.rmtree(run, ignore_errors=True)  # of an earlier try
-    started = results.collect(command=["benchmarks.train", "--backend", options.backend], config=fields)
-    words = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
-    own = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
-    command = Starting(1, "deepspeed --num_accelerators 1").line(["launch", "launchers/extend_llama.py", *words])
-    code = subprocess.run(command, env=own).returncode
-    if code != 0:
-        return code
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    rate = statistics.median(each["tokens_per_second"] for each in steps[min(SETTLED, len(steps) - 1) :])
-    name = f"{table.stem('train', device)}_{options.backend}.json"
-    results.save(started.finish({"tokens_per_second": rate, "steps": steps}), options.out / name)
-    print(f"{options.backend}: {rate:,.0f} tokens/s, loss {steps[0]['loss']:.3f} -> {steps[-1]['loss']:.3f}")
-    return 0 if all(math.isfinite(each["loss"]) for each in steps) else 1
+    found = {}
+    for name, more in (("trained", {}), ("resumed", {"resume": run / f"checkpoint-{SAVED}"})):
+        words = [word for field, value in (fields | more).items() for word in (f"--{field}", str(value))]
+        own = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
+        command = Starting(1, "deepspeed --num_accelerators 1").line(["launch", "launchers/extend_llama.py", *words])
+        code = subprocess.run(command, env=own).returncode
+        if code != 0:
+            return code
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        found[name] = steps
+        table.append({"train": name, "steps": steps}, options.out)
+    losses = [next(x["loss"] for x in reversed(steps) if x["step"] == STEPS) for steps in found.values()]
+    print(f"loss of step {STEPS}: {losses[0]:.6f} trained, {losses[1]:.6f} resumed")
+    return 0 if math.isfinite(losses[0]) and losses[0] == losses[1] else 1
 
 
-def make_checkpoint(folder: Path, sizes: dict[str, Any], device: torch.device) -> None:
-    """A Llama of these sizes with random weights in bf16, and a tokenizer of little more than bytes."""
-    tokenizer.train(["stdlib:typing.py"], VOCABULARY, folder)
+def make_model(folder: Path, sizes: dict[str, Any]) -> None:
+    """Write a Llama of these sizes with random weights in bf16, and a tokenizer of little more than bytes: whole, or
+    not at all."""
+    aside = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    tokenizer.train(["stdlib:typing.py"], VOCABULARY, aside)
     torch.manual_seed(0)
-    with device:
-        model = LlamaForCausalLM(LlamaConfig(**sizes, torch_dtype="bfloat16")).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).save_pretrained(aside)
+    aside.rename(folder)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.test_layout import ROOT, SCRIPTS, sources
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DECLARED = {canonicalize_name(each.name): each for each in map(Requirement, PROJECT["dependencies"])}
-OPTIONAL = {"flash_attn", "liger_kernel", "bitsandbytes", "triton", "wandb", "fastapi", "uvicorn"}
+OPTIONAL = {"flash_attn", "liger_kernel", "bitsandbytes", "triton", "wandb", "fastapi", "uvicorn", "pytest"}
 """Imported where they are installed: extras, and what torch brings."""
 
 

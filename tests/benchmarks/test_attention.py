@@ -1,9 +1,7 @@
 """The truth of attention is the reference's, and an implementation that departs from it is found out."""
 
 import functools
-import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,15 +40,6 @@ def test_rope_s_truth_is_that_of_the_value_alone():
     torch.testing.assert_close(attention.truth_of(inputs, "rope", (24,))["out"].value, out, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "layout", [attention.APART, attention.TOGETHER, attention.WIDE, attention.STACKED, attention.THRICE]
-)
-def test_every_layout_gives_back_both_halves(layout):
-    v, e = torch.randn(2, 1, 3, 5, 8).unbind()
-    assert torch.equal(layout.output(layout.values(v, e)), torch.cat((v, e), dim=-1))
-    assert torch.equal(layout.gradient(v, e, layout.returned(v, e)), torch.cat((v, e), dim=-1))
-
-
 def test_a_packed_truth_is_that_of_every_document_alone():
     shape = replace(SHAPE, documents=3)
     inputs = attention.draw(shape, SETTING)
@@ -73,44 +62,21 @@ def test_a_rival_that_looks_across_documents_is_found_out():
     assert finding.status == "wrong"
 
 
-def by_document(q, k, v, borders):
-    """[N, H, K], [N, G, K], [N, G, V] -> [N, H, V]."""
-    rows = [[x[a:b].transpose(0, 1)[None] for x in (q, k, v)] for a, b in itertools.pairwise(borders.tolist())]
-    return torch.cat([calls.plain_attention(*row)[0].transpose(0, 1) for row in rows])
-
-
-def flash_s_varlen(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal):
-    assert causal and softmax_scale is None and torch.equal(cu_seqlens_q, cu_seqlens_k)
-    return by_document(q, k, v, cu_seqlens_q), None
-
-
-def fla_s(q, k, v, cu_seqlens):
-    assert len(q) == 1 and cu_seqlens.dtype == torch.int64
-    return by_document(q[0], k[0], v[0], cu_seqlens)[None]
-
-
-@pytest.mark.parametrize(
-    "name", ["two calls, flash-attn 2", "stacked, flash-attn 2", "fla", "stacked, varlen", "attend varlen"]
-)
-def test_what_takes_documents_is_called_right(name, monkeypatch):
-    """Stand-ins with the libraries' signatures, as on a GPU, with two sequences of three documents."""
-    module = SimpleNamespace(flash_attn_varlen_func=flash_s_varlen, parallel_attn=fla_s)
-    monkeypatch.setattr(calls, "installed", lambda release: True)
+def test_varlen_gets_the_documents(monkeypatch):
+    """A stand-in for its operator, as on a GPU, with two sequences of three documents."""
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
     monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
-    monkeypatch.setattr(calls.importlib, "import_module", lambda name: module)
     shape = replace(SHAPE, documents=3)
     varlen_on_cpu.CALLS.clear()
     monkeypatch.setattr(
         calls, "documents_of", lambda shape, device: calls.PackedDocuments(document_lengths(24, 3), CPU)
     )
     (implementation,) = [
-        each for each in attention.implementations(shape, torch.device("cuda")) if each[:2] == ("tape", name)
+        each for each in attention.implementations(shape, torch.device("cuda")) if each[:2] == ("tape", "attend varlen")
     ]
     (finding,) = run(attention.between([implementation], shape, SETTING), SETTING, 1, head_start=True)
     assert finding.status == "timed", finding.reason
-    if "varlen" in name:  # two sequences of three documents; stacked, twice the rows
-        assert set(varlen_on_cpu.CALLS) == {12 if name.startswith("stacked") else 6}
+    assert set(varlen_on_cpu.CALLS) == {6}
 
 
 def wrong_scale():
@@ -158,8 +124,9 @@ def test_whole_matrices_are_asked_for_up_to_a_size(monkeypatch):
     assert status["tape two calls, sdpa flash"].status == "timed"
 
 
-def test_the_interpreter_is_never_timed(monkeypatch):
-    monkeypatch.setattr(calls.jit, "INTERPRETED", True)
-    for make in (functools.partial(attention.ours, None, False), functools.partial(calls.attend, "triton")):
-        with pytest.raises(ValueError, match="interpreter is on"):
-            make()
+def test_a_run_that_is_cut_short_has_the_backends_of_models_first():
+    names = [each.name for each in attention.implementations(SHAPE, torch.device("cuda"))]
+    assert names[:6] == [f"attend {name}" for name in ("varlen", "triton", "sdpa") for _ in range(2)]
+    assert {"sdpa cudnn", "two calls, sdpa cudnn", "one call, sdpa cudnn", "attend flash"} <= set(names)
+    packed = {each.name for each in attention.implementations(replace(SHAPE, documents=3), torch.device("cuda"))}
+    assert not any("sdpa" in name and "attend" not in name for name in packed)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.benchmark_case import (
+    FIRST,
     FLOOR,
     BenchmarkCase,
     CaseEntry,
@@ -49,7 +50,7 @@ def found(findings, implementation):
 
 def test_a_wrong_rival_is_listed_with_its_error_and_never_timed(capsys):
     asked, calls = case(right=TRUE.float(), wrong=TRUE.float() * 1.01)
-    findings = run(asked, SETTING, 3, head_start=True, warm_up=2)
+    findings = list(run(asked, SETTING, 3, head_start=True, warm_up=2))
     wrong, right = found(findings, "wrong"), found(findings, "right")
     assert wrong.status == "wrong"
     assert wrong.error == pytest.approx(0.01, rel=1e-3)
@@ -64,7 +65,7 @@ def test_a_wrong_rival_is_listed_with_its_error_and_never_timed(capsys):
 
 def test_a_refused_rival_is_listed_with_the_library_s_words():
     asked, _ = case(refused=RuntimeError("No available kernel.\nAborting"), right=TRUE.float())
-    findings = run(asked, SETTING, 1, head_start=True)
+    findings = list(run(asked, SETTING, 1, head_start=True))
     refused = found(findings, "refused")
     assert refused.status == "refused"
     assert refused.reason == "RuntimeError: No available kernel.; no kernel: it wants equal widths"
@@ -122,3 +123,16 @@ def test_twice_the_error_of_plain_pytorch_is_allowed_and_a_floor():
     name, error, allowed = worst({"a": TRUE * 1.0005, "b": TRUE * 1.0001}, truth)
     assert (name, allowed) == ("b", FLOOR[torch.float32])
     assert error == pytest.approx(1e-4)
+
+
+def test_what_is_right_is_told_before_the_next_is_asked_and_again_when_all_were_timed_in_turn():
+    """A run may be cut short at any moment."""
+    asked, calls = case(first=TRUE.float(), second=TRUE.float())
+    findings = run(asked, SETTING, 5, head_start=True)
+    early = next(findings)
+    assert (early.implementation, early.repeats, calls["second"]) == ("first", FIRST, 0)
+    assert [(each.implementation, each.repeats) for each in findings] == [
+        ("second", FIRST),
+        ("first", 5),
+        ("second", 5),
+    ]

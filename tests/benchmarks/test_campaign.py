@@ -1,10 +1,6 @@
-"""The campaign: every stage runs on toys, and whatever becomes of one, the next is run and everything is kept.
+"""The campaign: the stages in their order and under their limits, and whatever becomes of one, its rows are kept."""
 
-Here the stages that are benchmarks are forked from a process that has imported all of it (``tests.processes``): twelve
-interpreters would spend two minutes on imports alone. ``python -m benchmarks campaign --rehearse`` starts them all.
-"""
-
-import importlib.util
+import gzip
 import json
 import os
 import signal
@@ -18,110 +14,130 @@ import pytest
 import torch
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import campaign, table
+from benchmarks import campaign, carried, kernel_tests, table
 from benchmarks.__main__ import main
 from benchmarks.campaign import STAGES, Part, Stage, parse
 from benchmarks.groups import GROUPS
-from tests.processes import Forked
 
 
-class Fork:
-    """A stage that is forked instead of started."""
-
-    def __init__(self, command, log):
-        found = importlib.util.find_spec(command[2])
-        if found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{command[2]}.__main__")
-        self.job = Forked(Path(found.origin), command[3:], log)
-        (self.pid,) = self.job.ranks
-
-    def wait(self, seconds=60.0):
-        return self.job.wait(seconds)
+def of_part(number):
+    return [(stage.name, stage.seconds) for stage in STAGES if stage.part == number]
 
 
-@pytest.fixture
-def forking(monkeypatch):
-    start = Part.start
-
-    def fork(self, command, log):
-        # A launcher starts its own; and Triton is asked for its interpreter before anything is imported.
-        started = {"benchmarks.train", "launches"} & set(command)
-        return start(self, command, log) if started else Fork(command, log)
-
-    monkeypatch.setattr(Part, "start", fork)
+def test_the_first_nine_minutes_answer_the_question():
+    """Each part fits into nine minutes; what decides most comes first."""
+    assert of_part(1) == [
+        ("machine", 20),
+        ("smoke", 60),
+        ("kernels", 90),
+        ("attention", 150),
+        ("recipe", 180),
+        ("deepspeed", 40),
+    ]
+    assert [name for name, _ in of_part(2)] == [
+        "memcheck",
+        "grouped queries and K 64",
+        "decode",
+        "position_mix and rotate",
+        "encodings",
+    ]
+    assert [name for name, _ in of_part(3)] == ["launches", "profile"]
+    assert all(sum(seconds for _, seconds in of_part(number)) <= 540 for number in (1, 2, 3))
 
 
 @pytest.mark.slow
-def test_every_stage_runs_on_toys(forking, tmp_path, capsys):
-    assert main(["campaign", "--rehearse", "--out", str(tmp_path)]) == 0, capsys.readouterr().out
-    lines = capsys.readouterr().out.splitlines()
-    done = [line for line in lines if " done " in line]
-    assert len(lines) == len(STAGES)
-    assert [line for line in lines if " done " not in line and " skipped " not in line] == []
-    assert len(done) >= len(STAGES) - 6  # no sanitizer, no profiler; what another stage runs
-    home = tmp_path / "rehearsal"
-    results = {path.name for path in (home / "benchmarks" / "results").iterdir()}
-    assert {f"{name}_cpu.csv" for name in GROUPS} <= results
-    assert {"ceilings_cpu.json", "planner_cpu.md", "train_cpu_sdpa.json"} <= results
-    packed = {row.implementation for row in table.read(home / "benchmarks" / "results" / "packed_cpu.csv")}
-    assert {"attend sdpa", "attend reference"} <= packed
-    steps = json.loads((home / "benchmarks" / "results" / "train_cpu_sdpa.json").read_text())["figures"]["steps"]
-    assert [each["step"] for each in steps] == [1, 2]
-    assert json.loads((home / "tape_ds" / "model" / "attention" / "table.json").read_text()) == []
-    with tarfile.open(tmp_path / "campaign_2.tar.gz") as archive:
-        names = archive.getnames()
-    assert {"benchmarks/results/packed_cpu.csv", "tape_ds/model/attention/table.json"} <= set(names)
-    assert not any("recipe" in name for name in names)  # of another part
+def test_the_first_part_is_rehearsed(tmp_path, capsys):
+    assert run(tmp_path, "--part", "1") == 0, capsys.readouterr().out
+    lines = [line for line in table.lines(tmp_path / "campaign_1.jsonl") if "stage" in line]
+    assert [line["stage"] for line in lines] == [name for name, _ in of_part(1)]
+    assert {line["end"] for line in lines} <= {"done", "skipped"}
+    assert {row.group for row in table.read(tmp_path / "campaign_1.jsonl")} == {"smoke", "attention", "recipe"}
 
 
 def stages(monkeypatch, *listed):
     monkeypatch.setattr(campaign, "STAGES", listed)
     monkeypatch.setattr(campaign, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(campaign, "GRACE", 0.5)
+    monkeypatch.setattr(campaign, "REHEARSAL", 1)
+
+
+@pytest.fixture
+def own_work(monkeypatch, tmp_path):
+    """A folder for the stages' files that no other test has."""
+    monkeypatch.setattr(campaign, "WORK", tmp_path / "work")
 
 
 def run(folder, *more):
     return main(["campaign", "--rehearse", "--out", str(folder), *more])
 
 
-def test_a_failed_a_late_and_a_lacking_stage_never_stop_the_next(monkeypatch, tmp_path, capsys):
+def ends(folder, part=1):
+    lines = table.lines(folder / f"campaign_{part}.jsonl")
+    return {line["stage"]: (line["end"], line["why"]) for line in lines if "stage" in line}
+
+
+WRITE = "import json, sys; open('{rows}', 'a').write(json.dumps({{'row': sys.argv[1]}}) + chr(10))"
+
+
+@pytest.mark.usefixtures("own_work")
+def test_a_failed_a_late_and_a_lacking_stage_never_stop_the_next_and_their_rows_are_kept(monkeypatch, tmp_path):
     """A late stage's own children are ended with it: a launcher's workers would hold the GPU's memory."""
-    pid = tmp_path / "pid"
-    child = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); open('{pid}', 'w').write(str(p.pid)); time.sleep(60)"  # noqa: E501
+    pid, out = tmp_path / "pid", tmp_path / "out"
+    sleep = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    child = f"import subprocess, signal, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import signal, time; {sleep}']); open('{pid}', 'w').write(str(p.pid)); {sleep}"  # noqa: E501
     stages(
         monkeypatch,
         Stage(1, "broken", 20, '''-c "print('what it said'); raise SystemExit(7)"'''),
-        Stage(1, "endless", 2, f'-c "{child}"'),
-        Stage(1, "elsewhere", 20, "no-such-tool --fast", ("no-such-tool",)),
-        Stage(1, "fine", 20, '''-c "open('{results}/fine_cpu.csv', 'w'); print('all well')"'''),
+        Stage(1, "elsewhere", 1, "no-such-tool --fast", ("no-such-tool",)),
+        Stage(1, "first row", 1, f'-c "{WRITE}" first'),
+        Stage(1, "endless", -17, f'-c "{WRITE}; {child}" second'),
+        Stage(1, "fine", 30, f'-c "{WRITE}; print(chr(33))" third'),
     )
-    assert run(tmp_path) == 1
-    told = [line.split(" part 1 ")[1] for line in capsys.readouterr().out.splitlines()]
-    assert [line.split()[:2] for line in told] == [
-        ["failed", "broken,"],
-        ["late", "endless,"],
-        ["skipped", "elsewhere,"],
-        ["done", "fine,"],
-    ]
-    assert "exit code 7; what it said" in told[0]
-    assert "no-such-tool is not installed" in told[2]
-    assert told[3].endswith("all well")
+    assert run(out) == 1
+    found = ends(out)
+    assert found["broken"] == ("failed", "exit code 7; what it said")
+    assert found["elsewhere"] == ("skipped", "no-such-tool is not installed")
+    assert found["endless"][0] == "late" and found["fine"] == ("done", "!")
+    rows = [line["row"] for line in table.lines(out / "campaign_1.jsonl") if "row" in line]
+    assert rows == ["first", "second", "third"]
     deadline = time.monotonic() + 5
     while Path(f"/proc/{pid.read_text()}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid.read_text()}").exists()
-    kept = (tmp_path / "campaign_1.txt").read_text().splitlines()
-    assert [line.split(" part 1 ")[1] for line in kept] == told
-    with tarfile.open(tmp_path / "campaign_1.tar.gz") as archive:
-        names = set(archive.getnames())
-    logs = {f".cache/campaign/logs/1_{name}.log" for name in ("broken", "endless", "fine")}
-    assert names == logs | {"benchmarks/results/fine_cpu.csv", ".cache/campaign/campaign_1.txt"}
+    assert sorted(path.name for path in out.iterdir()) == ["campaign_1.jsonl", "campaign_1.tar.gz"]
+    with tarfile.open(out / "campaign_1.tar.gz") as archive:
+        assert set(archive.getnames()) == {f"{name}.log" for name in ("broken", "first_row", "endless", "fine")}
 
 
+@pytest.mark.usefixtures("own_work")
+def test_a_stage_is_left_what_those_before_it_did_not_use_and_no_more(monkeypatch, tmp_path):
+    sleeping = '-c "import time; time.sleep(60)"'
+    stages(
+        monkeypatch, Stage(1, "quick", 6, '-c "pass"'), Stage(1, "long", 1, sleeping), Stage(1, "after", 9, sleeping)
+    )
+    began = time.monotonic()
+    assert run(tmp_path, "--minutes", "0.15") == 1
+    lines = {line["stage"]: line for line in table.lines(tmp_path / "campaign_1.jsonl")}
+    assert time.monotonic() - began < 20
+    assert 5 < lines["quick"]["seconds"] + lines["long"]["seconds"] < 8.5
+    assert [lines[name]["end"] for name in ("quick", "long", "after")] == ["done", "late", "late"]
+
+
+@pytest.mark.usefixtures("own_work")
+def test_what_an_earlier_try_has_done_is_not_done_again(monkeypatch, tmp_path):
+    stages(monkeypatch, Stage(1, "a", 20, '-c "pass"'), Stage(1, "b", 20, '-c "raise SystemExit(1)"'))
+    assert run(tmp_path / "first") == 1
+    assert run(tmp_path / "second", "--results", str(tmp_path / "first")) == 1
+    second = ends(tmp_path / "second")
+    assert second["a"][0] == "skipped" and "done at 20" in second["a"][1]
+    assert second["b"][0] == "failed"
+
+
+@pytest.mark.usefixtures("own_work")
 def test_a_campaign_that_is_ended_ends_its_stage(monkeypatch, tmp_path):
-    """The stage has a session of its own, which whoever ends the campaign does not reach."""
-    script = "import os, time; open('{results}/pid', 'w').write(str(os.getpid())); time.sleep(60)"
-    stages(monkeypatch, Stage(1, "endless", 60, f'-c "{script}"'))
-    pid = tmp_path / "rehearsal" / "benchmarks" / "results" / "pid"
+    """The stage has a session of its own, which a signal to the campaign does not reach."""
+    pid = tmp_path / "pid"
+    stages(monkeypatch, Stage(1, "endless", 60, f"-c \"import os, time; open('{pid}', 'w').write(str(os.getpid())); time.sleep(60)\""))  # noqa: E501  # fmt: skip
 
     def end():
         while not (pid.exists() and pid.read_text()):
@@ -137,71 +153,62 @@ def test_a_campaign_that_is_ended_ends_its_stage(monkeypatch, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_was_done_is_kept_before_the_next_begins(monkeypatch, tmp_path):
-    """The machine may be gone at any moment: the second stage finds the first one's line and archive."""
-    script = "import sys, tarfile; sys.exit('benchmarks/results/a_cpu.csv' not in tarfile.open('{results}/../../../campaign_1.tar.gz').getnames())"  # noqa: E501
-    stages(
-        monkeypatch, Stage(1, "a", 20, '''-c "open('{results}/a_cpu.csv', 'w')"'''), Stage(1, "b", 20, f'-c "{script}"')
-    )
-    assert run(tmp_path) == 0
-
-
-def test_the_minutes_end_a_part(monkeypatch, tmp_path, capsys):
-    stages(
-        monkeypatch,
-        Stage(1, "long", 60, '-c "import time; time.sleep(60)"'),
-        Stage(1, "never", 60, '-c "open({results})"'),
-    )
-    began = time.monotonic()
-    assert run(tmp_path, "--part", "1", "--minutes", "0.03") == 1
-    assert time.monotonic() - began < 10
-    told = capsys.readouterr().out.splitlines()
-    assert "late    long" in told[0] and "ended after 2 s" in told[0]
-    assert "no time was left to begin it" in told[1]
-
-
-@pytest.fixture
-def commands(tmp_path):
-    """Every stage's command as on a GPU."""
-    made = {}
-    for number in {stage.part for stage in STAGES}:
-        part = Part(number, parse(["--rehearse", "--out", str(tmp_path)]))
-        part.rehearse = False
-        made |= {stage.name: part.command(stage) for stage in STAGES if stage.part == number}
-    return made
-
-
-def test_every_stage_s_command_is_one_that_its_program_takes(commands):
-    assert len(commands) == len(STAGES)
-    asked = set()
-    for name, command in commands.items():
-        assert not any("{" in word for word in command), name
-        if "benchmarks" in command and command[command.index("benchmarks") + 1] != "choose":
+@pytest.mark.usefixtures("own_work")
+def test_every_stage_s_command_is_one_that_its_program_takes(tmp_path):
+    part = Part(1, parse(["--rehearse", "--out", str(tmp_path)]))
+    part.rehearse = False
+    asked = {}
+    for stage in STAGES:
+        command = part.command(stage)
+        assert not any("{" in word for word in command), stage.name
+        if "benchmarks" in command:
             options = benchmarks.parse(command[command.index("benchmarks") + 1 :])
-            assert options.device == "cuda" and set(options.groups) <= set(GROUPS)
-            chosen = [benchmarks.chosen_shapes(benchmarks.known(options)[group], options) for group in options.groups]
-            assert all(chosen), name
-            if not (options.toys or options.only):
-                assert Path(options.out).name == "results"
-                asked |= set(options.groups)
-    assert asked == set(GROUPS)
-    assert commands["memcheck"][:3] == ["compute-sanitizer", "--tool", "memcheck"]
-    assert commands["attention"][0] == commands["memcheck"][5] == sys.executable
-    assert "regex:^(forward|values|keys)_kernel" in commands["profile"]
+            assert options.device == "cuda"
+            for group in options.groups:
+                shapes = benchmarks.chosen_shapes(benchmarks.known(options)[group], options)
+                assert shapes, stage.name
+                if options.out == part.rows:
+                    asked.setdefault(group, []).extend(shapes)
+    assert set(asked) == set(GROUPS)
+    for name, shapes in asked.items():  # each once, in one part or another
+        assert sorted(shapes, key=str) == sorted(GROUPS[name].cuda, key=str)
+    memcheck = next(stage for stage in STAGES if stage.name == "memcheck")
+    assert memcheck.variables == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    assert part.command(memcheck)[3] == sys.executable
 
 
-def test_the_list_says_stages_parts_and_limits(capsys):
-    assert main(["campaign", "--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(STAGES)
-    assert lines[0].startswith("1    60 s  ceilings: -m benchmarks.ceilings")
-    assert {line[0] for line in lines} == set("1234")
+def test_telling_tests_of_kernels_come_first():
+    class Item:
+        def __init__(self, nodeid):
+            self.nodeid = nodeid
+
+    names = ["test_jit.py::test_a", *(f"test_tape_attention.py::test_documents[{n}]" for n in range(9)), "test_rotate.py::test_triton[0]"]  # noqa: E501  # fmt: skip
+    items = [Item(name) for name in names]
+    kernel_tests.pytest_collection_modifyitems(items)
+    each = kernel_tests.EACH
+    assert [item.nodeid for item in items] == [*names[1 : 1 + each], names[10], names[0], *names[1 + each : 10]]
+
+
+def test_a_carried_cache_is_put_where_triton_finds_it(tmp_path):
+    """Its groups name files by where they were written."""
+    there = tmp_path / "carried" / carried.CACHE / "KEY"
+    there.mkdir(parents=True)
+    group = {"child_paths": {name: f"/elsewhere/KEY/{name}" for name in ("k.cubin", "k.json", "k.ptx")}}
+    for name, content in (("k.cubin", "code"), ("k.json", "{}"), ("__grp__k.json", json.dumps(group))):
+        (there / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+    found = carried.unpack(tmp_path / "carried", tmp_path / "work")
+    assert (found["kernels"], found["wheels"], found["same_triton"]) == (1, [], False)
+    here = tmp_path / "work" / carried.CACHE / "KEY"
+    paths = json.loads((here / "__grp__k.json").read_text())["child_paths"]
+    assert paths == {name: str(here / name) for name in ("k.cubin", "k.json")}
+    assert Path(paths["k.cubin"]).read_text() == "code"
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--part", "7", "--minutes", "0", "--rehearse"], ["part = 7", "give one of 1, 2, 3, 4", "no time"]),
+        (["--part", "7", "--minutes", "0", "--rehearse"], ["part = 7", "give one of 1, 2, 3", "no time"]),
+        (["--carried", "no/such", "--rehearse"], ["no such folder"]),
         ([], ["torch sees no CUDA device", "--rehearse"]),
     ],
 )

@@ -1,5 +1,6 @@
 """``auto``'s table: the fastest right backend of each length, and nothing that was not measured."""
 
+import dataclasses
 import json
 
 import pytest
@@ -12,7 +13,7 @@ from tests.benchmarks.helpers import row
 
 
 def chosen(*rows):
-    return choose.choose({"attention_h100.csv": rows})
+    return choose.choose({"attention_h100.jsonl": rows})
 
 
 def test_the_fastest_backend_of_attend_is_chosen():
@@ -26,7 +27,7 @@ def test_the_fastest_backend_of_attend_is_chosen():
         "min_tokens": 4096,
         "max_tokens": 16384,
         "backend": "triton",
-        "source": "attention_h100.csv, 2026-11-21",
+        "source": "attention_h100.jsonl, 2026-11-21",
     }
 
 
@@ -48,13 +49,13 @@ def test_rope_has_rows_of_its_own_width():
 
 def test_packed_rows_have_a_choice_of_their_own():
     """A dense win says nothing of documents: there torch's own attention goes from one to the next."""
-    few, many = ({"group": "packed", "shape": f"B1 H32 G32 T8192 K128 N{documents}"} for documents in (1, 64))
+    few, many = ({"shape": f"B1 H32 G32 T8192 K128 N{documents}"} for documents in (1, 64))
     packed = [row("attend sdpa", 6.0, **few), row("attend sdpa", 60.0, **many)]
     packed += [row("attend triton", 7.0, **few), row("attend triton", 4.0, **many)]
     dense = [row("attend sdpa", 6.0), row("attend triton", 7.0)]
-    rows = choose.choose({"attention_h100.csv": dense, "packed_h100.csv": packed})
+    rows = choose.choose({"attention_h100.jsonl": dense, "packed_h100.jsonl": packed})
     found = [(each["packed"], each["backend"], each["source"].split(",")[0]) for each in rows]
-    assert found == [(False, "sdpa", "attention_h100.csv"), (True, "triton", "packed_h100.csv")]
+    assert found == [(False, "sdpa", "attention_h100.jsonl"), (True, "triton", "packed_h100.jsonl")]
 
 
 def test_shapes_of_one_length_are_weighed_together():
@@ -79,28 +80,45 @@ def test_a_cpu_gets_no_row():
     assert chosen(row("attend sdpa", 1.0, chip="cpu")) == []
 
 
-def test_the_table_is_written_as_auto_reads_it(tmp_path, capsys):
-    results, written = tmp_path / "results", tmp_path / "table.json"
-    table.write([row("attend sdpa", 6.0), row("attend triton", 5.0)], results / "attention_h100.csv")
-    table.write([row("attend sdpa", 6.0, chip="cpu")], results / "attention_cpu.csv")
-    assert main(["choose", "--results", str(results), "--table", str(written)]) == 0
-    (one,) = [StoredChoice(**each) for each in json.loads(written.read_text())]
+def taken_in(folder, stored, written):
+    return main(["choose", "--results", str(folder), "--stored", str(stored), "--table", str(written)])
+
+
+def test_a_campaign_is_taken_in_and_the_table_is_written_as_auto_reads_it(tmp_path, capsys):
+    results, stored, written = tmp_path / "results", tmp_path / "stored", tmp_path / "table.json"
+    rows = [row("attend sdpa", 6.0), row("attend triton", 5.0), row("attend auto", 3.0, group="recipe")]
+    for part, each in (
+        (1, rows),
+        (
+            2,
+            [
+                row("attend sdpa", 6.0, chip="cpu"),
+                row("attend sdpa", 0.1, group="decode", shape="B1 H32 G32 T1 S8192 K128"),
+            ],
+        ),
+    ):
+        for one in each:
+            table.append(dataclasses.asdict(one), results / f"campaign_{part}.jsonl")
+    assert taken_in(results, stored, written) == 0
+    (one,) = [StoredChoice(**each) for each in json.loads(written.read_text()) if each["min_tokens"] > 1][:1]
     assert (one.device, one.backend) == ("sm_90", "triton")
-    assert "1 rows from attention_cpu.csv, attention_h100.csv" in capsys.readouterr().out
+    names = {f"{group}_nvidia_h100_80gb_hbm3" for group in ("attention", "recipe", "decode")} | {"attention_cpu"}
+    assert {path.name for path in stored.iterdir()} == {f"{name}.{end}" for name in names for end in ("jsonl", "md")}
+    assert "rows from attention_cpu.jsonl, attention_nvidia" in capsys.readouterr().out
 
 
 def test_with_nothing_stored_nothing_is_written(tmp_path, capsys):
-    assert main(["choose", "--results", str(tmp_path), "--table", str(tmp_path / "table.json")]) == 2
-    assert "run python -m benchmarks attention packed decode first" in capsys.readouterr().err
+    assert taken_in(tmp_path, tmp_path, tmp_path / "table.json") == 2
+    assert "run python -m benchmarks attention decode first" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_step_of_decoding_has_a_row_of_its_own():
     """Files of both groups together: one token speaks for a few, never for a text."""
     step = row("attend triton", 0.1, shape="B1 H32 G32 T1 S8192 K128")
-    rows = choose.choose({"decode_h100.csv": [step], "attention_h100.csv": [row("attend sdpa", 6.0)]})
+    rows = choose.choose({"decode_h100.jsonl": [step], "attention_h100.jsonl": [row("attend sdpa", 6.0)]})
     assert [(each["min_tokens"], each["max_tokens"], each["backend"]) for each in rows] == [
         (1, 16, "triton"),
         (4096, 16384, "sdpa"),
     ]
-    assert [each["source"].split(",")[0] for each in rows] == ["decode_h100.csv", "attention_h100.csv"]
+    assert [each["source"].split(",")[0] for each in rows] == ["decode_h100.jsonl", "attention_h100.jsonl"]

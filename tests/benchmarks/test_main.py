@@ -5,22 +5,32 @@ import pytest
 from benchmarks import rotate, table
 from benchmarks.__main__ import main
 from benchmarks.benchmark_case import BenchmarkCase, CaseEntry
+from benchmarks.groups import TOYS
+
+TOY = ["--device", "cpu", "--toys"]
 
 
-def test_a_group_is_run_and_stored(toys, tmp_path, capsys):
-    arguments = ["rotate", "decode", "--device", "cpu", "--repeats", "2", "--out", str(tmp_path)]
-    assert main(arguments) == 0
+def test_a_group_is_run_and_stored(tmp_path, capsys):
+    assert main(["rotate", "decode", *TOY, "--only", "eager|plain", "--repeats", "2", "--out", str(tmp_path)]) == 0
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["decode_cpu.csv", "decode_cpu.md", "rotate_cpu.csv", "rotate_cpu.md"]
-    rows = table.read(tmp_path / "rotate_cpu.csv")
-    assert {row.shape for row in rows} == {toys["rotate"].label}
-    assert {(row.repeats, row.dtype) for row in rows} == {(2, "float32")}
+    assert names == ["decode_cpu.jsonl", "decode_cpu.md", "rotate_cpu.jsonl", "rotate_cpu.md"]
+    rows = table.read(tmp_path / "rotate_cpu.jsonl")
+    assert {row.shape for row in rows} == {TOYS["cpu"]["rotate"][0].label}
+    assert {(row.implementation, row.repeats, row.dtype) for row in rows} == {("eager", 2, "float32")}
     shown = capsys.readouterr()
     assert "python -m benchmarks rotate --device cpu --dtype float32" in shown.out
     assert "rope: eager: timed" in shown.err
 
 
-def test_a_wrong_rival_of_ours_fails_the_command(toys, tmp_path, monkeypatch, capsys):
+def test_rows_of_every_group_go_to_one_file_that_holds_others(tmp_path):
+    path = tmp_path / "campaign_1.jsonl"
+    table.append({"stage": "machine"}, path)
+    assert main(["rotate", "decode", *TOY, "--only", "eager|plain", "--out", str(path)]) == 0
+    assert {row.group for row in table.read(path)} == {"rotate", "decode"}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_wrong_rival_of_ours_fails_the_command(tmp_path, monkeypatch, capsys):
     whole = rotate.case
 
     def broken(shape, setting):
@@ -34,19 +44,19 @@ def test_a_wrong_rival_of_ours_fails_the_command(toys, tmp_path, monkeypatch, ca
         return BenchmarkCase([CaseEntry("ours", entry.encoding, build)], asked.truth)
 
     monkeypatch.setattr(rotate, "case", broken)
-    assert main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert main(["rotate", *TOY, "--out", str(tmp_path)]) == 1
     assert "WRONG: rotate" in capsys.readouterr().err
-    (row,) = table.read(tmp_path / "rotate_cpu.csv")
+    (row,) = table.read(tmp_path / "rotate_cpu.jsonl")
     assert (row.status, row.total_p50) == ("wrong", None)
 
 
-def test_the_list_names_groups_shapes_and_rivals_and_runs_nothing(toys, tmp_path, capsys):
-    assert main(["--list", "--device", "cpu", "--out", str(tmp_path)]) == 0
+def test_the_list_names_groups_shapes_and_rivals_and_runs_nothing(tmp_path, capsys):
+    assert main(["--list", *TOY, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    for name, shape in toys.items():
+    for name, shapes in TOYS["cpu"].items():
         assert f"{name}: " in shown
-        assert f"  shape {shape.label}" in shown
-    assert "  implementation tape: two calls, sdpa flash" in shown
+        assert f"  shape {shapes[0].label}" in shown
+    assert "  implementation tape: attend auto" in shown
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,9 +64,9 @@ def test_the_list_names_groups_shapes_and_rivals_and_runs_nothing(toys, tmp_path
     "arguments, words",
     [
         (["atention"], ["groups", "did you mean 'attention'"]),
-        (["step", "--dtype", "float8", "--repeats", "0"], ["dtype", "did you mean 'float", "repeats"]),
-        (["step", "--device", "gpu"], ["device = 'gpu'", "did you mean 'cpu'"]),
-        (["step", "--device", "cpu", "--shapes", "T999"], ["shapes", "T999", "--list"]),
+        (["encodings", "--dtype", "float8", "--repeats", "0"], ["dtype", "did you mean 'float", "repeats"]),
+        (["encodings", "--device", "gpu"], ["device = 'gpu'", "did you mean 'cpu'"]),
+        (["encodings", "--device", "cpu", "--shapes", "T999"], ["shapes", "T999", "--list"]),
         (["recipe", "--device", "cpu"], ["no shape of these groups on cpu"]),
     ],
 )
@@ -66,7 +76,7 @@ def test_mistakes_are_named(arguments, words, capsys):
     assert all(word in message for word in words)
 
 
-@pytest.mark.parametrize("command", [["rotate", "--device", "cpu"], ["campaign", "--rehearse"]])
+@pytest.mark.parametrize("command", [["rotate", *TOY], ["campaign", "--rehearse"], ["collect"]])
 def test_a_file_is_no_folder_for_tables_and_that_is_said_before_work(command, tmp_path, capsys):
     """A shape was timed first, and then nothing could be written."""
     (tmp_path / "taken").write_text("mine")
@@ -76,11 +86,11 @@ def test_a_file_is_no_folder_for_tables_and_that_is_said_before_work(command, tm
 
 def test_a_missing_gpu_is_named(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert main(["step", "--device", "cuda"]) == 2
+    assert main(["encodings", "--device", "cuda"]) == 2
     assert "torch sees no CUDA device" in capsys.readouterr().err
 
 
 def test_a_backend_forced_from_outside_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
-    assert main(["step", "--device", "cpu"]) == 2
+    assert main(["encodings", "--device", "cpu"]) == 2
     assert "unset it" in capsys.readouterr().err

@@ -185,3 +185,51 @@ def test_a_loop_is_what_leads_back_to_its_start():
     )  # fmt: skip
     assert code.looped == {2, 3, 4, 5, 6}
     assert code.spills() == (2, 2)
+
+
+RECORD = """
+import sys
+from pathlib import Path
+import torch
+from tests.kernels.gate_examples import calls
+from tools.compile_gate import launches
+
+with launches.gpu(found := launches.Recorder(90, "bf16")):
+    dict(calls(torch.bfloat16))["good"]()
+(build,) = found.builds.values()
+(Path(sys.argv[1]) / "data").write_text(build.data)
+"""
+FILL = f"""
+import sys
+from pathlib import Path
+from tape_ds.kernels.jit import triton
+from tests.kernels.gate_examples import product
+from tools.compile_gate import cache, launches
+
+if __name__ == "__main__":
+    cache.WORK, folder, there = (Path(sys.argv[1]) / name for name in ("work", "carried", "there"))
+    cache.fill(folder, ["{EXAMPLES}"], 90)
+    print("kernels:", cache.unpack(folder, there))
+    triton.knobs.cache.dir, hits = str(there), []
+    triton.knobs.compilation.listener = lambda **told: hits.append(told["cache_hit"])
+    triton.runtime.driver.set_active(launches.Driver(90))
+    product.preload((Path(sys.argv[1]) / "data").read_text())
+    print("hits:", hits)
+"""
+
+
+@pytest.mark.slow
+def test_a_machine_with_the_carried_cache_compiles_nothing(tmp_path):
+    """A process of its own finds the kernel by its specialisation, in another folder than it was written to."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    for name, script in (("record.py", RECORD), ("fill.py", FILL)):
+        (tmp_path / name).write_text(script)
+        done = subprocess.run(
+            [sys.executable, tmp_path / name, tmp_path],
+            env=environment | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "kernels: 8" in done.stdout
+    assert "hits: [True]" in done.stdout

@@ -1,6 +1,5 @@
 """An experiment's numbers beside the published ones, and how both were made."""
 
-import csv
 import os
 import re
 import shlex
@@ -38,18 +37,9 @@ class StoredSource:
     commit: str
 
     @classmethod
-    def of(cls, path: Path, result: results.Result | None) -> "StoredSource":
-        """Return what a result says of itself; the first row of a benchmark's table says what holds for all of them."""
-        if result is not None:
-            commit = (
-                (result.commit["hash"][:12] + ("-dirty" if result.commit["dirty"] else "")) if result.commit else ""
-            )
-            return cls(shown(path), typed(result.command), machine(result.hardware), result.finished or "", commit)
-        with open(path, encoding="utf-8", newline="") as lines:
-            row = next(csv.DictReader(lines))
-        device = "cpu" if row["chip"] == "cpu" else "cuda"
-        command = f"python -m benchmarks table4 --device {device} --dtype {row['dtype']} --repeats {row['repeats']}"
-        return cls(shown(path), command, row["device"], row["date"], row["commit"])
+    def of(cls, path: Path, result: results.Result) -> "StoredSource":
+        commit = (result.commit["hash"][:12] + ("-dirty" if result.commit["dirty"] else "")) if result.commit else ""
+        return cls(shown(path), typed(result.command), machine(result.hardware), result.finished or "", commit)
 
 
 def typed(command: Sequence[str]) -> str:

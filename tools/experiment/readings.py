@@ -3,7 +3,6 @@
 Shares are in per cent. A row is a method; a result with one row calls it by no name: it is that of the run it lies in.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,8 +32,6 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
     """
     if not is_read(path):
         return {}, None
-    if path.suffix == ".csv":
-        return benchmark(path), None
     result = results.load(path)
     rows, changed = READERS[path.stem](result), _changed(result.model or {})
     if changed:
@@ -53,8 +50,6 @@ def _changed(model: Mapping[str, Any]) -> str:
 
 def is_read(path: Path) -> bool:
     """Return whether a file holds numbers, by its name."""
-    if path.suffix == ".csv":
-        return path.stem.startswith("table4_")
     return path.suffix == ".json" and path.stem in READERS
 
 
@@ -225,25 +220,6 @@ def differences(result: results.Result) -> Rows:
     found = result.figures.get("attention_l1_between_models") or {}
     names = " - ".join(each["name"] for each in result.figures["models"])
     return {names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}}
-
-
-_TIMED = {"rope": "RoPE", "fire": "FIRE", "t5": "T5", "alibi": "ALiBi"}
-
-
-def benchmark(file: Path) -> Rows:
-    """Of ``python -m benchmarks table4``, in the units of Table 4: time of a step, and steps a second, by the fastest
-    way. Fused is one attention with a wide value; not fused, the published formulation with one for each value."""
-    rows: Rows = {}
-    with open(file, encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            fused = row["implementation"].startswith("attend")
-            if row["status"] != "timed" or not (fused or row["implementation"] == "published, three sdpa"):
-                continue
-            numbers = rows.setdefault(_TIMED.get(row["encoding"], "TAPE, fused") if fused else "TAPE, not fused", {})
-            milliseconds, time = float(row["total_p50"] or row["forward_p50"]), Quantity(row["shape"], "time")
-            if 10 * milliseconds < numbers.get(time, float("inf")):
-                numbers |= {time: 10 * milliseconds, Quantity(row["shape"], "throughput"): 1e3 / milliseconds}
-    return rows
 
 
 READERS: dict[str, Callable[[results.Result], Rows]] = {

@@ -96,7 +96,7 @@ def gather(
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown)
     for path in sorted(last.glob("*.*")) if asked.then and last is not None else ():
         read, read_from = readings.read(path)
-        sources += [StoredSource.of(path, read_from)] if read else []
+        sources += [StoredSource.of(path, read_from)] if read and read_from else []
         for label, numbers in read.items():
             found.setdefault(asked.names.get(label, label), []).append(numbers)
     return {label: page.mean(each) for label, each in found.items()}, made, sources

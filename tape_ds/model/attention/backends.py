@@ -1,8 +1,8 @@
 """Which backend answers a call: the one asked for, or the one that a stored measurement says is fastest.
 
-``auto`` reads ``table.json``, whose rows ``python -m benchmarks choose`` took from ``attention_*.csv`` and
-``decode_*.csv`` in ``benchmarks/results/``: nothing is preferred to torch's own attention without a measurement on that
-chip. What was picked, and why, is logged once.
+``auto`` reads ``table.json``, whose rows ``python -m benchmarks choose`` took from measurements of attention and of
+decoding in ``benchmarks/results/``: nothing is preferred to torch's own attention without a measurement on that chip.
+What was picked, and why, is logged once.
 """
 
 import functools

@@ -111,18 +111,6 @@ def test_both_halves_of_table_8_are_read_apart():
     assert numbers[Quantity("add_tokens, positions", "layer 1")] == 0.03 and len(numbers) == 3
 
 
-def test_benchmarks_give_the_fastest_way_of_each(tmp_path):
-    lines = ["shape,encoding,implementation,status,forward_p50,total_p50"]
-    lines += ["L1,tape,attend sdpa,timed,2.0,2.0", "L1,tape,attend x,timed,1.0,1.0"]
-    lines += ['L1,tape,"published, three sdpa",timed,4.0,4.0', "L1,t5,attend x,refused,,"]
-    (tmp_path / "table4_cpu.csv").write_text("\n".join(lines) + "\n")
-    time, throughput = Quantity("L1", "time"), Quantity("L1", "throughput")
-    assert readings.read(tmp_path / "table4_cpu.csv")[0] == {
-        "TAPE, fused": {time: 10.0, throughput: 1000.0},
-        "TAPE, not fused": {time: 40.0, throughput: 250.0},
-    }
-
-
 @pytest.mark.parametrize(
     ("asked", "metric"),
     [

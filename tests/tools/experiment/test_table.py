@@ -73,7 +73,7 @@ def test_a_name_is_found_however_it_is_written():
 
 def test_experiments_are_listed_by_number():
     found = [name for name in table.shipped() if name.startswith("table")]
-    assert found == [f"table{number}" for number in range(1, 11)]
+    assert found == [f"table{number}" for number in (1, 2, 3, 5, 6, 7, 8, 9, 10)]
 
 
 def test_json_in_a_command_keeps_its_braces():
