@@ -34,6 +34,7 @@ from benchmarks import carried, table
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, check_folder, raise_if_any
 from tape_ds.installation import ROOT, environment
+from tape_ds.kernels import jit
 from tape_ds.results import now
 
 WORK = ROOT / ".cache"
@@ -166,9 +167,12 @@ class Part:
             folder.mkdir(parents=True, exist_ok=True)
         lines = [] if options.results is None else map(table.lines, sorted(options.results.glob("*.jsonl")))
         self.done = {line["stage"]: line["at"] for each in lines for line in each if line.get("end") == DONE}
+        self.kernels_are_built = False
         self.until = time.time() + 60 * options.minutes * self.slower
         if options.carried is not None:
-            table.append({"carried": carried.unpack(options.carried, self.work)}, self.rows)
+            unpacked = carried.unpack(options.carried, self.work)
+            table.append({"carried": unpacked}, self.rows)
+            self.kernels_are_built = bool(unpacked["kernels"] and unpacked["same_triton"])
         self.allowed = time.time()
         """Until when a stage may run: all limits so far."""
 
@@ -235,6 +239,8 @@ class Part:
         """Return a process in a session of its own, so that all it starts can be ended together."""
         own = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "BENCHMARK_ROWS": str(self.rows)}
         own |= {"TRITON_CACHE_DIR": str(self.work / carried.CACHE)} | stage.variables
+        if self.kernels_are_built:  # such a machine may have no C compiler
+            own[jit.KERNELS_ARE_BUILT] = "1"
         if "deepspeed" in stage.needs:  # no other stage meets packages that the machine did not have
             own["PYTHONPATH"] += os.pathsep + str(self.work / carried.SITE)
         if self.rehearse:

@@ -92,10 +92,16 @@ def _lacking(device: torch.device) -> str | None:
     return reason
 
 
+KERNELS_ARE_BUILT = "TAPE_DS_KERNELS_ARE_BUILT"
+"""Environment variable of a process whose Triton cache holds every kernel and launcher that it uses."""
+
+
 @functools.cache
 def no_compiler() -> str | None:
     """Why Triton cannot build the module in C that launches a kernel, at each kernel's first launch on a machine; None
     where it can."""
+    if os.environ.get(KERNELS_ARE_BUILT):
+        return None
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "Triton needs a C compiler on every machine: install gcc (apt install gcc), or name one in CC"
