@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.errors import UserError
-from tape_ds.recipe import arithmetic, extension, finetuning, pretraining
+from tape_ds.recipe import extension, finetuning, generated, pretraining
 from tape_ds.recipe.sections import Optimization, check_trained
 from tape_ds.training import plan
 from tests.recipe.helpers import json_file, problems_of, write
@@ -43,7 +43,7 @@ def test_decay_is_not_negative():
     [
         (pretraining.load, ["--recipe", "tiny", "--position_encoding", "rope"]),
         (pretraining.load, ["--recipe", "tiny_tape_no_updates"]),
-        (arithmetic.load, ["--recipe", "addition_tiny", "--position_encoding", "nope"]),
+        (generated.load, ["--recipe", "addition_tiny", "--position_encoding", "nope"]),
         (extension.load, ["--recipe", "demo", "--method", "lora"]),
         (extension.load, ["--recipe", "demo", *FULL, "--position_encoding", "rope"]),
         (extension.load, ["--recipe", "demo", "--method", "tape", "--train_position", "false"]),
@@ -64,7 +64,7 @@ def test_nothing_to_step_is_refused_by_both_names(load, arguments):
     [
         (pretraining.load, ["--recipe", "tiny"]),
         (pretraining.load, ["--recipe", "tiny", "--position_encoding", "fire"]),
-        (arithmetic.load, ["--recipe", "addition_tiny"]),
+        (generated.load, ["--recipe", "addition_tiny"]),
         (extension.load, ["--recipe", "demo", "--method", "tape"]),
         (extension.load, ["--recipe", "demo", *FULL, "--position_encoding", "tape"]),
     ],
