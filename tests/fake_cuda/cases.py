@@ -117,7 +117,7 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
     from tape_ds.training.trainer import TapeTrainer  # which imports DeepSpeed, for seconds
 
     method = "tape" if case.encoding.startswith("tape") else "full"
-    groups = SimpleNamespace(train_position=True, train_norms=True, train_embeddings=True)
+    groups = SimpleNamespace(train_position=case.encoding != "tape neither", train_norms=True, train_embeddings=True)
     prepared = methods.prepare(method, built(case), groups)
     model = prepared.model.to("cuda")
     model.to = lambda *_: model  # what is there is not moved again: torch cannot exchange fake weights that are in use
