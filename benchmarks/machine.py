@@ -1,4 +1,4 @@
-"""What a machine is, what it can do at best, and whether it has what kernels and trainings need.
+"""Record a machine's versions and ceilings, and check that it has the parts that kernels and training need.
 
     python -m benchmarks.machine --device cuda --out runs/campaign/campaign_1.jsonl
 

@@ -83,7 +83,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
 
 @contextmanager
 def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
-    """What the disk refuses becomes a :class:`DiskError`."""
+    """Turn a refusal of the disk into a :class:`DiskError`."""
     try:
         yield
     except Exception as error:
