@@ -81,7 +81,7 @@ def why_not(x: Tensor) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _lacking(device: torch.device) -> str | None:
-    """Return the lacking part of a GPU or its machine. A compiled graph takes the answer: what it would have to trace is a cache, the
+    """Return the lacking part of a GPU or its machine. A compiled graph takes the answer: finding it reads a cache, the
     driver and a compiler."""
     try:
         capability(device)
