@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds import building, paths
+from tape_ds import building
 from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model.loading.config_file import RUN_CODE
+from tape_ds.model.loading.config_file import unreadable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,14 +144,8 @@ def load(
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
     except Exception as error:  # of a file of another form transformers raises whatever it meets, tokenizers a bare one
-        raise_if_any(paths.check_fetched(field, paths.of(name_or_path)))
-        reason = " ".join(str(error).split())
         remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
-        wrong = f"no tokenizer could be read ({reason[:300]})"
-        if "trust_remote_code" in reason:
-            wrong = "no tokenizer could be read without running the code that comes with it"
-            remedy = remedy if trust_remote_code is None else RUN_CODE
-        raise UserError(Problem(field, name_or_path, wrong, remedy)) from error
+        raise unreadable(error, "tokenizer", field, name_or_path, remedy, trust_remote_code) from error
 
 
 def begins(tokenizer: "PreTrainedTokenizerBase") -> int | None:

@@ -18,9 +18,10 @@ import tape_ds
 from tape_ds import building, results
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
-from tape_ds.export.source_model import CONFIG, SourceModel
+from tape_ds.export.source_model import SourceModel
 from tape_ds.model import convert, positions, saving
 from tape_ds.model.loading import extendable
+from tape_ds.model.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 
 HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what

@@ -12,11 +12,11 @@ from tape_ds import results
 from tape_ds.checkpoint import merging, trained
 from tape_ds.errors import Problem, UserError
 from tape_ds.model.loading import configuration, extendable
+from tape_ds.model.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
 from tape_ds.run_folder import RESULTS, TRAINED
 
-CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
 _REMEDY = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
 

@@ -301,7 +301,7 @@ def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Exte
         UserError: a file of its weights is damaged; a parameter is missing, has no place, or has another shape.
     """
     kind = class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    if not str(config._attn_implementation).startswith(ATTENTION):  # no other is told of documents
+    if not str(config._attn_implementation).startswith(ATTENTION):  # no other attention sees documents
         config._attn_implementation = ATTENTION
     model: ExtendedDecoder = load_exact(kind, source, config=config, **arguments)
     return model

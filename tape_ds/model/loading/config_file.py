@@ -33,6 +33,29 @@ _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
 """Files of which a folder with a tokenizer has one at least."""
 
 
+def unreadable(
+    error: Exception, what: str, field: str, name: str, remedy: str, trust_remote_code: bool | None
+) -> UserError:
+    """Return the message for a library's error while it read files of others, of which it may raise anything.
+
+    Args:
+        error: the library's.
+        what: it should have read.
+        field: of the recipe or command line.
+        name: a folder or hub id.
+        remedy: for everything but code that is needed.
+        trust_remote_code: whether code that comes with it may be run; None: no, and the command has no such option.
+    """
+    if pointers := paths.check_fetched(field, paths.of(name)):
+        return UserError(pointers)
+    reason = " ".join(str(error).split())
+    wrong = f"no {what} could be read ({reason[:300]})"
+    if "trust_remote_code" in reason:
+        wrong = f"no {what} could be read without running the code that comes with it"
+        remedy = remedy if trust_remote_code is None else RUN_CODE
+    return UserError(Problem(field, name, wrong, remedy))
+
+
 def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[Problem]:
     """Yield what keeps ``name`` from being something that ``from_pretrained`` loads, without the network.
 

@@ -5,11 +5,10 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from tape_ds import paths
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import UserError
 from tape_ds.model import gptj_configuration
 from tape_ds.model.loading import baichuan
-from tape_ds.model.loading.config_file import RUN_CODE
+from tape_ds.model.loading.config_file import unreadable
 from tape_ds.model.loading.families import has_llamas_names
 from tape_ds.model.positions import trained_rope
 
@@ -40,14 +39,8 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
     except UserError:
         raise  # of a TAPE folder or a Baichuan: it names the field
     except Exception as error:  # of a file of another form transformers raises anything
-        raise_if_any(paths.check_fetched("model", source))
-        reason = " ".join(str(error).split())
         remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
-        wrong = f"no configuration could be read ({reason[:300]})"
-        if "trust_remote_code" in reason:
-            wrong = "no configuration could be read without running the code that comes with it"
-            remedy = remedy if trust_remote_code is None else RUN_CODE
-        raise UserError(Problem("model", str(source), wrong, remedy)) from error
+        raise unreadable(error, "configuration", "model", str(source), remedy, trust_remote_code) from error
     if has_llamas_names(config):
         rope = trained_rope.read(content, str(source))
         config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length

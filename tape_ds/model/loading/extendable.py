@@ -35,7 +35,7 @@ def configure(native: PreTrainedConfig, **changes: Any) -> Config:
     """Return the configuration of the extended model: the native one's sizes, and ``changes`` to its fields.
 
     Raises:
-        UserError: a change is unknown, impossible, or not to be had for this family.
+        UserError: a change is unknown, impossible, or not available for this family.
     """
     return (decoder_configuration.configure if by_own_class(native) else convert.tape_config)(native, **changes)
 
