@@ -64,8 +64,8 @@ test: $(STAMP) $(call on_linux,$(call triton,$(NEWEST_TRITON)))
 	@$(suite)
 	@$(scale)
 
-suite = $(call part,suite,tests --ignore=tests/parallel -m "not slow and not gpu and not network" -n $(WORKERS) --dist loadfile --no-loadscope-reorder)
-scale = $(call part,scale,tests/parallel)
+suite = $(call part,suite,tests --ignore=tests/distributed -m "not slow and not gpu and not network" -n $(WORKERS) --dist loadfile --no-loadscope-reorder)
+scale = $(call part,scale,tests/distributed)
 
 define part
 begin=$$(date +%s); echo "=== tests: $(1)"; \
@@ -104,7 +104,7 @@ faults: $(STAMP)
 
 # What was found is kept in .cache/scale and not computed again; remove that folder to begin anew.
 scale: $(STAMP)
-	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m tests.parallel $(ARGS)
+	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m tests.distributed $(ARGS)
 
 compile-kernels: $(STAMP) $(call triton,$(TRITON))
 	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)

@@ -22,7 +22,7 @@ setup(
     package_dir={shipped(name): str(PurePath(*name.split("."))) for name in SHIPPED},
     package_data={
         "tape_ds.export": ["card.md.jinja"],
-        "tape_ds.model.attention": ["table.json"],
+        "tape_ds.attention": ["table.json"],
         **{shipped(name): ["*"] for name in folders},
     },
 )

@@ -21,7 +21,7 @@ from benchmarks import calls
 from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import AttentionShape
-from tape_ds.model import attention
+from tape_ds import attention
 
 Parts = tuple[Tensor, ...]
 Make = Callable[[], Callable[..., Any]]

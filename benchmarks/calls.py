@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.shapes import AttentionShape, document_lengths
-from tape_ds.model.attention.attend import attend as attend_in_model
-from tape_ds.model.attention.borders import Borders, borders_of_packed_sequences
+from tape_ds.attention.attend import attend as attend_in_model
+from tape_ds.attention.borders import Borders, borders_of_packed_sequences
 
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,

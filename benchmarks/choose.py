@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 from benchmarks import table
 from benchmarks.benchmark_case import BASELINE, TIMED
 from benchmarks.shapes import parse
-from tape_ds import storage
+from tape_ds import attention, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
 from tape_ds.installation import ROOT
-from tape_ds.model import attention
 
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "tape_ds" / "model" / "attention" / "table.json"

@@ -13,11 +13,11 @@ from benchmarks import models
 from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth
 from benchmarks.measure import Runner
 from benchmarks.shapes import BenchmarkModel
-from tape_ds.model import positions
+from tape_ds import encodings
 
 _T = TypeVar("_T")
 BIASED = ("alibi", "t5", "fire")
-ENCODINGS = tuple(name for name in positions.available() if name != "randpe")
+ENCODINGS = tuple(name for name in encodings.available() if name != "randpe")
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:

@@ -18,8 +18,8 @@ Exit codes: 0 done; 2 something to mend, all of it in one message, nothing was s
 import os
 import sys
 
-from evaluation.options import hand_over, without_local_rank
 from tape_ds.errors import command
+from tape_ds.scoring.options import hand_over, without_local_rank
 
 COMMANDS = {
     "generate": None,

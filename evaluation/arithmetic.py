@@ -8,18 +8,18 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from evaluation import arithmetic_options, arithmetic_tables, journal, models
-from evaluation import options as shared
-from evaluation.cost import Cost
-from evaluation.models import FoundModel
+from evaluation import arithmetic_options
 from tape_ds.data.generated import tasks
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test
 from tape_ds.data.generated.vocabulary import ids_of
 from tape_ds.errors import Problem, command, raise_if_any
-from tape_ds.scoring import exact_match
+from tape_ds.scoring import arithmetic_tables, exact_match, journal, models
+from tape_ds.scoring import options as shared
+from tape_ds.scoring.cost import Cost
 from tape_ds.scoring.exact_match import Answered
 from tape_ds.scoring.generation import continue_prompts
+from tape_ds.scoring.models import FoundModel
 
 EXAMPLES = 3
 """Wrong answers of a cell that are kept."""

@@ -21,7 +21,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evaluation import options as shared
 from tape_ds import results
 from tape_ds.arguments import Parser
 from tape_ds.data.generated import tasks
@@ -30,9 +29,10 @@ from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem
 from tape_ds.run_folder import RESULTS
+from tape_ds.scoring import options as shared
 
 if TYPE_CHECKING:
-    from evaluation.models import FoundModel
+    from tape_ds.scoring.models import FoundModel
 
 MOST = 10_000
 """Problems of a cell at most: more would take hours to find where there are few."""

@@ -17,14 +17,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from evaluation import options as shared
 from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
+from tape_ds.scoring import options as shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from evaluation.models import FoundModel
+    from tape_ds.scoring.models import FoundModel
 
 
 @command
@@ -34,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     found, ids = prepare(options)
     from transformers import TextStreamer
 
-    from evaluation.models import used_at
     from tape_ds.scoring.generation import continue_prompts, ends_of
+    from tape_ds.scoring.models import used_at
 
     tokenizer, model = found.tokenizer(), found.load()
     started = time.monotonic()
@@ -69,7 +69,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", list[int]]:
     Raises:
         UserError: everything wrong with the command line.
     """
-    from evaluation import models
+    from tape_ds.scoring import models
 
     problems = check(options)
     prompt = ""

@@ -26,16 +26,16 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from evaluation import options as shared
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any
+from tape_ds.scoring import options as shared
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    from evaluation.harness_tasks import Loaded
-    from evaluation.journal import Evaluation
-    from evaluation.models import FoundModel
+    from tape_ds.scoring.harness_tasks import Loaded
+    from tape_ds.scoring.journal import Evaluation
+    from tape_ds.scoring.models import FoundModel
 
 NAME = "harness"
 REFUSED = {
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
     options = parse(argv)
     found, config = prepare(options)
-    from evaluation import harness_results, harness_tasks, journal, scrolls
+    from tape_ds.scoring import harness_results, harness_tasks, journal, scrolls
 
     deciding = settings(options, config)
     if config.apply_chat_template:
@@ -88,7 +88,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     Raises:
         UserError: everything wrong with the command line, but for the tasks.
     """
-    from evaluation import models
+    from tape_ds.scoring import models
 
     problems: list[Problem] = check(options)
     with collecting(problems):
@@ -114,10 +114,10 @@ def evaluate(
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
-    from evaluation import harness_results, job, scrolls
-    from evaluation.cost import Cost
-    from evaluation.language_model import HarnessModel
-    from tape_ds.parallel.rank_sync import RankSync
+    from tape_ds.distributed.rank_sync import RankSync
+    from tape_ds.scoring import harness_results, job, scrolls
+    from tape_ds.scoring.cost import Cost
+    from tape_ds.scoring.language_model import HarnessModel
 
     with ExitStack() as held:
         job.from_first(lambda: evaluation.lock(held))

@@ -10,15 +10,15 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from evaluation import heat_map, journal, models, passkey_options
-from evaluation import options as shared
-from evaluation.cost import Cost
-from evaluation.models import FoundModel
+from evaluation import passkey_options
 from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import PasskeyQuestion
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
-from tape_ds.scoring import passkey
+from tape_ds.scoring import heat_map, journal, models, passkey
+from tape_ds.scoring import options as shared
+from tape_ds.scoring.cost import Cost
+from tape_ds.scoring.models import FoundModel
 from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.training import tables
 

@@ -18,12 +18,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from evaluation import options as shared
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data.passkey import FORMS
 from tape_ds.data.passkey_protocols import PUBLISHED_LENGTHS, PUBLISHED_TRIALS
 from tape_ds.errors import Problem
 from tape_ds.scoring import CHUNK
+from tape_ds.scoring import options as shared
 
 LENGTHS = tuple(1024 * thousands for thousands in (1, 2, 4, 8))
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

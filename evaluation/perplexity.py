@@ -1,4 +1,4 @@
-"""The work of ``python -m evaluation perplexity``, which :mod:`evaluation.perplexity_options` describes."""
+"""The work of ``python -m evaluation perplexity``, which :mod:`tape_ds.scoring.perplexity_options` describes."""
 
 import argparse
 import sys
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from evaluation import journal, models, perplexity_options, texts, window_jobs
-from evaluation import options as shared
-from evaluation.cost import Cost
-from evaluation.models import FoundModel
-from evaluation.perplexity_options import Scoring
-from evaluation.window_jobs import Jobs, Texts
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.scoring import journal, models, perplexity_options, texts, window_jobs
+from tape_ds.scoring import options as shared
 from tape_ds.scoring.causal_lm import unscorable
+from tape_ds.scoring.cost import Cost
+from tape_ds.scoring.models import FoundModel
+from tape_ds.scoring.perplexity_options import Scoring
 from tape_ds.scoring.span_losses import SpanLosses
+from tape_ds.scoring.window_jobs import Jobs, Texts
 from tape_ds.training import tables
 
 NAME = "perplexity"

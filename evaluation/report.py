@@ -11,10 +11,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.pages import columns, html
 from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import check_folder, collecting, command, is_main_process, raise_if_any
+from tape_ds.scoring.pages import columns, html
 
 NAME = "report.html"
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def page(found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str | None = None) -> str:
     """Return the page as HTML, with a section for each topic that has results."""
-    from evaluation.pages import facts, scores  # pandas and matplotlib take a second, --help does not need them
+    from tape_ds.scoring.pages import facts, scores  # pandas and matplotlib take a second, --help does not need them
 
     names = {at: column.name for at, column in enumerate(found)}
     sections = {

@@ -22,7 +22,7 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.kinds import extension
+    from tape_ds.training.runs import extension
 
     return extension.assemble(recipe)
 

@@ -24,7 +24,7 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.kinds import finetuning
+    from tape_ds.training.runs import finetuning
 
     return finetuning.assemble(recipe)
 

@@ -11,9 +11,9 @@ stopped with a committed checkpoint; 2 something to mend; 3 a guard stopped the 
 import argparse
 import sys
 
-from tape_ds.cluster import supervision
 from tape_ds.errors import command, raise_if_any
-from tape_ds.health.stopping import StopRequest, tolerate_lost_terminal
+from tape_ds.resilience import keep_alive
+from tape_ds.resilience.stopping import StopRequest, tolerate_lost_terminal
 
 
 @command
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     request = StopRequest()
     request.listen()
     tolerate_lost_terminal()
-    defaults = supervision.Patience()
+    defaults = keep_alive.Patience()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--restarts",
@@ -44,10 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="as you would type it without keep_alive.py")
     options = parser.parse_args(argv)
-    patience = supervision.Patience(restarts=options.restarts, backoff=options.backoff, grace=options.grace)
+    patience = keep_alive.Patience(restarts=options.restarts, backoff=options.backoff, grace=options.grace)
     raise_if_any(patience.problems())
-    kept = supervision.prepare(options.command[options.command[:1] == ["--"] :])
-    return supervision.KeepAlive(kept, patience, request, say).run()
+    kept = keep_alive.prepare(options.command[options.command[:1] == ["--"] :])
+    return keep_alive.KeepAlive(kept, patience, request, say).run()
 
 
 def say(text: str) -> None:

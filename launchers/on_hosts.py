@@ -11,7 +11,7 @@ the command's own.
 import argparse
 import sys
 
-from tape_ds.cluster import forwarding
+from tape_ds.distributed import forwarding
 from tape_ds.errors import command
 
 

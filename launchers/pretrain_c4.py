@@ -24,7 +24,7 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.kinds import pretraining
+    from tape_ds.training.runs import pretraining
 
     return pretraining.assemble(recipe)
 

@@ -23,7 +23,7 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.kinds import generated
+    from tape_ds.training.runs import generated
 
     return generated.assemble(recipe)
 

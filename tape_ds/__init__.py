@@ -13,10 +13,10 @@ from tape_ds import installation as installation  # first: it ends a script of a
 from tape_ds import registration
 
 if TYPE_CHECKING:
-    from tape_ds.model.configuration import TapeConfig
-    from tape_ds.model.gptj import ScaledGPTJForCausalLM, ScaledGPTJModel
-    from tape_ds.model.gptj_configuration import ScaledGPTJConfig
-    from tape_ds.model.llama import TapeForCausalLM, TapeModel
+    from tape_ds.models.configuration import TapeConfig
+    from tape_ds.models.gptj import ScaledGPTJForCausalLM, ScaledGPTJModel
+    from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+    from tape_ds.models.llama import TapeForCausalLM, TapeModel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,12 +28,12 @@ __all__ = [
     "TapeModel",
 ]
 HOMES = {
-    "ScaledGPTJConfig": "tape_ds.model.gptj_configuration",
-    "ScaledGPTJForCausalLM": "tape_ds.model.gptj",
-    "ScaledGPTJModel": "tape_ds.model.gptj",
-    "TapeConfig": "tape_ds.model.configuration",
-    "TapeForCausalLM": "tape_ds.model.llama",
-    "TapeModel": "tape_ds.model.llama",
+    "ScaledGPTJConfig": "tape_ds.models.gptj_configuration",
+    "ScaledGPTJForCausalLM": "tape_ds.models.gptj",
+    "ScaledGPTJModel": "tape_ds.models.gptj",
+    "TapeConfig": "tape_ds.models.configuration",
+    "TapeForCausalLM": "tape_ds.models.llama",
+    "TapeModel": "tape_ds.models.llama",
 }
 
 

@@ -6,7 +6,7 @@
     stopped                               marker of a run that ended early because somebody asked for it
     save_now                              put there by a person: save at the next step; its text names the checkpoint
     trackers.json                         by which a tracker knows the run again
-    ranks/                                a file for each living rank (see tape_ds.health.run_lock)
+    ranks/                                a file for each living rank (see tape_ds.resilience.run_lock)
     nonfinite.jsonl, stacks/              what guards and watchdog have found
 
 No heavy import: what starts and restarts runs reads this as well.

@@ -33,7 +33,8 @@ LAUNCH_SECONDS = 180
 ORPHAN_SECONDS = 30
 """What the ranks of a job have to be gone within when one of them, or their launcher, was killed."""
 LIBRARIES = [
-    f"tape_ds.training.{name}" for name in ("arithmetic", "execution", "extension", "finetuning", "pretraining")
+    f"tape_ds.training.{name}"
+    for name in ("execution", "runs.extension", "runs.finetuning", "runs.generated", "runs.pretraining")
 ]
 LIBRARIES += ["tape_ds.checkpoint.merging"]
 LIBRARIES += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # which an engine imports when it starts

@@ -60,11 +60,12 @@ def test_recipes_are_listed_shown_and_checked_before_anything_heavy():
 def test_encodings_and_sizes_are_checked_without_torch():
     run(
         "import sys\n"
-        "from tape_ds.model import attention, positions, sizes\n"
-        "for name in positions.available():\n"
-        "    assert not positions.check_options(name, {}), name\n"
-        "    positions.learns(name, {}), positions.reads_tokens(name), positions.biases_scores(name)\n"
-        "    positions.default_rope_parameters(name, 64)\n"
+        "from tape_ds import attention, encodings\n"
+        "from tape_ds.models import sizes\n"
+        "for name in encodings.available():\n"
+        "    assert not encodings.check_options(name, {}), name\n"
+        "    encodings.learns(name, {}), encodings.reads_tokens(name), encodings.biases_scores(name)\n"
+        "    encodings.default_rope_parameters(name, 64)\n"
         "assert attention.missing('flex', 'cpu') and not attention.missing('auto', 'cpu')\n"
         "fields = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)\n"
         "fields |= dict(num_key_value_heads=1, head_dim=7, max_position_embeddings=8)\n"

@@ -9,65 +9,117 @@ from pathlib import Path
 
 import pytest
 
-from tape_ds.model import positions
+from tape_ds import encodings
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("launchers", "evaluation", "tools", "benchmarks")
 
 # For each room under tape_ds/, the rooms and single files it may import; arrows point one way.
 MAY_IMPORT = {
-    "errors": {"storage"},
-    "fields": {"errors"},
-    "installation": {"errors"},
-    "markdown_table": set(),
+    "__init__": {"installation", "models", "registration"},
     "__main__": {"errors", "installation"},
     "arguments": {"errors"},
+    "attention": {"errors", "kernels", "models"},
     "building": {"errors", "storage"},
-    "registration": set(),
-    "storage": set(),
-    "numbers": set(),
-    "results": {"errors", "storage"},
-    "kernels": {"errors"},
-    "model": {"building", "kernels", "errors", "paths", "run_folder", "storage"},
-    "data": {"building", "model", "errors", "fields", "paths", "storage"},
-    "paths": {"errors", "storage"},
-    "run_folder": {"errors", "storage"},
-    "methods": {"model", "errors"},
-    "parallel": {"model", "kernels", "errors"},
-    "planning": {"model", "kernels", "errors"},
-    "scoring": {"data", "model", "errors"},
-    "checkpoint": {"building", "parallel", "data", "model", "errors", "paths", "run_folder", "storage"},
-    "health": {"errors", "numbers", "run_folder", "storage"},
-    "recipe": {
-        *("checkpoint", "methods", "data", "parallel", "model", "errors", "numbers"),
-        *("fields", "installation", "paths", "run_folder", "storage"),
-    },
-    "cluster": {
-        *("__main__", "recipe", "checkpoint", "health", "parallel", "kernels", "errors", "paths", "results"),
-        "run_folder",
-    },
-    "training": {
-        *("cluster", "recipe", "health", "checkpoint", "methods", "planning", "parallel", "scoring", "data", "model"),
-        *("kernels", "errors", "arguments", "fields", "installation", "markdown_table", "paths", "results"),
-        *("numbers", "run_folder", "storage"),
-    },
-    "export": {
-        "building",
-        "training",
+    "checkpoint": {"building", "data", "distributed", "errors", "models", "paths", "run_folder", "storage"},
+    "config": {
+        "attention",
         "checkpoint",
-        "scoring",
         "data",
-        "model",
+        "distributed",
+        "encodings",
         "errors",
-        "registration",
+        "fields",
+        "installation",
+        "methods",
+        "models",
+        "numbers",
+        "paths",
+    },
+    "data": {"building", "errors", "fields", "models", "paths", "storage"},
+    "distributed": {"config", "errors", "kernels", "models", "resilience", "results"},
+    "encodings": {"attention", "errors", "kernels", "models"},
+    "errors": {"storage"},
+    "export": {
+        "attention",
+        "building",
+        "checkpoint",
+        "data",
+        "encodings",
+        "errors",
         "markdown_table",
+        "models",
+        "numbers",
+        "registration",
+        "results",
+        "run_folder",
+        "scoring",
+    },
+    "fields": {"errors"},
+    "installation": {"errors"},
+    "kernels": set(),
+    "markdown_table": set(),
+    "methods": {"attention", "encodings", "errors", "kernels", "models"},
+    "models": {"attention", "building", "encodings", "errors", "kernels", "paths", "run_folder", "storage"},
+    "numbers": set(),
+    "paths": {"errors", "storage"},
+    "planning": {"encodings", "errors", "kernels", "models"},
+    "registration": set(),
+    "resilience": {
+        "__main__",
+        "checkpoint",
+        "config",
+        "distributed",
+        "errors",
+        "numbers",
+        "paths",
+        "run_folder",
+        "storage",
+    },
+    "results": {"errors", "storage"},
+    "run_folder": {"errors", "storage"},
+    "scoring": {
+        "arguments",
+        "attention",
+        "checkpoint",
+        "data",
+        "distributed",
+        "encodings",
+        "errors",
+        "export",
+        "markdown_table",
+        "models",
+        "numbers",
+        "registration",
+        "resilience",
         "results",
         "run_folder",
         "storage",
-        "numbers",
-        "__init__",
+        "training",
     },
-    "__init__": {"model", "installation", "registration"},
+    "storage": set(),
+    "training": {
+        "attention",
+        "checkpoint",
+        "config",
+        "data",
+        "distributed",
+        "encodings",
+        "errors",
+        "installation",
+        "kernels",
+        "markdown_table",
+        "methods",
+        "models",
+        "numbers",
+        "paths",
+        "planning",
+        "resilience",
+        "results",
+        "run_folder",
+        "scoring",
+        "storage",
+    },
 }
 # The model is told about parallelism, adapters and trackers from outside.
 FORBIDDEN = ("deepspeed", "torch.distributed", "peft", "wandb")
@@ -133,7 +185,7 @@ def test_arrows_point_one_way():
 def test_model_and_kernels_know_nothing_of_training():
     wrong = [
         (path, name)
-        for path in sources("tape_ds/model", "tape_ds/kernels")
+        for path in sources("tape_ds/models", "tape_ds/kernels")
         for name in imports_of(path)
         if any(name == bad or name.startswith(f"{bad}.") for bad in FORBIDDEN)
     ]
@@ -144,15 +196,14 @@ MOST_FILES = 20
 """In a room of these; who looks for the place to change reads the names of all."""
 ROOMS = (
     "checkpoint",
-    "health",
-    "cluster",
+    "config",
+    "distributed",
     "methods",
-    "parallel",
     "planning",
-    "recipe",
+    "resilience",
     "training",
-    "training/kinds",
     "training/checks",
+    "training/runs",
 )
 
 
@@ -178,13 +229,13 @@ def test_no_file_of_a_room_imports_itself_by_way_of_others(room):
 
 @pytest.mark.parametrize("code", ["import deepspeed as d", "from torch import distributed", "torch.distributed.x"])
 def test_the_search_for_forbidden_imports_finds_them(code):
-    names = imported_names(ast.parse(f"def f():\n    {code}\n"), "tape_ds.model")
+    names = imported_names(ast.parse(f"def f():\n    {code}\n"), "tape_ds.models")
     assert set(names) & {"deepspeed", "torch.distributed"}
 
 
 def test_the_search_follows_relative_imports():
-    names = set(imported_names(ast.parse("from ..training import trainer\nfrom .llama import X"), "tape_ds.model"))
-    assert {"tape_ds.training", "tape_ds.model.llama"} <= names
+    names = set(imported_names(ast.parse("from ..training import trainer\nfrom .llama import X"), "tape_ds.models"))
+    assert {"tape_ds.training", "tape_ds.models.llama"} <= names
 
 
 def called(node):
@@ -220,13 +271,13 @@ def branches_on_an_encoding(tree, names):
 
 def outside_positions():
     paths = sources("tape_ds", *SCRIPTS)
-    return [path for path in paths if ROOT / "tape_ds" / "model" / "positions" not in path.parents]
+    return [path for path in paths if ROOT / "tape_ds" / "encodings" not in path.parents]
 
 
 def test_nothing_outside_its_room_asks_for_an_encoding_by_name():
     """A new encoding is one file and one line in the registry; code that asks for names would need another line each
     time, and forget it. Ask what an encoding says of itself: ``learns``, ``remembers``, ``translation_invariant``."""
-    names = set(positions.available())
+    names = set(encodings.available())
     assert [
         (path, line) for path in outside_positions() for line in branches_on_an_encoding(tree_of(path), names)
     ] == []
@@ -245,14 +296,14 @@ def test_nothing_outside_its_room_asks_for_an_encoding_by_name():
 )
 def test_the_search_for_branches_on_names_finds_them(code):
     tree = ast.parse(f"def f():\n    {code}\n")
-    assert list(branches_on_an_encoding(tree, set(positions.available()))) == [2]
+    assert list(branches_on_an_encoding(tree, set(encodings.available()))) == [2]
 
 
 @pytest.mark.parametrize(
     "code", ["encoding == other", "position_encoding: str = 'tape'", "name == 'rope'", "encoding == 'utf-8'"]
 )
 def test_the_search_for_branches_on_names_finds_nothing_else(code):
-    assert list(branches_on_an_encoding(ast.parse(code), set(positions.available()))) == []
+    assert list(branches_on_an_encoding(ast.parse(code), set(encodings.available()))) == []
 
 
 def test_no_class_name_stands_twice():
@@ -292,7 +343,7 @@ print(jit.triton, jit.tl, jit.INTERPRETED, jit.why_not(torch.zeros(1)))
 
 IMPORT_MODEL = """
 import sys
-import tape_ds, tape_ds.model
+import tape_ds, tape_ds.models
 print([name for name in ("deepspeed", "peft", "wandb", "tape_ds.training", "tape_ds.data") if name in sys.modules])
 """
 

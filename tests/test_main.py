@@ -14,10 +14,10 @@ import pytest
 from tape_ds import __main__ as program
 from tape_ds import __version__, installation
 from tape_ds.__main__ import COMMANDS, LAUNCHER_OPTIONS, LOOKS
+from tape_ds.config import loading
+from tape_ds.config.kinds import KINDS
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
-from tape_ds.recipe import loading
-from tape_ds.recipe.kinds import KINDS
 
 EXTEND = str(ROOT / "launchers" / "extend_llama.py")
 RUNNER = [sys.executable, "-m", "deepspeed.launcher.runner"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds import paths
-from tests.recipe.helpers import problems_of, write
+from tests.config.helpers import problems_of, write
 
 LONG = "y" * 300
 

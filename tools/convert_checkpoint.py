@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     quieten_libraries()
     model, tokenizer = convert_source(options)
     from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.model import saving
+    from tape_ds.models import saving
 
     def write(folder: Path) -> None:
         saving.save(model, folder)
@@ -72,7 +72,7 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         UserError: naming every problem.
     """
-    from tape_ds.model import positions
+    from tape_ds import encodings
     from tape_ds.run_folder import check_whole
 
     problems = paths.check_new("out", Path(options.out))
@@ -80,7 +80,7 @@ def check(options: argparse.Namespace) -> None:
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
     if options.kind == "llama-to-tape":
-        problems += positions.check_options(options.position_encoding, options.position_options or {})
+        problems += encodings.check_options(options.position_encoding, options.position_options or {})
     if options.rows is not None and options.rows < 1:
         problems.append(Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep"))
     raise_if_any(problems)
@@ -92,10 +92,10 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     Raises:
         UserError: a source that cannot be converted, or rows that cannot be dropped.
     """
-    from tape_ds.model import convert
-    from tape_ds.model.loading import configuration, model_folder, weight_files
-    from tape_ds.model.loading.reference_checkpoint import from_reference
-    from tape_ds.model.rows import check_rows, cut_rows, rows_note
+    from tape_ds.models import convert
+    from tape_ds.models.loading import configuration, model_folder, weight_files
+    from tape_ds.models.loading.reference_checkpoint import from_reference
+    from tape_ds.models.rows import check_rows, cut_rows, rows_note
 
     if options.kind == "reference-to-tape":
         folder = Path(options.source)

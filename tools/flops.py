@@ -17,14 +17,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tape_ds import results
+from tape_ds import encodings, results
 from tape_ds.arguments import Parser
 from tape_ds.errors import check_folder, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
-from tape_ds.model import positions
 
 if TYPE_CHECKING:
-    from tape_ds.model.configuration import TapeConfig
+    from tape_ds.models.configuration import TapeConfig
 
 PAPER = {
     "vocab_size": 32_000,
@@ -69,10 +68,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def every_encoding() -> list[dict[str, Any]]:
     """Return a row for each encoding."""
-    from tape_ds.model.configuration import TapeConfig
+    from tape_ds.models.configuration import TapeConfig
 
     rows = []
-    for name in positions.available():
+    for name in encodings.available():
         config = TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))
         rows.append(count(config) | {"cache (KiB a token)": round(2 * cached_numbers(config) / 1024, 2)})
     return rows
@@ -86,7 +85,7 @@ def cached_numbers(config: TapeConfig) -> float:
     import torch
     from transformers import DynamicCache
 
-    from tape_ds.model.llama import TapeForCausalLM
+    from tape_ds.models.llama import TapeForCausalLM
 
     narrow = type(config).from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
     ids, cache = torch.arange(16)[None], DynamicCache(config=narrow)
@@ -98,7 +97,7 @@ def cached_numbers(config: TapeConfig) -> float:
 
 def count(config: TapeConfig) -> dict[str, Any]:
     """Return one row of the table."""
-    from tape_ds.model import flops
+    from tape_ds.models import flops
 
     full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
     return {
@@ -115,9 +114,9 @@ def count(config: TapeConfig) -> dict[str, Any]:
 
 def table_3() -> list[dict[str, Any]]:
     """Return the paper's Table 3: published, counted here, and TAPE counted as its published code is."""
-    from evaluation import published  # here: a script finds it once tape_ds is imported
-    from tape_ds.model import flops
-    from tape_ds.model.configuration import TapeConfig
+    from tape_ds.models import flops
+    from tape_ds.models.configuration import TapeConfig
+    from tape_ds.scoring import published  # here: a script finds it once tape_ds is imported
 
     def counted(parameters: int, full: float, causal: float | None = None) -> dict[str, Any]:
         """A row's cells; FLOPs are 2 x MACs."""
@@ -146,8 +145,8 @@ def published_tape() -> tuple[int, float]:
     wide each, although their halves are equal; the gate is evaluated twice. Its contractions across heads are einsums,
     which the paper's profiler counted as FLOPs but not as MACs.
     """
-    from tape_ds.model import flops
-    from tape_ds.model.configuration import TapeConfig
+    from tape_ds.models import flops
+    from tape_ds.models.configuration import TapeConfig
 
     rope = TapeConfig(**PAPER, position_encoding="rope")
     layers, hidden, heads = rope.num_hidden_layers, rope.hidden_size, rope.num_attention_heads

@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tape_ds.arguments import Parser, below_one
+from tape_ds.config import kinds, loading
+from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.planning import hardware, roofline, search
 from tape_ds.planning.job import Job
 from tape_ds.planning.plan import GIB, Plan
-from tape_ds.recipe import kinds, loading
-from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.recipe import Recipe
 from tape_ds.training import forecast, model_config
 from tape_ds.training.checks import libraries
 

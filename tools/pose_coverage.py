@@ -29,12 +29,12 @@ import numpy as np
 
 from tape_ds import results, storage
 from tape_ds.arguments import Parser, below_one
+from tape_ds.config import loading
+from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.data import coverage, sources
 from tape_ds.data.sequences import FILL
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, check_folder, command, raise_if_any
-from tape_ds.recipe import loading
-from tape_ds.recipe.extension import ExtensionRecipe
 
 if TYPE_CHECKING:
     from tape_ds.data.dataset import TrainingSequences
@@ -88,8 +88,8 @@ def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
 def real_sequences(recipe: ExtensionRecipe) -> TrainingSequences | MixedSequences:
     """Return the sequences of the run."""
     from tape_ds.data import tokenizer
-    from tape_ds.model.loading import model_folder
-    from tape_ds.training.kinds.extension import base_path, training_sequences
+    from tape_ds.models.loading import model_folder
+    from tape_ds.training.runs.extension import base_path, training_sequences
 
     return training_sequences(recipe, tokenizer.load(model_folder.resolve(base_path(recipe.model.model)), "model"))
 

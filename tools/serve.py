@@ -20,7 +20,7 @@ from tape_ds.errors import Problem, collecting, command, raise_if_any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from evaluation.models import FoundModel
+    from tape_ds.scoring.models import FoundModel
 
 
 @command
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     found = check(options)
     import uvicorn
 
-    from evaluation.models import used_at
+    from tape_ds.scoring.models import used_at
 
     name = options.name or found.name_or_path
     length = options.max_length or found.native_length
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the command line."""
-    from evaluation import options as shared  # here: a script finds it once tape_ds is imported
+    from tape_ds.scoring import options as shared  # here: a script finds it once tape_ds is imported
 
     parser = Parser(description=__doc__)
     shared.add_model(parser)
@@ -73,7 +73,7 @@ def check(options: argparse.Namespace) -> "FoundModel":
     """
     from transformers.utils.import_utils import is_serve_available
 
-    from evaluation import models
+    from tape_ds.scoring import models
 
     problems = []
     if not is_serve_available():

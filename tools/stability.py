@@ -30,17 +30,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation import inspected, options, texts
-from evaluation.perplexity_options import SPLIT
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import number
+from tape_ds.scoring import inspected, options, texts
+from tape_ds.scoring.perplexity_options import SPLIT
 
 if TYPE_CHECKING:
-    from evaluation.models import FoundModel
+    from tape_ds.scoring.models import FoundModel
 
 NAME = "stability"
 LAYERS = (1, 2, 4, 8)
@@ -149,8 +149,8 @@ def measured(name: str, found: FoundModel, read: Sequence[texts.ScoredText], own
     """Return one model's figures: of each text, and their mean."""
     import torch
 
-    from evaluation.models import used_at
     from tape_ds.scoring import inspection, stability
+    from tape_ds.scoring.models import used_at
 
     print(f"{name}: {len(read)} texts of {own.tokens:,} tokens", flush=True)
     model, token = inspection.as_own(found.load()), added_token(found, own)

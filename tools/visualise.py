@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluation import inspected, maps, options
-from evaluation.maps import Map, MapKind
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
+from tape_ds.scoring import inspected, maps, options
+from tape_ds.scoring.maps import Map, MapKind
 
 if TYPE_CHECKING:
-    from evaluation.models import FoundModel
     from tape_ds.scoring.inspection import LayerView
+    from tape_ds.scoring.models import FoundModel
 
 NAME = "visualise"
 PICTURES = ("positions.png", "attention.png", "difference.png")
@@ -166,8 +166,8 @@ def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]
     """Return one forward of one model."""
     import torch
 
-    from evaluation.models import used_at
     from tape_ds.scoring import inspection
+    from tape_ds.scoring.models import used_at
 
     model = inspection.as_own(found.load())
     seen = Seen(name, model.config.num_attention_heads)
@@ -222,7 +222,7 @@ def difference(one: Seen, other: Seen, heads: Sequence[int]) -> tuple[MapKind, d
 
 def write(kinds: Sequence[MapKind], folder: Path) -> list[str]:
     """Draw the first model's maps and the difference; delete other pictures, which are of an earlier command."""
-    from evaluation import map_figures
+    from tape_ds.scoring import map_figures
 
     drawn: dict[str, MapKind] = {}
     for each in kinds:

@@ -32,7 +32,7 @@ PARTS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\
 TENSOR_PARALLEL = "tensor_parallel"
 """What a job's files of weights and counters say of tensor parallelism, by this key: ``size``, the processes that hold
 pieces of the same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each one's piece]]. Nothing, or
-an empty dict, where there is none. Written by :func:`tape_ds.parallel.cuts.described`."""
+an empty dict, where there is none. Written by :func:`tape_ds.distributed.cuts.described`."""
 
 
 def load(path: Path, mmap: bool = True) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
-from tape_ds.model.loading import configuration, model_folder, weight_files
+from tape_ds.models.loading import configuration, model_folder, weight_files
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
 PROBE = (2, 64)

@@ -12,8 +12,8 @@ from typing import Any
 
 from tape_ds import checkpoint
 from tape_ds.checkpoint import Manifest
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.parallel.rank_sync import RankSync
 
 FIELD = "resume_from_checkpoint"
 AUTO = "auto"

@@ -24,8 +24,8 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from tape_ds import checkpoint, storage
 from tape_ds.checkpoint import Entry, Manifest, engine_state
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
-from tape_ds.parallel.rank_sync import RankSync
 
 SPARE = 16 * 2**20
 """Bytes that must remain free beside a checkpoint, for logs and small files."""

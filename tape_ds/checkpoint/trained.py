@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 
 from tape_ds import storage
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.distributed.cuts import cut_of
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import saving
-from tape_ds.model.loading import configuration, extendable, hub, model_folder, weight_files
-from tape_ds.model.loading.strict import without_bar
-from tape_ds.parallel.cuts import cut_of
-from tape_ds.parallel.rank_sync import RankSync
+from tape_ds.models import saving
+from tape_ds.models.loading import configuration, extendable, hub, model_folder, weight_files
+from tape_ds.models.loading.strict import without_bar
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
@@ -42,7 +42,7 @@ class TrainedRecord:
     """Contents of ``trained.json``."""
 
     base: str | None
-    """Name or path of the model that was extended, as :mod:`tape_ds.model.loading.model_folder` takes it; None for a
+    """Name or path of the model that was extended, as :mod:`tape_ds.models.loading.model_folder` takes it; None for a
     model trained from scratch, whose folder is whole."""
     method: str
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ def origin(model: str, folder: str | Path) -> dict[str, Any]:
 
     Args:
         model: the base as the recipe names it, a path absolute.
-        folder: where :func:`tape_ds.model.loading.model_folder.resolve` found it.
+        folder: where :func:`tape_ds.models.loading.model_folder.resolve` found it.
     """
     commit = None if Path(model).exists() else hub.commit_of(folder)
     files = {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}

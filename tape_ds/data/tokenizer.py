@@ -30,7 +30,7 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model.loading.config_file import unreadable
+from tape_ds.models.loading.config_file import unreadable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -136,7 +136,7 @@ def load(
     """
     from transformers import AutoTokenizer
 
-    from tape_ds.model.loading import model_folder
+    from tape_ds.models.loading import model_folder
 
     try:
         folder = model_folder.resolve(name_or_path, with_weights=False)
@@ -261,7 +261,7 @@ def _save(model: bytes, folder: Path) -> None:
     """Write the folder from a sentencepiece model."""
     from transformers import PreTrainedTokenizerFast
 
-    from tape_ds.model.loading import sentencepiece_tokenizer
+    from tape_ds.models.loading import sentencepiece_tokenizer
 
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from tape_ds.attention.call import AttentionCall, joined
+from tape_ds.attention.names import requested
+from tape_ds.attention.plain import attention_by_reference
+from tape_ds.attention.sdpa import attention_by_sdpa
 from tape_ds.errors import did_you_mean
-from tape_ds.model.attention.call import AttentionCall, joined
-from tape_ds.model.attention.names import requested
-from tape_ds.model.attention.plain import attention_by_reference
-from tape_ds.model.attention.sdpa import attention_by_sdpa
 
 _BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
     "reference": functools.partial(joined, attention_by_reference),

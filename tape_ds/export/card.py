@@ -15,14 +15,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import tape_ds
 from tape_ds.data.sources.weights import specs_of
+from tape_ds.encodings.trained_rope import of_full
 from tape_ds.errors import redacted
 from tape_ds.export import card_results
 from tape_ds.export.redaction import command_line, hub_names, shown
 from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.loading import config_file, hub
-from tape_ds.model.positions.trained_rope import of_full
+from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.loading import config_file, hub
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED

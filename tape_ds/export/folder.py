@@ -15,13 +15,13 @@ import torch
 from transformers import PreTrainedModel
 
 import tape_ds
-from tape_ds import building, results
+from tape_ds import building, encodings, results
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
 from tape_ds.export.source_model import SourceModel
-from tape_ds.model import convert, positions, saving
-from tape_ds.model.loading import extendable
-from tape_ds.model.loading.hub import CONFIG
+from tape_ds.models import convert, saving
+from tape_ds.models.loading import extendable
+from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 
 HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
@@ -38,7 +38,7 @@ def is_plain(source: SourceModel) -> bool:
     config = source.config
     if extendable.by_own_class(config):
         return config.model_type not in TYPES
-    return positions.llama_rope_parameters(config) is not None
+    return encodings.llama_rope_parameters(config) is not None
 
 
 def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtype | None = None) -> PreTrainedModel:

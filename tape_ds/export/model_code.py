@@ -1,8 +1,8 @@
 """The code that an exported folder carries: modules of this package, copied side by side.
 
 transformers runs files that lie beside ``config.json`` and import one another by ``from .name import ...``: no
-packages, and no file that no such line names. So a module ``tape_ds.model.attention.sdpa`` becomes
-``model_attention_sdpa.py``, and imports of this package are rewritten to match. Everything else stands as in the
+packages, and no file that no such line names. So a module ``tape_ds.attention.sdpa`` becomes
+``attention_sdpa.py``, and imports of this package are rewritten to match. Everything else stands as in the
 package, but for the changes listed here: one that no longer fits the sources is a :class:`CopyError`.
 """
 
@@ -21,7 +21,7 @@ BACKENDS = ("reference", "sdpa")
 """Attention backends that need nothing but torch."""
 REPLACED = {
     # The package's own reads a table of measurements, and asks what flash-attn, FlexAttention and Triton could do.
-    "tape_ds.model.attention.backends": "tape_ds.export.backends",
+    "tape_ds.attention.backends": "tape_ds.export.backends",
     "tape_ds.kernels.rotate_triton": "tape_ds.export.no_triton",
     "tape_ds.kernels.position_mix_triton": "tape_ds.export.no_triton",
 }
@@ -45,7 +45,7 @@ def files(model_type: str, encoding: str, header: str) -> dict[str, str]:
 
     Args:
         model_type: one of :data:`tape_ds.registration.TYPES`.
-        encoding: a name of :func:`tape_ds.model.positions.available`.
+        encoding: a name of :func:`tape_ds.encodings.available`.
         header: comment lines above each file; ``{module}`` stands for the file's origin.
 
     Raises:
@@ -105,12 +105,12 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
     method = r"\n    def flops\(.*?(?=\n    def |\n\S|\Z)"
     return {
         # A model has one encoding.
-        "tape_ds.model.positions": lambda text: _only("_OPTIONS", (encoding,), text),
-        "tape_ds.model.positions.registry": lambda text: _only("_CLASSES", (encoding,), text),
+        "tape_ds.encodings": lambda text: _only("_OPTIONS", (encoding,), text),
+        "tape_ds.encodings.registry": lambda text: _only("_CLASSES", (encoding,), text),
         # The others need more than torch.
-        "tape_ds.model.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
+        "tape_ds.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
         # Counting operations is no part of running a model.
-        "tape_ds.model.llama": lambda text: _once(method, "", text, "TapeForCausalLM"),
+        "tape_ds.models.llama": lambda text: _once(method, "", text, "TapeForCausalLM"),
     }
 
 

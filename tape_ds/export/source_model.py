@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from tape_ds import results
 from tape_ds.checkpoint import merging, trained
 from tape_ds.errors import Problem, UserError
-from tape_ds.model.loading import configuration, extendable
-from tape_ds.model.loading.hub import CONFIG
+from tape_ds.models.loading import configuration, extendable
+from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
 from tape_ds.run_folder import RESULTS, TRAINED

@@ -86,9 +86,9 @@ def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
     """
     if name not in METHODS:
         raise UserError(Problem("method", name, "unknown", did_you_mean(name, METHODS)))
+    from tape_ds.attention.shifted_groups import use_groups
     from tape_ds.methods import adapters, groups
-    from tape_ds.model import decoder_shape
-    from tape_ds.model.attention.shifted_groups import use_groups
+    from tape_ds.models import decoder_shape
 
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.methods import groups
-from tape_ds.model.output_head import OutputHead
+from tape_ds.models.output_head import OutputHead
 
 
 def attach(model: PreTrainedModel, settings: Any) -> nn.Module:

@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from tape_ds.encodings.base import PositionEncoding, PositionLayer
 from tape_ds.errors import Problem, UserError
-from tape_ds.model.positions.base import PositionEncoding, PositionLayer
 
 _NORM = re.compile("(RMS|Layer)?Norm(PerHead|1P|Gated)?$")
 """Ends of the names that transformers' families have for their norms."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.llama import TapeForCausalLM
 
 
 def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:

@@ -1,7 +1,7 @@
 """What a forward leaves for its backward, and what the backward needs beside it: counted tensor by tensor.
 
-The counts are those of ``tape_ds/model/llama.py`` and the operators it calls: what an operator saves depends on what is
-trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
+The counts are those of ``tape_ds/models/llama.py`` and the operators it calls: what an operator saves depends on what
+is trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
 inner columns where linear maps read the gathered tokens of all, and elsewhere its share of tokens (norms, residuals,
 position states and their updates); with sequence parallelism it has its share of tokens everywhere but in attention.
 What is exchanged there and read by a backward on both sides is there twice.

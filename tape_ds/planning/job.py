@@ -106,7 +106,7 @@ class Job:
 
 def possible(job: Job) -> bool:
     """Return whether a run would take this layout: numbers divide each other, and nothing is combined that a recipe
-    refuses (:mod:`tape_ds.recipe.scale` says why to whoever writes one)."""
+    refuses (:mod:`tape_ds.config.scale` says why to whoever writes one)."""
     layout, model = job.layout, job.model
     tensor, sequence = layout.tensor, layout.sequence
     if layout.gpus % (tensor * sequence) or job.global_batch % (layout.micro_batch * layout.replicas):

@@ -46,7 +46,7 @@ class PlannedLayout:
     micro_batch: int = 1
     """Sequences of a forward, on each data-parallel rank."""
     checkpoint_layers: Layers | None = None
-    """Which blocks are computed again for the backward, as ``tape_ds.model.recompute`` takes it; None: none."""
+    """Which blocks are computed again for the backward, as ``tape_ds.methods.recompute`` takes it; None: none."""
     offload_checkpoints: bool = False
     """The inputs of those blocks wait in the host's memory."""
     offload_optimizer: Offload = "none"

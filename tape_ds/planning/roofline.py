@@ -31,7 +31,7 @@ class Work:
     """Matrix products: blocks', the encoding's, the output head's; what is computed again included."""
     attention: float
     model: float
-    """What utilisation (MFU) goes by, see :func:`tape_ds.model.flops.training_flops_per_token`: without recomputation,
+    """What utilisation (MFU) goes by, see :func:`tape_ds.models.flops.training_flops_per_token`: without recomputation,
     and a packed sequence taken for one document."""
 
 

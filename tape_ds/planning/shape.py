@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from tape_ds import encodings as positions
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.model import positions
-from tape_ds.model.loading import hub
-from tape_ds.model.loading.families import TAPE
+from tape_ds.models.loading import hub
+from tape_ds.models.loading.families import TAPE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tape_ds.model.configuration import TapeConfig
-    from tape_ds.model.decoder_shape import Weights
+    from tape_ds.models.configuration import TapeConfig
+    from tape_ds.models.decoder_shape import Weights
 
     Config = TapeConfig | PreTrainedConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
@@ -55,8 +55,8 @@ def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
     Raises:
         UserError: its sizes are not in this file.
     """
-    from tape_ds.model.configuration import TapeConfig
-    from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+    from tape_ds.models.configuration import TapeConfig
+    from tape_ds.models.gptj_configuration import ScaledGPTJConfig
 
     name, _ = hub.split(name)
     if name == GPT_J:
@@ -186,7 +186,7 @@ def sizes(config: Any) -> Sizes:
         return _counted_sizes(config)
     import torch
 
-    from tape_ds.model.positions import layer_options, registry
+    from tape_ds.encodings import layer_options, registry
 
     times = layer_options.alike(positions.options(config), config.num_hidden_layers)
     placed = sum(times.values())
@@ -227,7 +227,7 @@ def sizes(config: Any) -> Sizes:
 
 def _counted_sizes(config: PreTrainedConfig) -> Sizes:
     """Return the numbers of a decoder of transformers, whose parameters are counted on a model without numbers."""
-    from tape_ds.model import decoder_shape
+    from tape_ds.models import decoder_shape
 
     shape = decoder_shape.of(config)
     return Sizes(

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tape_ds.model.decoder import ExtendedDecoder, has_plain_head, logits_of
-from tape_ds.model.decoder_configuration import changes_logits
-from tape_ds.model.language_model import LanguageModel
+from tape_ds.models.decoder import ExtendedDecoder, has_plain_head, logits_of
+from tape_ds.models.decoder_configuration import changes_logits
+from tape_ds.models.language_model import LanguageModel
 
 
 def bare(wrapped: nn.Module) -> Any:

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tape_ds import encodings as positions
+from tape_ds.attention.names import ENVIRONMENT, requested
+from tape_ds.attention.score_bias import ScoreBias
+from tape_ds.encodings.base import PositionLayer
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.model import positions
-from tape_ds.model.attention.names import ENVIRONMENT, requested
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.model.loading import extendable, families
-from tape_ds.model.loading.strict import fill
-from tape_ds.model.positions.base import PositionLayer
-from tape_ds.model.score_bias import ScoreBias
+from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.llama import TapeForCausalLM
+from tape_ds.models.loading import extendable, families
+from tape_ds.models.loading.strict import fill
 
 WITH_WEIGHTS = "reference"
 """The attention backend that computes them."""

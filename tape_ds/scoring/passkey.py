@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from tape_ds.data.passkey import PasskeyPrompt, answer_ids
-from tape_ds.model.inputs import CACHE
+from tape_ds.models.inputs import CACHE
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.causal_lm import bare, evaluating
 from tape_ds.scoring.each import Each, in_turn

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tape_ds.model.loading import extendable
+from tape_ds.models.loading import extendable
 from tape_ds.scoring.inspection import LayerView, PositionMap, inspect
 
 KEPT_BYTES = 1 << 30

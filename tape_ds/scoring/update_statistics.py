@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.scoring.causal_lm import evaluating
 from tape_ds.scoring.inspection import LayerView, inspect
 

@@ -4,10 +4,10 @@ import os
 from typing import TYPE_CHECKING
 
 from tape_ds import installation
-from tape_ds.cluster import place
+from tape_ds.config.recipe import Recipe
+from tape_ds.distributed import place
 from tape_ds.errors import Problem
-from tape_ds.health import stopping
-from tape_ds.recipe.recipe import Recipe
+from tape_ds.resilience import stopping
 
 if TYPE_CHECKING:
     from tape_ds.planning.shape import Config

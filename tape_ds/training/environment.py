@@ -16,9 +16,9 @@ import torch
 from tqdm.auto import tqdm
 
 from tape_ds import run_folder
+from tape_ds.distributed import rank_sync
 from tape_ds.errors import is_main_process
-from tape_ds.health import stopping
-from tape_ds.parallel import rank_sync
+from tape_ds.resilience import stopping
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tape_ds import checkpoint, run_folder, storage
-from tape_ds.cluster import rendezvous
+from tape_ds.config.recipe import Recipe
+from tape_ds.distributed import distributed_map, rendezvous
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError, raise_if_any
-from tape_ds.health import exit_code_file, guards, run_lock, stopping
-from tape_ds.health.guards import StoppedByGuard
-from tape_ds.health.stopping import StopRequest
-from tape_ds.health.watchdog import Watchdog
-from tape_ds.parallel import distributed_map
-from tape_ds.parallel.rank_sync import RankSync
-from tape_ds.recipe.recipe import Recipe
+from tape_ds.resilience import exit_code_file, guards, run_lock, stopping
+from tape_ds.resilience.guards import StoppedByGuard
+from tape_ds.resilience.stopping import StopRequest
+from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.training import device, forecast, model_config, report, run
 from tape_ds.training.checks import libraries
 from tape_ds.training.environment import expand_segments, leave_process_group, say

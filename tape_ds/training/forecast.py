@@ -2,8 +2,8 @@
 
 Where a recipe leaves the ZeRO stage, recomputation or the micro-batch to the plan (``auto``), they are chosen here. The
 choice follows from the recipe, the GPU, the number of processes and the checkpoint that a run resumes, so every rank
-makes the same one without asking, and :mod:`tape_ds.cluster.comparison` compares it between machines. The global batch
-stays and accumulation follows: no choice changes what a run learns.
+makes the same one without asking, and :mod:`tape_ds.distributed.comparison` compares it between machines. The global
+batch stays and accumulation follows: no choice changes what a run learns.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import checkpoint
+from tape_ds.config import deepspeed_config, trainer
+from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.recipe import Recipe
 from tape_ds.errors import raise_if_any
-from tape_ds.model.loading.families import TAPE
+from tape_ds.models.loading.families import TAPE
 from tape_ds.planning import search, shape
 from tape_ds.planning.hardware import Gpu, gpu_at_hand
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, PlannedLayout
 from tape_ds.planning.plan import GIB, Plan
 from tape_ds.planning.shape import TrainedShape
-from tape_ds.recipe import deepspeed_config, trainer
-from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.recipe import Recipe
 from tape_ds.training import model_config
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
     span = None
     if own is not None and own.method.chosen.grouped:
-        from tape_ds.model.attention.shifted_groups import attention_span
+        from tape_ds.attention.shifted_groups import attention_span
 
         span = attention_span(own.window, own.method.group_tokens, config.num_attention_heads)
     return Job(

@@ -18,12 +18,11 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from tape_ds import storage
+from tape_ds import encodings, storage
 from tape_ds.data.passkey import PasskeyPrompt
-from tape_ds.model import positions
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at, positions_of
-from tape_ds.model.loading import extendable
-from tape_ds.parallel.distributed_map import rounds, share_out
+from tape_ds.distributed.distributed_map import rounds, share_out
+from tape_ds.models.llama import TapeForCausalLM, evaluated_at, positions_of
+from tape_ds.models.loading import extendable
 from tape_ds.scoring import passkey, perplexity
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.loss_by_position import score
@@ -95,9 +94,9 @@ def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]
     own = bare(model)
     with contextlib.ExitStack() as stack:
         if isinstance(variant, str):
-            off = positions.without_updates(own.config)
+            off = encodings.without_updates(own.config)
             assert off is not None, "only a model with updates has this variant"
-            stack.enter_context(positions_of(own, positions.config_at(off, length)))
+            stack.enter_context(positions_of(own, encodings.config_at(off, length)))
         elif variant is None and isinstance(own, TapeForCausalLM):
             stack.enter_context(evaluated_at(own, length))
         elif variant is not None:

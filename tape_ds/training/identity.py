@@ -14,12 +14,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import results
+from tape_ds.config import trainer
+from tape_ds.config.recipe import RENAMED, Recipe
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources.weights import shares_of
 from tape_ds.errors import Problem, redacted
-from tape_ds.model.loading import weight_files
-from tape_ds.recipe import trainer
-from tape_ds.recipe.recipe import RENAMED, Recipe
+from tape_ds.models.loading import weight_files
 
 FIXED = ("seed", "optim", "optim_args", "optim_target_modules", "bf16", "fp16")
 """The trainer's fields that must stay as they are; without ``seed`` the sequences would be others, without the rest the

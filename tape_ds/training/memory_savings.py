@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import TrainerCallback, TrainerState
 
-from tape_ds.model.positions.base import PositionLayer
-from tape_ds.model.recompute import Recompute, use_recompute
-from tape_ds.model.tiling import use_tiles
-from tape_ds.recipe.sections import Memory
+from tape_ds.config.sections import Memory
+from tape_ds.encodings.base import PositionLayer
+from tape_ds.methods.recompute import Recompute, use_recompute
+from tape_ds.methods.tiling import use_tiles
 from tape_ds.training.environment import say
 
 SMALLEST = 1
@@ -68,7 +68,7 @@ class InputOffload:
         self._copies = _Copies(device, keep_last)
 
     def __call__(self) -> AbstractContextManager[None]:
-        """The context under which a block's inputs are kept, for :func:`tape_ds.model.recompute.use_recompute`."""
+        """The context under which a block's inputs are kept, for :func:`tape_ds.methods.recompute.use_recompute`."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     @property

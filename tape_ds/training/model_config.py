@@ -10,21 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tape_ds import encodings
+from tape_ds.config.extension import ExtensionRecipe, check_against_model
+from tape_ds.config.finetuning import FinetuningRecipe
+from tape_ds.config.generated import GeneratedRecipe
+from tape_ds.config.method import targets_of
+from tape_ds.config.pretraining import NO_TOKENIZER, PretrainingRecipe
+from tape_ds.config.recipe import Recipe
+from tape_ds.config.scale import check_model
+from tape_ds.config.sections import check_trained, learns
+from tape_ds.distributed.layout import SEQUENCE
+from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.model import positions
-from tape_ds.model.loading import config_file
-from tape_ds.model.loading.families import TAPE
-from tape_ds.model.positions import trained_rope
-from tape_ds.parallel.layout import SEQUENCE
+from tape_ds.models.loading import config_file
+from tape_ds.models.loading.families import TAPE
 from tape_ds.planning import shape
-from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
-from tape_ds.recipe.finetuning import FinetuningRecipe
-from tape_ds.recipe.generated import GeneratedRecipe
-from tape_ds.recipe.method import targets_of
-from tape_ds.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
-from tape_ds.recipe.recipe import Recipe
-from tape_ds.recipe.scale import check_model
-from tape_ds.recipe.sections import check_trained, learns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,10 +41,10 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
     Raises:
         UserError: options or RoPE parameters that the model cannot have.
     """
-    from tape_ds.model.loading import extendable
+    from tape_ds.models.loading import extendable
 
     model = recipe.model
-    options = positions.options_for(model.position_encoding, position_options(recipe, native), tokenizer)
+    options = encodings.options_for(model.position_encoding, position_options(recipe, native), tokenizer)
     return extendable.configure(
         native,
         position_encoding=model.position_encoding,
@@ -60,7 +60,7 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
 
 def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
     """Return what of a recipe its base model cannot do: asked by a run, its dry run and a plan alike."""
-    from tape_ds.model.loading import extendable
+    from tape_ds.models.loading import extendable
 
     if refused := extendable.check(native):
         return refused  # what else is found would mislead
@@ -86,8 +86,8 @@ def _family(native: PreTrainedConfig) -> str:
 
 def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Problem]:
     """Yield what a model that is extended by transformers' class does not have."""
-    from tape_ds.model import decoder_configuration, decoder_shape
-    from tape_ds.model.attention import names
+    from tape_ds.attention import names
+    from tape_ds.models import decoder_configuration, decoder_shape
 
     family = _family(native)
     if isinstance(recipe, ExtensionRecipe):
@@ -117,8 +117,8 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
 
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
     """Return the recipe with the adapters' default targets by the names of the base's family."""
-    from tape_ds.model import decoder_shape
-    from tape_ds.model.loading import extendable
+    from tape_ds.models import decoder_shape
+    from tape_ds.models.loading import extendable
 
     adapted = recipe.method.chosen.trains == "adapters" and "lora_targets" not in recipe.given
     if not adapted or not extendable.by_own_class(native):
@@ -140,7 +140,7 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 
 def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
     """Return the configuration of a base model as it is."""
-    from tape_ds.model.loading import extendable
+    from tape_ds.models.loading import extendable
 
     encoding = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
     return extendable.configure(native, attention_backend=attention_backend, **encoding)
@@ -161,13 +161,13 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
     Raises:
         UserError: its options forbid texts of that length.
     """
-    from tape_ds.model.loading import extendable
+    from tape_ds.models.loading import extendable
 
     length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
     changes = {"max_position_embeddings": length, "attention_backend": recipe.model.attention_backend}
     changes |= {} if native.model_type == TAPE else {"position_encoding": PLAIN}
     config = extendable.configure(native, **changes)
-    return positions.config_at(config, length) if config.model_type == TAPE else config
+    return encodings.config_at(config, length) if config.model_type == TAPE else config
 
 
 def beforehand(recipe: Recipe, base: str | None = None) -> Config:
@@ -185,7 +185,7 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
         config = _new(recipe)
         raise_if_any(check_model(recipe.scale, config))
         return config
-    from tape_ds.model.loading import extendable
+    from tape_ds.models.loading import extendable
 
     native = native_config(recipe.model.model if base is None else base)
     raise_if_any(check_fit(recipe, native))
@@ -235,7 +235,7 @@ def native_config(model: str) -> PreTrainedConfig:
     """
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
-    from tape_ds.model.loading import configuration, model_folder
+    from tape_ds.models.loading import configuration, model_folder
 
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainingArguments
 
+from tape_ds.config.sections import Optimization
 from tape_ds.methods.groups import position_parameters
-from tape_ds.recipe.sections import Optimization
 
 MATRICES, VECTORS, POSITIONS = "matrices", "vectors", "position parameters"
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tape_ds.cluster.rendezvous import report_failures
+from tape_ds.config import command_line, deepspeed_config, help, kinds, loading
+from tape_ds.config.recipe import Recipe
+from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.errors import command, is_main_process, raise_if_any, redacted
-from tape_ds.model.loading import config_file
-from tape_ds.recipe import command_line, deepspeed_config, help, kinds, loading
-from tape_ds.recipe.recipe import Recipe
+from tape_ds.models.loading import config_file
 
 
 @command
@@ -20,7 +20,7 @@ def main(launcher: str, assemble: Callable[[Any], Any]) -> int:
 
     Args:
         launcher: name of its file, by which recipes say whose they are.
-        assemble: makes the run of a recipe, see :mod:`tape_ds.training.kinds`; imports that only when it is called.
+        assemble: makes the run of a recipe, see :mod:`tape_ds.training.runs`; imports that only when it is called.
     """
     argv = sys.argv[1:]
     names = command_line.read(argv, []).get("recipe") or [kinds.KINDS[launcher].DEFAULT]

@@ -20,10 +20,10 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 from transformers import TrainerCallback, TrainerState
 
 from tape_ds import storage
+from tape_ds.config.sections import Profile
+from tape_ds.encodings.base import PositionEncoding, PositionLayer
 from tape_ds.markdown_table import markdown_table
-from tape_ds.model.output_head import OutputHead
-from tape_ds.model.positions.base import PositionEncoding, PositionLayer
-from tape_ds.recipe.sections import Profile
+from tape_ds.models.output_head import OutputHead
 from tape_ds.training.environment import say
 from tape_ds.training.trainer import TapeTrainer
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tape_ds import results
+from tape_ds.config import deepspeed_config
 from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.sources.weights import percent
 from tape_ds.errors import redacted
 from tape_ds.numbers import summarise
-from tape_ds.recipe import deepspeed_config
 from tape_ds.run_folder import RESULTS, TRAINED
 from tape_ds.training import device, forecast, plots, tables
 from tape_ds.training.callbacks import PositionUpdates, TokensBySource

@@ -19,29 +19,30 @@ from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArguments, set_seed
 
-from tape_ds import checkpoint
+from tape_ds import checkpoint, encodings
 from tape_ds.checkpoint import resume
 from tape_ds.checkpoint.resume import Resumed
 from tape_ds.checkpoint.trained import TrainedRecord
-from tape_ds.cluster import comparison
+from tape_ds.config import deepspeed_config
+from tape_ds.config.recipe import Recipe
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.dataset import collate
 from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.sources import weights
 from tape_ds.data.sources.base import dated_identities
+from tape_ds.distributed import comparison
+from tape_ds.distributed.cuts import whole_numel
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.health import run_lock
-from tape_ds.health.stopping import StopRequest
-from tape_ds.model import decoder_shape, liger, liger_forwards, positions
-from tape_ds.model.distillation import Teacher
-from tape_ds.model.flops import training_flops_per_token
-from tape_ds.model.loading import extendable
-from tape_ds.parallel.cuts import whole_numel
-from tape_ds.parallel.rank_sync import RankSync
+from tape_ds.methods import liger, liger_forwards
+from tape_ds.methods.distillation import Teacher
+from tape_ds.models import decoder_shape
+from tape_ds.models.flops import training_flops_per_token
+from tape_ds.models.loading import extendable
 from tape_ds.planning import search
-from tape_ds.recipe import deepspeed_config
-from tape_ds.recipe.recipe import Recipe
+from tape_ds.resilience import run_lock
+from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED, finished
 from tape_ds.scoring import inspection
 from tape_ds.training import device, forecast, identity, parameter_groups
@@ -89,7 +90,7 @@ class Run(ABC):
     origin: Mapping[str, Any] = field(default_factory=lambda: {"base": None})
     """The base it starts from, see :func:`tape_ds.checkpoint.trained.origin`."""
     teacher: Teacher | None = None
-    """What the model is kept near, see :mod:`tape_ds.model.distillation`."""
+    """What the model is kept near, see :mod:`tape_ds.methods.distillation`."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """All that decides its numbers, see :mod:`.identity`."""
     resumed: Resumed | None = None
@@ -344,7 +345,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     if run.recipe.profile.profile:
         trainer.add_callback(StepProfiler(trainer, run.recipe.profile, run.output))
     trainer.add_callback(SaveTrained(trainer, run.output / TRAINED, outdated=run.output / RESULTS / "run.json"))
-    if run.names and positions.without_updates(run.config):
+    if run.names and encodings.without_updates(run.config):
         reasons = [str(each) for each in inspection.check(run.config)]
         if run.recipe.scale.tensor_parallel_size > 1:
             reasons.append("under tensor parallelism no process has the whole state of a sequence")

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
+from tape_ds.config.sections import Samples
 from tape_ds.data.prompting import prompt_ids
-from tape_ds.recipe.sections import Samples
 from tape_ds.scoring.generation import continue_prompts, ends_of
 from tape_ds.training.trackers import SafeTracker
 from tape_ds.training.trainer import TapeTrainer

@@ -36,20 +36,20 @@ from tape_ds.checkpoint.resharding import load_engine
 from tape_ds.checkpoint.restored_hparams import RestoredHparams
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.config.sections import Optimization, Safety
+from tape_ds.distributed import cuts, distributed_map
+from tape_ds.distributed.layout import Layout
+from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.distributed.tensor import use_tensor_parallelism
+from tape_ds.distributed.ulysses import use_sequence_parallel
 from tape_ds.errors import Problem, UserError
-from tape_ds.health import guards
-from tape_ds.health.guards import NonFinite, SkipCounter, StoppedByGuard
-from tape_ds.health.spikes import Spike, SpikeDetector
-from tape_ds.health.stopping import StopRequest, answered, asked_to_save, shield_worker
-from tape_ds.health.watchdog import Watchdog
 from tape_ds.methods import assert_trainable
-from tape_ds.model.distillation import Teacher
-from tape_ds.parallel import cuts, distributed_map
-from tape_ds.parallel.layout import Layout
-from tape_ds.parallel.rank_sync import RankSync
-from tape_ds.parallel.tensor import use_tensor_parallelism
-from tape_ds.parallel.ulysses import use_sequence_parallel
-from tape_ds.recipe.sections import Optimization, Safety
+from tape_ds.methods.distillation import Teacher
+from tape_ds.resilience import guards
+from tape_ds.resilience.guards import NonFinite, SkipCounter, StoppedByGuard
+from tape_ds.resilience.spikes import Spike, SpikeDetector
+from tape_ds.resilience.stopping import StopRequest, answered, asked_to_save, shield_worker
+from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.training import metrics, parameter_groups
 from tape_ds.training.environment import say
 

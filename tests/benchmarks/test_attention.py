@@ -9,9 +9,9 @@ import torch
 from benchmarks import attention, calls
 from benchmarks.benchmark_case import CaseEntry, Setting, run
 from benchmarks.shapes import AttentionShape, document_lengths
+from tape_ds.attention import backends
 from tape_ds.kernels import reference
-from tape_ds.model.attention import backends
-from tests.model.attention import varlen_on_cpu
+from tests.attention import varlen_on_cpu
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, torch.float32)

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import choose, table
 from benchmarks.__main__ import main
-from tape_ds.model import attention
-from tape_ds.model.attention.backends import StoredChoice
+from tape_ds import attention
+from tape_ds.attention.backends import StoredChoice
 from tests.benchmarks.helpers import row
 
 

@@ -15,7 +15,7 @@ from tests.checkpoint.engine_files import write_engine
 from tests.checkpoint.own_memory import growth
 from tests.checkpoint.tensor_parallel_files import write_cut_engine
 from tests.methods.test_methods import settings
-from tests.model.helpers import tiny_config
+from tests.models.helpers import tiny_config
 
 
 def base_folder(folder):

@@ -14,10 +14,10 @@ from tape_ds import TapeConfig, TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
-from tape_ds.model import convert
+from tape_ds.models import convert
 from tests.disks import files, mounted
 from tests.methods.test_methods import settings
-from tests.model.helpers import VOCABULARY, tiny_config
+from tests.models.helpers import VOCABULARY, tiny_config
 from tools import merge_adapter
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ import pytest
 
 from tape_ds import checkpoint
 from tape_ds.checkpoint import Manifest, resume
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError
-from tape_ds.parallel.rank_sync import RankSync
 from tests.checkpoint.test_checkpoint import delete, flip, sealed
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tape_ds import checkpoint, storage
 from tape_ds.checkpoint.saving import EngineFiles, SavedPart, Saver
-from tape_ds.parallel.rank_sync import RankSync
+from tape_ds.distributed.rank_sync import RankSync
 
 
 @pytest.fixture

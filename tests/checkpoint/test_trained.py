@@ -13,10 +13,10 @@ from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
-from tape_ds.model.loading import model_folder
+from tape_ds.models.loading import model_folder
 from tests import hub_cache
 from tests.methods.test_methods import settings
-from tests.model.helpers import randomised, rounding, tiny_config, tokens
+from tests.models.helpers import randomised, rounding, tiny_config, tokens
 
 
 @pytest.fixture

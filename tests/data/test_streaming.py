@@ -20,7 +20,7 @@ from tape_ds.data.dataset import collate, generator
 from tape_ds.data.sources import Document, Shard
 from tape_ds.data.streaming import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
-from tape_ds.health.watchdog import Watchdog
+from tape_ds.resilience.watchdog import Watchdog
 from tests.data.conftest import build_tokenizer, same
 
 WINDOW = 16

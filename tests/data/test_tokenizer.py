@@ -177,8 +177,8 @@ def test_every_tokenizer_is_saved_that_way():
     }
     assert saving == {
         "tape_ds/data/tokenizer.py",
-        "tape_ds/model/loading/baichuan.py",
-        "tape_ds/model/loading/model_folder.py",
+        "tape_ds/models/loading/baichuan.py",
+        "tape_ds/models/loading/model_folder.py",
     }
 
 

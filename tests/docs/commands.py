@@ -20,7 +20,7 @@ from unittest import mock
 
 from tape_ds.__main__ import COMMANDS, split
 from tape_ds.errors import Problem, UserError
-from tape_ds.health.stopping import SIGNALS
+from tape_ds.resilience.stopping import SIGNALS
 from tests.docs import pages
 from tests.docs.pages import Block
 
@@ -42,9 +42,9 @@ WORLDS = (1, 2, 8, 16)
 # What stops a program, by module: it is called and then stopped, or stopped instead of being called.
 READERS = {
     None: "argparse.ArgumentParser.parse_args",
-    "launchers": "tape_ds.recipe.loading.load",
-    "tools.pose_coverage": "tape_ds.recipe.loading.load",
-    "tools.plan": "tape_ds.recipe.loading.load",
+    "launchers": "tape_ds.config.loading.load",
+    "tools.pose_coverage": "tape_ds.config.loading.load",
+    "tools.plan": "tape_ds.config.loading.load",
 }
 WORK = {
     "tools.experiment": tuple(f"tools.experiment.__main__.{name}" for name in ("outline", "listing", "write_overview")),

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tape_ds.recipe import extension, finetuning, loading, pretraining, trainer
-from tape_ds.recipe.kinds import KINDS
+from tape_ds.config import extension, finetuning, loading, pretraining, trainer
+from tape_ds.config.kinds import KINDS
 from tests.docs import pages
 
 PAGE = pages.ROOT / "docs" / "coming_from.md"

@@ -8,8 +8,8 @@ from statistics import fmean
 
 import pytest
 
+from tape_ds import encodings as positions
 from tape_ds.methods import METHODS
-from tape_ds.model import positions
 from tests.docs import commands, pages
 
 README = (pages.ROOT / "README.md").read_text(encoding="utf-8")

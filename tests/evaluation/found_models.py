@@ -8,7 +8,7 @@ import torch
 
 @dataclass
 class Found:
-    """Stands for :class:`evaluation.models.FoundModel`; counts how often it is loaded."""
+    """Stands for :class:`tape_ds.scoring.models.FoundModel`; counts how often it is loaded."""
 
     model: Any
     """Its ``tokenizer`` is the found model's."""

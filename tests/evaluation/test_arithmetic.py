@@ -9,16 +9,17 @@ import json
 import pytest
 import torch
 
-from evaluation import arithmetic, models
+from evaluation import arithmetic
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
 from tape_ds.data.generated import vocabulary
 from tape_ds.data.generated.arithmetic import ARITHMETIC
 from tape_ds.data.generated.tasks import TASKS, make
+from tape_ds.scoring import models
 from tape_ds.scoring.exact_match import Answered, judge
 from tests.evaluation.calculators import Calculator, right
 from tests.evaluation.found_models import asker
-from tests.model.helpers import tiny_model
+from tests.models.helpers import tiny_model
 
 SMALL = ["--task", "addition", "--trained", "2", "--samples", "10"]
 ADD = right("addition")

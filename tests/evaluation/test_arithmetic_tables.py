@@ -3,7 +3,7 @@
 import pytest
 from matplotlib import image
 
-from evaluation import arithmetic_tables
+from tape_ds.scoring import arithmetic_tables
 
 YELLOW, BLUE, ORANGE, GREY = (0.996, 0.909, 0.217), (0.0, 0.135, 0.305), (0.835, 0.369, 0.0), (0.8, 0.8, 0.8)
 

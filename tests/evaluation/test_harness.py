@@ -15,9 +15,10 @@ from lm_eval.tasks import TaskManager
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from evaluation import harness, harness_results, language_model, models
-from evaluation.language_model import HarnessModel
+from evaluation import harness
 from tape_ds.errors import UserError
+from tape_ds.scoring import harness_results, language_model, models
+from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
 
 TEXTS = ["w5 w6 w7 w8 w9 w40", "w50 w51", "w5 w6 w7", "w30 w31 w32 w33 w34 w35 w36 w37 w38 w39", "w5 w6 w7 w8"]

@@ -9,8 +9,8 @@ from lm_eval import evaluator, simple_evaluate, tasks
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 
-from evaluation import harness_results, harness_tasks
 from tape_ds.errors import UserError
+from tape_ds.scoring import harness_results, harness_tasks
 from tests.evaluation import local_tasks
 
 ITEMS = 100

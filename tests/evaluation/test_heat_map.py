@@ -2,7 +2,7 @@
 
 from matplotlib import image
 
-from evaluation import heat_map
+from tape_ds.scoring import heat_map
 
 
 def cell(length, depth, correct, trials=4, ids=0, tokens=None):

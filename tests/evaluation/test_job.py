@@ -5,9 +5,9 @@ import pickle
 import pytest
 import torch
 
-from evaluation import job
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
-from tape_ds.parallel.rank_sync import RankSync
+from tape_ds.scoring import job
 
 
 @pytest.fixture

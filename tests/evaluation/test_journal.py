@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from evaluation import journal
-from evaluation.journal import Evaluation
 from tape_ds import results
 from tape_ds.errors import DiskError, UserError
+from tape_ds.scoring import journal
+from tape_ds.scoring.journal import Evaluation
 from tests.disks import mounted
 
 MODEL = {"address": "here", "kind": "trained", "sha256": "abc", "dtype": "float32"}

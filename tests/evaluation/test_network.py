@@ -23,7 +23,7 @@ def test_a_test_set_has_long_documents(name):
 def test_a_group_loads_with_its_questions(group, tasks):
     from lm_eval.tasks import TaskManager
 
-    from evaluation.harness_tasks import TASKS
+    from tape_ds.scoring.harness_tasks import TASKS
 
     found = TaskManager(include_path=str(TASKS)).load([group])["tasks"]
     assert len(found) == tasks

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evaluation import options
+from tape_ds.scoring import options
 
 
 class Model:

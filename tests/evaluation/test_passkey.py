@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from evaluation import models, passkey
+from evaluation import passkey
 from tape_ds import results
+from tape_ds.scoring import models
 from tests.evaluation.found_models import asker
 from tests.scoring.readers import Reader
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from evaluation import models, perplexity, window_jobs
+from evaluation import perplexity
 from tape_ds import errors, results
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources import token_file
-from tape_ds.scoring import loss_by_position
-from tests.model.helpers import VOCABULARY
+from tape_ds.scoring import loss_by_position, models, window_jobs
+from tests.models.helpers import VOCABULARY
 
 SIZES = {"a": 70, "b": 131, "c": 33, "d": 7}
 BOS = 1

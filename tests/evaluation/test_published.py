@@ -2,8 +2,8 @@
 
 import pytest
 
-from evaluation import published
-from evaluation.published import Quantity
+from tape_ds.scoring import published
+from tape_ds.scoring.published import Quantity
 
 
 def test_every_number_stands_under_a_quantity():

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from evaluation import report
-from evaluation.pages import charts, columns, html
 from tape_ds import results
+from tape_ds.scoring.pages import charts, columns, html
 from tests.evaluation import report_examples as examples
 
 

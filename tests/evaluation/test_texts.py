@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from evaluation.texts import read
 from tape_ds.data.sources import parse
 from tape_ds.errors import UserError
+from tape_ds.scoring.texts import read
 from tests.data.conftest import build_tokenizer
 
 ALL = {"split": "heldout", "min_tokens": 1}

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from evaluation import window_jobs
-from evaluation.texts import ScoredText
-from evaluation.window_jobs import Scoring, figures, plan, tokens
+from tape_ds.scoring import window_jobs
+from tape_ds.scoring.texts import ScoredText
+from tape_ds.scoring.window_jobs import Scoring, figures, plan, tokens
 
 BLOCKS = Scoring("blocks", 256, None, False, False, None)
 

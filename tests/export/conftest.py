@@ -7,9 +7,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
-from tape_ds.model import convert
-from tape_ds.model.loading import configuration
-from tests.model.helpers import VOCABULARY, randomised, tiny_model
+from tape_ds.models import convert
+from tape_ds.models.loading import configuration
+from tests.models.helpers import VOCABULARY, randomised, tiny_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from tape_ds.export import card, folder, source_model
 from tests.export.conftest import YARN
-from tests.model.helpers import tiny_model
+from tests.models.helpers import tiny_model
 
 
 @pytest.fixture(scope="module")

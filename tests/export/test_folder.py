@@ -12,10 +12,10 @@ from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder, source_model
 from tape_ds.export.card import Wishes
-from tape_ds.model import convert
-from tape_ds.model.loading import configuration
+from tape_ds.models import convert
+from tape_ds.models.loading import configuration
 from tests.export.conftest import YARN
-from tests.model.helpers import ENCODINGS, tiny_config, tokens
+from tests.models.helpers import ENCODINGS, tiny_config, tokens
 
 WISHES = Wishes("test")
 PLAIN = {

@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 
+from tape_ds import encodings
 from tape_ds.export import model_code
 from tape_ds.export.folder import code_files
 from tape_ds.export.model_code import CopyError
-from tape_ds.model import positions
-from tape_ds.model.gptj import ScaledGPTJForCausalLM
-from tape_ds.model.gptj_configuration import ScaledGPTJConfig
-from tests.model.helpers import ENCODINGS, VOCABULARY, randomised, tiny_config, tiny_model, tokens
+from tape_ds.models.gptj import ScaledGPTJForCausalLM
+from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+from tests.models.helpers import ENCODINGS, VOCABULARY, randomised, tiny_config, tiny_model, tokens
 
 _IDENTITY = ("model_type", "architectures", "transformers_version")
 MAY_NEED = {"torch", "transformers", "huggingface_hub", "numpy"}
@@ -126,7 +126,7 @@ def test_a_gptj_with_scaled_angles_is_exported(exported):
     assert wanted.tolist() == other.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False).tolist()
 
 
-@pytest.mark.parametrize("encoding", positions.available())
+@pytest.mark.parametrize("encoding", encodings.available())
 def test_it_needs_torch_and_transformers_alone_and_keeps_its_words(encoding):
     files = code(encoding)
     assert "torch" in set().union(*map(needed, files.values())) <= MAY_NEED
@@ -138,13 +138,13 @@ def test_it_needs_torch_and_transformers_alone_and_keeps_its_words(encoding):
     assert '"tape_ds::' not in whole, "an operator of the package would be replaced by the export's"
     assert "the MLP's output before it joins the residual" in whole
     assert all("Apache License, Version 2.0" in text for text in files.values())
-    assert "# tape_ds/model/llama.py of tape_ds" in files["modeling_tape.py"]
+    assert "# tape_ds/models/llama.py of tape_ds" in files["modeling_tape.py"]
 
 
 @pytest.mark.parametrize("encoding", ["tape", "nope"])
 def test_what_is_not_needed_stays_at_home(encoding):
     """Other encodings, backends that need more than torch, Triton's kernels, the counting of operations."""
-    assert "model_positions_fire.py" in code("fire") and "model_positions_fire.py" not in code(encoding)
+    assert "encodings_fire.py" in code("fire") and "encodings_fire.py" not in code(encoding)
     assert {name for name in code(encoding) if "triton" in name} <= {"export_no_triton.py"}
     assert not [name for name in code(encoding) if "flop" in name or "flash" in name or "tape_attention" in name]
 

@@ -8,7 +8,7 @@ import torch
 
 from tape_ds.errors import UserError
 from tape_ds.export import source_model
-from tests.model.helpers import tiny_model
+from tests.models.helpers import tiny_model
 
 
 @pytest.fixture(scope="module")

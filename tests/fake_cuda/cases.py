@@ -14,15 +14,15 @@ from transformers import DynamicCache, TrainerCallback, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds import TapeForCausalLM, methods
+from tape_ds.attention import borders, flex
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import dataset
 from tape_ds.kernels import linear_cross_entropy
-from tape_ds.model import decoder, decoder_configuration
-from tape_ds.model.attention import borders, flex
-from tape_ds.model.recompute import use_recompute
+from tape_ds.methods.recompute import use_recompute
+from tape_ds.models import decoder, decoder_configuration
 from tests.fake_cuda.device import FakeCuda
-from tests.model import tiny_decoders
-from tests.model.helpers import tiny_config
+from tests.models import tiny_decoders
+from tests.models.helpers import tiny_config
 
 TOKENS = 256
 SHORTER = 20
@@ -42,7 +42,7 @@ class Case(NamedTuple):
     kind: str
     """A name of :data:`KINDS`."""
     encoding: str
-    """Of ``tests.model.helpers.ENCODINGS``, or what the kind takes in its place."""
+    """Of ``tests.models.helpers.ENCODINGS``, or what the kind takes in its place."""
     backend: str = "auto"
     rows: str = "dense"
     """"dense": ids alone; "packed" and "padded": from the collator, with positions that skip and differ."""
@@ -267,15 +267,15 @@ def use_stand_ins(cuda: FakeCuda, case: Case) -> None:
     cuda.bodies[torch.ops.tape_ds.linear_cross_entropy.default] = linear_cross_entropy._chunked._init_fn
     flex.create_block_mask = lambda allowed, *_, **__: allowed
     flex._compiled = lambda: flexed
-    cuda.answers["tape_ds/model/decoder.py:has_plain_head"] = itertools.repeat(True)
+    cuda.answers["tape_ds/models/decoder.py:has_plain_head"] = itertools.repeat(True)
     if case.rows != "padded":
-        cuda.answers["tape_ds/model/attention/borders.py:borders_of"] = itertools.repeat(True)  # one document a row
+        cuda.answers["tape_ds/attention/borders.py:borders_of"] = itertools.repeat(True)  # one document a row
     lengths = [TOKENS // 4] * 8
     lengths[-1] -= SHORTER if case.rows == "padded" else 0
-    cuda.answers["tape_ds/model/attention/sdpa.py:_lengths"] = itertools.cycle(lengths)
+    cuda.answers["tape_ds/attention/sdpa.py:_lengths"] = itertools.cycle(lengths)
 
     def packed(own: borders.Borders) -> borders.Packed:
-        cuda.waits["tape_ds/model/attention/borders.py:_pack"] = "several"
+        cuda.waits["tape_ds/attention/borders.py:_pack"] = "several"
         ids = batch("padded")["document_ids"]
         return borders.Packed(*map(on_device, _pack(borders.Borders(ids, own.queries, own.offset))))
 

@@ -14,7 +14,7 @@ import pytest
 from tests.fake_cuda import device
 from tests.fake_cuda.cases import Case, Outcome
 from tests.fake_cuda.waits import FOREIGN, allowed
-from tests.model.helpers import ENCODINGS
+from tests.models.helpers import ENCODINGS
 
 Ask = Callable[[Case], Outcome]
 

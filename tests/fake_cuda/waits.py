@@ -36,7 +36,7 @@ ALLOWED = (
         "once a step all ranks agree, by its loss and the norm of its gradient, whether to go on",
     ),
     Allowed(
-        "tape_ds/health/guards.py:protect",
+        "tape_ds/resilience/guards.py:protect",
         lambda case: case.kind == "optimization",
         "without an engine: once a step, before the weights change, whether every gradient is finite",
     ),
@@ -46,29 +46,29 @@ ALLOWED = (
         "all micro-batches of a step are copied at its beginning, when ranks have just agreed and nothing is queued",
     ),
     Allowed(
-        "tape_ds/model/attention/borders.py:borders_of",
+        "tape_ds/attention/borders.py:borders_of",
         lambda case: case.rows == "padded" or case.kind == "prompt",
         "a mask, or positions alone: only the device knows whether there is padding or a second document. One wait a "
         "call, at its beginning, and before it transformers' generate has waited for the token",
     ),
     Allowed(
-        "tape_ds/model/attention/borders.py:_pack",
+        "tape_ds/attention/borders.py:_pack",
         lambda case: case.rows == "padded" and case.kind != "decoding",
         "padded sequences without cu_seq_lens: kernels for packed tokens need their number, once for all layers",
     ),
     Allowed(
-        "tape_ds/model/attention/borders.py:_contiguous",
+        "tape_ds/attention/borders.py:_contiguous",
         lambda case: case.rows == "padded" and case.encoding in WINDOWED,
         "a window over padded sequences: whether padding is between a document's tokens, once for all layers",
     ),
     Allowed(
-        "tape_ds/model/inputs.py:positions_that_differ",
+        "tape_ds/models/inputs.py:positions_that_differ",
         lambda case: case.kind == "prompt" or (case.kind == "decoding" and "abacus" in case.encoding),
         "a prompt of several sequences is compared once, so that angles and biases are computed once; with Abacus, "
         "places from a cache at every token",
     ),
     Allowed(
-        "tape_ds/model/attention/sdpa.py:_lengths",
+        "tape_ds/attention/sdpa.py:_lengths",
         lambda case: (
             (_trains(case) and case.backend == "sdpa" and case.rows != "dense")
             and (not case.biased or "nope layers" in case.encoding)
@@ -76,12 +76,12 @@ ALLOWED = (
         "sdpa, asked for by hand, calls a kernel for each document: the host needs the lengths, once for all layers",
     ),
     Allowed(
-        "tape_ds/model/positions/randpe.py:RandpeEncoding.locate",
+        "tape_ds/encodings/randpe.py:RandpeEncoding.locate",
         lambda case: _trains(case) and case.encoding == "randpe",
         "the positions of a forward are drawn by torch's CPU generator, so that all ranks draw the same",
     ),
     Allowed(
-        "tape_ds/model/positions/kernel_features.py:features",
+        "tape_ds/encodings/kernel_features.py:features",
         lambda case: _trains(case) and case.encoding == "tape from alibi",
         "so are the grids of a forward",
     ),

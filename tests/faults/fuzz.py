@@ -22,9 +22,9 @@ from typing import Any, Literal, get_args, get_origin
 import torch._dynamo  # noqa: F401  # --dry_run imports it, and it makes a folder of its own then
 import yaml
 
+from tape_ds.config import extension, files, finetuning, generated, pretraining
+from tape_ds.config.loading import field_hints
 from tape_ds.errors import EXIT_CODE, command
-from tape_ds.recipe import extension, files, finetuning, generated, pretraining
-from tape_ds.recipe.loading import field_hints
 from tape_ds.training import plan
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.strange import BYTES, STRANGE, TEXTS, WORDS

@@ -10,7 +10,7 @@ from tape_ds.checkpoint import merging
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.export import card, folder, source_model
 from tests.integration.conftest import forked
-from tests.training.kinds.test_extension_decoders import FAMILIES, SIZES
+from tests.training.runs.test_extension_decoders import FAMILIES, SIZES
 
 DAILY = {("gemma3_text", "lora", "zero2"), ("qwen3_moe", "full", "zero3")}
 CASES = [

@@ -8,8 +8,8 @@ import torch
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import UserError
-from tape_ds.model import convert
-from tape_ds.model.llama import evaluated_at
+from tape_ds.models import convert
+from tape_ds.models.llama import evaluated_at
 from tape_ds.scoring import loss_by_position
 from tests.integration.conftest import forked
 from tests.integration.test_extend_llama import SCRIPT, arguments

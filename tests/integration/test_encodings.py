@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.conftest import asked, forked
 from tests.integration.workers.encodings import ENCODINGS
-from tests.model.helpers import WITHOUT_GRADIENT
+from tests.models.helpers import WITHOUT_GRADIENT
 
 
 @pytest.fixture(scope="module")

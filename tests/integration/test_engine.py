@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds.checkpoint import merging, trained
-from tape_ds.model.configuration import TapeConfig
+from tape_ds.models.configuration import TapeConfig
 from tests.integration.conftest import forked
 
 ZERO = (".position.attend.weight", ".position.expand.weight")

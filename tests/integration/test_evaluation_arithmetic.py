@@ -11,7 +11,7 @@ from tape_ds import results
 from tape_ds.data.generated import vocabulary
 from tape_ds.data.generated.tasks import TASKS
 from tests.integration.conftest import forked, start
-from tests.model.helpers import tiny_model
+from tests.models.helpers import tiny_model
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from evaluation import harness
 from tape_ds import TapeConfig, TapeForCausalLM
 from tests.evaluation.test_harness import WRITE
 from tests.integration.conftest import ROOT, forked
-from tests.model.helpers import randomised
+from tests.models.helpers import randomised
 from tools import export_hf
 
 CHOOSE = """

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from tape_ds.model.loading import configuration
+from tape_ds.models.loading import configuration
 from tests.integration import clean_environment
 from tests.integration.conftest import ROOT
-from tests.model.helpers import randomised, rounding
+from tests.models.helpers import randomised, rounding
 from tools import export_hf
 
 FORMS = {
@@ -81,7 +81,7 @@ print("\\nFOUND" + json.dumps(found))
 def exported(tiny, tmp_path_factory):
     """A folder with both exports (``own code``, ``plain``) and ``expected.safetensors``: token ids, each model's logits
     as this package computes them, and the room that those of ``own code`` need for another order of sums."""
-    from tape_ds.model import convert
+    from tape_ds.models import convert
 
     folder = tmp_path_factory.mktemp("exported")
     ids = torch.randint(2, 300, (2, 90))

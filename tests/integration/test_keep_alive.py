@@ -2,7 +2,7 @@
 
 One story for all tests: the run is started, a rank gets SIGKILL after the first checkpoint, keep_alive gets SIGTERM
 after the restart has taken some steps, and the run's own command goes on. What keep_alive says of a run that finishes
-is in ``tests/cluster/test_supervision.py``.
+is in ``tests/resilience/test_keep_alive.py``.
 """
 
 import json
@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tape_ds import checkpoint, run_folder
-from tape_ds.health import run_lock
+from tape_ds.resilience import run_lock
 from tests.integration.conftest import ROOT, forked
 
 STEPS, SAVED = 30, 5

@@ -6,7 +6,7 @@ import torch
 from tape_ds import TapeConfig, methods
 from tape_ds.checkpoint import merging
 from tape_ds.checkpoint.trained import load_trained
-from tape_ds.model import convert
+from tape_ds.models import convert
 from tests.integration.conftest import asked, forked
 from tests.integration.workers.methods import TIED, name_of, probe
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tape_ds import checkpoint, run_folder
-from tape_ds.health import run_lock
+from tape_ds.resilience import run_lock
 from tests.processes import ROOT, Launch, free_port
 
 PRETRAIN = "launchers/pretrain_c4.py"

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, encodings
 from tape_ds.methods import init_weights
-from tape_ds.model import positions
-from tests.model.helpers import tiny_config
+from tests.models.helpers import tiny_config
 from tools.flops import PLACEHOLDERS
 
 SIZES = {
@@ -41,7 +40,7 @@ def test_weights_follow_from_the_seed_and_nothing_else():
         assert a.std() == 0 or not torch.equal(a, c), name
 
 
-@pytest.mark.parametrize("encoding", positions.available())
+@pytest.mark.parametrize("encoding", encodings.available())
 def test_encodings_share_the_weights_that_all_have(encoding):
     """A comparison at one seed compares encodings, not draws."""
     rope = dict(build("rope").named_parameters())

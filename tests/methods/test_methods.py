@@ -7,7 +7,7 @@ import torch
 
 from tape_ds import methods
 from tape_ds.errors import UserError
-from tests.model.helpers import tiny_model, tokens
+from tests.models.helpers import tiny_model, tokens
 
 NORMS = {
     *(f"model.layers.{i}.{kind}_layernorm.weight" for i in range(3) for kind in ("input", "post_attention")),

@@ -11,7 +11,7 @@ from transformers_tests.test_modeling_common import GenerationTesterMixin, Model
 from transformers_tests.test_training_mixin import TrainingTesterMixin
 
 from tape_ds import TapeConfig, TapeForCausalLM, TapeModel
-from tests.model.helpers import ENCODINGS, HEADS, SIZES
+from tests.models.helpers import ENCODINGS, HEADS, SIZES
 
 MODEL_MAPPING_NAMES[TapeConfig.model_type] = TapeModel.__name__  # by which the tests tell base models
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tape_ds.model import flops
+from tape_ds.models import flops
 from tape_ds.planning import roofline
 from tape_ds.planning.layout import Engine
 from tape_ds.planning.plan import Plan

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tape_ds import TapeConfig, TapeForCausalLM, methods
+from tape_ds import TapeConfig, TapeForCausalLM, encodings, methods
+from tape_ds.encodings import registry
 from tape_ds.errors import UserError
-from tape_ds.model import flops, positions
-from tape_ds.model.positions import registry
+from tape_ds.models import flops
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
@@ -19,7 +19,7 @@ def small(encoding="tape", **changes):
     return TapeConfig(**{**SMALL, "position_encoding": encoding, **PLACEHOLDERS.get(encoding, {}), **changes})
 
 
-@pytest.mark.parametrize("encoding", positions.available())
+@pytest.mark.parametrize("encoding", encodings.available())
 def test_all_parameters_of_every_encoding(encoding):
     config = small(encoding)
     found = shape.tensors(shape.sizes(config), TrainedShape.everything())

@@ -5,7 +5,7 @@ import torch
 
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
-from tests.model.helpers import tiny_model, tokens
+from tests.models.helpers import tiny_model, tokens
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 from tape_ds.data.generated import task
 from tape_ds.data.generated.task import GeneratedSample
 from tape_ds.data.generated.tasks import TASKS
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.scoring.exact_match import Answered, judge, means, whole_answers
 from tape_ds.scoring.generation import continue_prompts
 

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from tape_ds.scoring.generation import continue_prompts, ends_of
-from tests.model.helpers import tiny_model
+from tests.models.helpers import tiny_model
 
 NEW = 10
 PROMPTS = [[5, 9, 30, 11, 7, 44, 8, 21, 33], [17, 50], [40, 3, 12, 12, 60]]

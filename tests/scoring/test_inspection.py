@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from tape_ds.encodings.tape import current
 from tape_ds.errors import UserError
-from tape_ds.model import convert
-from tape_ds.model.positions.tape import current
+from tape_ds.models import convert
 from tape_ds.scoring import inspection
-from tests.model.helpers import ENCODINGS, MODELS, rounding, tiny_model, tokens
+from tests.models.helpers import ENCODINGS, MODELS, rounding, tiny_model, tokens
 
 NOWHERE = ("cope", "fox", "nope", "nope scaled", "pope", "repo", "repo everywhere", "sincos")
 BIASED = ("alibi", "bipe_alibi", "fire", "t5", "tape from alibi", "alibi abacus", "alibi nope layers")

@@ -12,7 +12,7 @@ from tape_ds.results import passkeys_of
 from tape_ds.scoring.each import in_turn
 from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
 from tests.data.letters import BEGIN, Letters
-from tests.model.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
+from tests.models.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
 from tests.scoring.readers import Reader
 from tests.scoring.test_loss_by_position import tiny_llama
 

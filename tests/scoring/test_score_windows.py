@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tape_ds.model.llama import evaluated_at
+from tape_ds.models.llama import evaluated_at
 from tape_ds.scoring.perplexity import WindowLoss, pool, score_windows
 from tape_ds.scoring.windows import CONVENTIONS
 from tape_ds.training import metrics
-from tests.model.helpers import VOCABULARY, tiny_model
+from tests.models.helpers import VOCABULARY, tiny_model
 from tests.scoring.test_loss_by_position import VOCABULARY as LLAMA_VOCABULARY
 from tests.scoring.test_loss_by_position import tiny_llama
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from tape_ds.model.positions.rope import RopeEncoding
+from tape_ds.encodings.rope import RopeEncoding
 from tape_ds.scoring import stability
 from tape_ds.scoring.inspection import LayerView, PositionMap
-from tests.model.helpers import ENCODINGS, INVARIANT, tiny_model, tokens
+from tests.models.helpers import ENCODINGS, INVARIANT, tiny_model, tokens
 
 LAYERS = (1, 2, 3)
 FORMS = ("tape separate", "tape vector", "tape flattened")

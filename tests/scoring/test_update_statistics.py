@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tape_ds.scoring.update_statistics import measure
-from tests.model.helpers import tiny_model, tokens
+from tests.models.helpers import tiny_model, tokens
 
 
 def test_nothing_is_trained_yet():

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from tape_ds import TapeForCausalLM
-from tests.model.helpers import VOCABULARY, tokens
-from tests.model.loading.test_families import PUBLISHED, publish
-from tests.model.loading.test_reference_checkpoint import golden
-from tests.model.test_rows import tokenizer_of
+from tests.models.helpers import VOCABULARY, tokens
+from tests.models.loading.test_families import PUBLISHED, publish
+from tests.models.loading.test_reference_checkpoint import golden
+from tests.models.test_rows import tokenizer_of
 from tools import convert_checkpoint, export_hf, merge_adapter
 
 

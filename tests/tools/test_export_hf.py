@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.model.helpers import tiny_model, tokens
+from tests.models.helpers import tiny_model, tokens
 from tools import export_hf
 
 

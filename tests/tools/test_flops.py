@@ -2,8 +2,7 @@
 
 import pytest
 
-from tape_ds import results
-from tape_ds.model import positions
+from tape_ds import encodings, results
 from tools import flops
 
 
@@ -53,7 +52,7 @@ def test_a_table_is_stored(tmp_path, capsys):
 def test_every_encoding_is_listed_by_default(tmp_path, capsys):
     assert flops.main(["--output", str(tmp_path)]) == 0
     rows = results.load(tmp_path / "flops.json").figures["rows"]
-    assert [each["encoding"] for each in rows] == positions.available()
+    assert [each["encoding"] for each in rows] == encodings.available()
     (rope,) = [each for each in rows if each["encoding"] == "rope"]
     ours = row(flops.table_3(), "rope", "this project")
     assert [rope[name] for name in ("MACs full (G)", "parameters (M)")] == [ours["MACs (G)"], ours["parameters (M)"]]

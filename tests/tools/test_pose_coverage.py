@@ -7,8 +7,8 @@ import datasets
 import pytest
 
 from tape_ds import results
+from tape_ds.config.extension import load
 from tape_ds.data import coverage
-from tape_ds.recipe.extension import load
 from tools import pose_coverage
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -65,7 +65,7 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
 
     (tmp_path / "text.txt").write_text("for letter in the alphabet: skip a few\n" * 40)
     monkeypatch.setattr("tape_ds.data.tokenizer.load", lambda *_: build_tokenizer())
-    monkeypatch.setattr("tape_ds.model.loading.model_folder.resolve", lambda name: name)
+    monkeypatch.setattr("tape_ds.models.loading.model_folder.resolve", lambda name: name)
     spec = f"text:{tmp_path}/text.txt"
     fields = ["--train_data", spec, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")

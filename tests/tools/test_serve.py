@@ -15,8 +15,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evaluation import models
 from tape_ds.export import card, folder, source_model
+from tape_ds.scoring import models
 from tests.export.conftest import YARN, base, run  # noqa: F401  (fixtures)
 from tools import serve
 

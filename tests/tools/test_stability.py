@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tape_ds import results
-from tape_ds.model import convert
+from tape_ds.models import convert
 from tests.export.conftest import base, run
-from tests.model.helpers import tiny_model
+from tests.models.helpers import tiny_model
 from tests.tools.helpers import saved
 from tools import stability
 

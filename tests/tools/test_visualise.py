@@ -9,12 +9,12 @@ import torch
 from matplotlib import colormaps
 from matplotlib.image import imread
 
-from evaluation import map_figures
-from evaluation.maps import Map, MapKind
 from tape_ds import TapeForCausalLM, results
+from tape_ds.scoring import map_figures
 from tape_ds.scoring.inspection import inspect
+from tape_ds.scoring.maps import Map, MapKind
 from tests.export.conftest import base, run
-from tests.model.helpers import tiny_model
+from tests.models.helpers import tiny_model
 from tests.tools.helpers import saved
 from tools import visualise
 

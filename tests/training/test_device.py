@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tape_ds import installation
-from tape_ds.cluster import place
+from tape_ds.config import extension, pretraining
+from tape_ds.distributed import place
 from tape_ds.errors import UserError, raise_if_any
-from tape_ds.health import stopping
 from tape_ds.kernels import jit
 from tape_ds.planning import shape
-from tape_ds.recipe import extension, pretraining
+from tape_ds.resilience import stopping
 from tape_ds.training import device, execution, forecast, plan
 from tape_ds.training.checks import libraries
 

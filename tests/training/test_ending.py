@@ -13,15 +13,15 @@ from transformers import Trainer
 
 from tape_ds import checkpoint, run_folder, storage
 from tape_ds.checkpoint.saving import Saver
+from tape_ds.distributed import distributed_map
 from tape_ds.errors import UserError
-from tape_ds.health import spikes
-from tape_ds.health.stopping import StopRequest
-from tape_ds.parallel import distributed_map
+from tape_ds.resilience import spikes
+from tape_ds.resilience.stopping import StopRequest
 from tape_ds.training import execution
-from tape_ds.training.kinds import extension
 from tape_ds.training.run import NothingToDo
+from tape_ds.training.runs import extension
 from tape_ds.training.trainer import TapeTrainer
-from tests.training.kinds.test_extension import model, recipe
+from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
 
@@ -127,7 +127,7 @@ def test_a_person_asks_for_a_checkpoint(train, monkeypatch, text, kept):
     """A file in the run's folder; with a name in it the checkpoint stays for ever."""
     folder = train.folder / "run"
     at_step(monkeypatch, 1, lambda _: (folder / run_folder.SAVE_NOW).write_text(text))
-    monkeypatch.setattr("tape_ds.health.stopping._WRITING_SECONDS", 0)
+    monkeypatch.setattr("tape_ds.resilience.stopping._WRITING_SECONDS", 0)
     assert train(save_total_limit=1) == 0
     names = [each.name for each in checkpoint.committed(folder)]
     assert names == (["checkpoint-1"] if kept else []) + ["checkpoint-6"]

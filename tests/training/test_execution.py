@@ -8,12 +8,12 @@ from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeConfig
 from tape_ds.checkpoint import merging
-from tape_ds.cluster import rendezvous
-from tape_ds.health import stopping
-from tape_ds.health.stopping import StopRequest
+from tape_ds.distributed import rendezvous
+from tape_ds.resilience import stopping
+from tape_ds.resilience.stopping import StopRequest
 from tape_ds.training import execution
-from tape_ds.training.kinds import extension
-from tests.training.kinds.test_extension import model, recipe
+from tape_ds.training.runs import extension
+from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
 

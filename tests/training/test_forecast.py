@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from tape_ds.checkpoint import Manifest
+from tape_ds.config import extension, pretraining
+from tape_ds.config.files import recipes_of, shipped
+from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError
-from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.model.loading import model_folder
-from tape_ds.parallel.rank_sync import RankSync
+from tape_ds.models.llama import TapeForCausalLM
+from tape_ds.models.loading import model_folder
 from tape_ds.planning import hardware, memory, search, shape
 from tape_ds.planning.plan import Plan
-from tape_ds.recipe import extension, pretraining
-from tape_ds.recipe.files import recipes_of, shipped
 from tape_ds.training import forecast, model_config, run
-from tests.recipe.helpers import has_bitsandbytes
+from tests.config.helpers import has_bitsandbytes
 
 A100 = hardware.find("a100-80")
 

@@ -6,7 +6,7 @@ from tape_ds import methods
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.training.held_out import HeldOut, score_variants
 from tests.methods.test_methods import settings
-from tests.model.helpers import tiny_model, tokens
+from tests.models.helpers import tiny_model, tokens
 
 VARIANTS = {"off": WITHOUT_UPDATES, "on": None}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0, "original_max_position_embeddings": 32}

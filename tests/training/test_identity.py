@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from tape_ds.recipe import extension, pretraining
+from tape_ds.config import extension, pretraining
 from tape_ds.training import identity
 
 FOLDER = Path("checkpoint-3")
@@ -125,8 +125,8 @@ def test_every_field_of_every_kind_is_known():
     """A field of ours is either free or compared, and the lists name no field that is gone."""
     recipes = [extension.load(["--recipe", "demo"], world_size=1), pretraining.load(RECIPE, world_size=1)]
     fields = {name for recipe in recipes for name in recipe.as_dict()}
-    from tape_ds.recipe import finetuning, generated, trainer
-    from tape_ds.recipe.loading import field_hints
+    from tape_ds.config import finetuning, generated, trainer
+    from tape_ds.config.loading import field_hints
 
     kinds = (generated.GeneratedRecipe, finetuning.ScrollsRecipe, finetuning.ChatRecipe)
     known = {name for kind in kinds for name in field_hints(kind)} | fields | set(trainer.FIELDS)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tape_ds.recipe.sections import Memory
+from tape_ds.config.sections import Memory
 from tape_ds.training.memory_savings import ApplyMemorySavings, MemorySavings
-from tests.model.helpers import tiny_model, tokens
+from tests.models.helpers import tiny_model, tokens
 from tests.training.test_trainer import build, losses
 
 CPU = torch.device("cpu")

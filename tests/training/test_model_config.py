@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tape_ds.config import extension, pretraining
 from tape_ds.errors import UserError
-from tape_ds.model.loading import configuration, extendable, model_folder
+from tape_ds.models.loading import configuration, extendable, model_folder
 from tape_ds.planning import shape
-from tape_ds.recipe import extension, pretraining
 from tape_ds.training import model_config, plan
 from tools import plan as tools_plan
 

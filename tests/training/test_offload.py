@@ -5,9 +5,9 @@ import gc
 import pytest
 import torch
 
-from tape_ds.model.recompute import use_recompute
+from tape_ds.methods.recompute import use_recompute
 from tape_ds.training.memory_savings import InputOffload
-from tests.model.helpers import gradients, tiny_model, tokens
+from tests.models.helpers import gradients, tiny_model, tokens
 
 CPU = torch.device("cpu")
 SEQUENCES, LENGTH = 2, 13

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from tape_ds import methods
-from tape_ds.recipe.sections import Optimization
+from tape_ds.config.sections import Optimization
 from tape_ds.training import parameter_groups
 from tape_ds.training.parameter_groups import MATRICES, POSITIONS, VECTORS
 from tests.methods.test_methods import settings
-from tests.model.helpers import tiny_model, tokens
+from tests.models.helpers import tiny_model, tokens
 
 ARGUMENTS = SimpleNamespace(learning_rate=1e-3, weight_decay=0.1)
 

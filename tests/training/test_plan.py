@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tape_ds.config.extension import load
 from tape_ds.planning import hardware
-from tape_ds.recipe.extension import load
 from tape_ds.training import forecast, plan
 from tools import plan as tools_plan
 

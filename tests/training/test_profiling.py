@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tape_ds.recipe.sections import Memory, Profile
+from tape_ds.config.sections import Memory, Profile
 from tape_ds.training import profiling
 from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler

@@ -8,8 +8,8 @@ import torch
 from tape_ds.checkpoint import merging
 from tape_ds.checkpoint.trained import read_record
 from tape_ds.training import execution
-from tape_ds.training.kinds import extension
-from tests.training.kinds.test_extension import model, recipe
+from tape_ds.training.runs import extension
+from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
 

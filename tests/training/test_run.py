@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tape_ds.config import extension
 from tape_ds.errors import Problem, UserError
-from tape_ds.health.run_lock import RunLock
-from tape_ds.recipe import extension
+from tape_ds.resilience.run_lock import RunLock
 from tape_ds.training import run
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import TrainerState
 
+from tape_ds.config import pretraining
+from tape_ds.config.sections import Samples
 from tape_ds.errors import UserError
-from tape_ds.recipe import pretraining
-from tape_ds.recipe.sections import Samples
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.samples import WriteSamples
 from tape_ds.training.trackers import SafeTracker

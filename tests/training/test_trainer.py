@@ -13,12 +13,12 @@ from transformers import Trainer, TrainingArguments
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.config.sections import Optimization
 from tape_ds.data.dataset import collate
 from tape_ds.data.passkey import PasskeyPrompt
+from tape_ds.distributed import distributed_map
 from tape_ds.errors import UserError
-from tape_ds.model.distillation import Teacher
-from tape_ds.parallel import distributed_map
-from tape_ds.recipe.sections import Optimization
+from tape_ds.methods.distillation import Teacher
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.scoring.passkey import score
 from tape_ds.training import callbacks
@@ -27,7 +27,7 @@ from tape_ds.training.held_out import HeldOut, read_passkeys, read_scores, token
 from tape_ds.training.trainer import TapeTrainer
 from tests.data.letters import Letters
 from tests.methods.test_methods import settings
-from tests.model.helpers import tiny_config, tokens
+from tests.models.helpers import tiny_config, tokens
 
 LENGTH, STEPS = 16, 6
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation import published
-from evaluation.published import Number, PublishedTable, Quantity
 from tape_ds import results
 from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
+from tape_ds.scoring import published
+from tape_ds.scoring.published import Number, PublishedTable, Quantity
 from tools.experiment import readings
 from tools.experiment.readings import Numbers, Rows
 from tools.experiment.table import PAPER

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from evaluation import published
-from evaluation.published import Quantity
 from tape_ds import results
 from tape_ds.results import WITHOUT_UPDATES, passkeys_of
+from tape_ds.scoring import published
+from tape_ds.scoring.published import Quantity
 from tape_ds.scoring.span_losses import SpanLosses
 
 Numbers = dict[Quantity, float]

@@ -23,7 +23,7 @@ from tools.experiment import readings, table
 from tools.experiment.table import Experiment
 
 if TYPE_CHECKING:
-    from tape_ds.recipe.recipe import Recipe
+    from tape_ds.config.recipe import Recipe
 
 RECIPE, STEPS = "recipe.json", "steps.json"
 """In a run's folder: the recipe it was started with, so that nothing else is resumed there; the commands that ended."""
@@ -71,7 +71,7 @@ class PlannedRun:
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Return whether a stored configuration is this run's, wherever it ran. A field that it lacks did not exist
         yet, which is as good as the field's default; one that the recipe leaves to the plan may have any value."""
-        from tape_ds.recipe.recipe import RENAMED
+        from tape_ds.config.recipe import RENAMED
 
         chosen = self.recipe.open
         if "activation_checkpointing" in chosen:
@@ -110,7 +110,7 @@ def plain(recipe: "Recipe") -> dict[str, Any]:
 
 def defaults(recipe: "Recipe", names: set[str]) -> dict[str, Any]:
     """Return the defaults of some of a recipe's fields."""
-    from tape_ds.recipe import loading
+    from tape_ds.config import loading
 
     known = loading.table(type(recipe))
     owners = {name: known[name] for name in names if name in known}

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from evaluation.published import Quantity
 from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import NOT_AVAILABLE, number
 from tape_ds.scoring import statistics
+from tape_ds.scoring.published import Quantity
 from tape_ds.scoring.statistics import Sample
 from tools.experiment import readings
 from tools.experiment.readings import BY_UPDATES

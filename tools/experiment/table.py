@@ -13,10 +13,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tape_ds import fields, paths
+from tape_ds.config import files
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.fields import Section
 from tape_ds.installation import ROOT
-from tape_ds.recipe import files
 
 FOLDER = ROOT / "tools" / "experiments"
 SMALL, PAPER = "small", "paper"

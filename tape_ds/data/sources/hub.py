@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tape_ds.data.sources import columns
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
 from tape_ds.errors import Problem, UserError
-from tape_ds.model.loading.hub import ID
+from tape_ds.models.loading.hub import ID
 
 if TYPE_CHECKING:
     import pyarrow

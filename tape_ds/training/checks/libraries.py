@@ -9,9 +9,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
+from tape_ds.config import trainer
+from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.recipe import trainer
-from tape_ds.recipe.recipe import Recipe
 
 UNKNOWN = 10**9
 """Steps of a run over epochs of data that are not counted yet: more than any warm-up or decay."""

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from tape_ds.config import pretraining
 from tape_ds.data.sources import check_lists, weights
 from tape_ds.errors import UserError
-from tape_ds.recipe import pretraining
 from tools import prepare_data
 
 GOOD = {"source": "stdlib:ast.py", "weight": 1}

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds.data.scrolls import examples
-from tape_ds.model import convert
-from tests.model.helpers import tiny_model
+from tape_ds.models import convert
+from tests.models.helpers import tiny_model
 
 DATA = Path(__file__).resolve().parents[2] / "assets" / "scrolls"
 

@@ -7,9 +7,9 @@ import pytest
 from lm_eval import evaluator
 
 from evaluation import harness
-from evaluation.harness_tasks import TASKS
-from evaluation.language_model import HarnessModel
 from tape_ds.data.scrolls import examples
+from tape_ds.scoring.harness_tasks import TASKS
+from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation.scrolls.conftest import DATA, known_answers
 
 

@@ -10,10 +10,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
-from evaluation.language_model import HarnessModel
 from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
+from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
 from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answers
 

@@ -9,18 +9,17 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from tape_ds import methods
+from tape_ds import encodings, methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.methods import init_weights
-from tape_ds.model import positions
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Sequences, arguments, end, run_worker
-from tests.model.helpers import tiny_config
+from tests.models.helpers import tiny_config
 
 ENCODINGS = [
-    *positions.available(),
+    *encodings.available(),
     "tape separate",
     "tape vector",
     "tape flattened",

@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from tape_ds import methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.config.sections import Optimization
 from tape_ds.data.dataset import collate
-from tape_ds.model import convert
-from tape_ds.model.loading import configuration
-from tape_ds.recipe.sections import Optimization
+from tape_ds.models import convert
+from tape_ds.models.loading import configuration
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker

@@ -13,16 +13,16 @@ from transformers import TrainerCallback, set_seed
 
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.config.sections import Safety
 from tape_ds.data.dataset import collate
-from tape_ds.health import guards
-from tape_ds.health.guards import StoppedByGuard
-from tape_ds.parallel.rank_sync import RankSync
-from tape_ds.recipe.sections import Safety
+from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.resilience import guards
+from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
 from tests.methods.test_methods import settings
-from tests.model.helpers import tiny_config
+from tests.models.helpers import tiny_config
 
 STEPS, BAD, LIMIT = 6, (2, 4, 5), 2
 """Steps planned; those in which the second rank counts wrong, from 1; so many of them in a row end the run."""

@@ -13,11 +13,11 @@ from transformers import set_seed
 from tape_ds import methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.config import deepspeed_config
+from tape_ds.config.sections import Memory, Profile
 from tape_ds.data.dataset import collate
-from tape_ds.model import convert
-from tape_ds.model.loading import configuration
-from tape_ds.recipe import deepspeed_config
-from tape_ds.recipe.sections import Memory, Profile
+from tape_ds.models import convert
+from tape_ds.models.loading import configuration
 from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer

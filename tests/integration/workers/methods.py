@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from tape_ds import methods
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.data.dataset import collate
-from tape_ds.model import convert
-from tape_ds.model.loading import configuration
+from tape_ds.models import convert
+from tape_ds.models.loading import configuration
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
 from tests.methods.test_methods import settings

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tape_ds.parallel import rank_sync
+from tape_ds.distributed import rank_sync
 
 ACCELERATOR, HOST = torch.device("cpu", 0), torch.device("cpu")
 ANYWHERE = "c10d.barrier"

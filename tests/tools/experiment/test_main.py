@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.published import Quantity
 from tape_ds import results
-from tape_ds.recipe import generated
+from tape_ds.config import generated
+from tape_ds.scoring.published import Quantity
 from tools.experiment import __main__ as experiment
 from tools.experiment import page, runs
 

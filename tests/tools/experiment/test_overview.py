@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from evaluation import published
-from evaluation.published import Quantity
 from tape_ds import results
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
+from tape_ds.scoring import published
+from tape_ds.scoring.published import Quantity
 from tools import plan
 from tools.experiment import __main__ as experiment
 from tools.experiment import overview, table

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from evaluation import published
-from evaluation.published import Quantity
 from tape_ds import results
 from tape_ds.installation import ROOT
+from tape_ds.scoring import published
+from tape_ds.scoring.published import Quantity
 from tools.experiment import readings
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from evaluation.published import Quantity
 from tape_ds import results
+from tape_ds.scoring.published import Quantity
 from tools.experiment import readings, report, runs
 from tools.experiment.runs import ExperimentWork, Starting
 from tools.experiment.table import Experiment

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from evaluation.published import Quantity
 from tape_ds import results
 from tape_ds.errors import UserError
+from tape_ds.scoring.published import Quantity
 from tools.experiment import study as studies
 from tools.experiment.study import Measure, Study, StudyRow, verdict
 

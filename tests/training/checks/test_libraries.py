@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import get_scheduler
 
+from tape_ds.config import files, kinds, loading
+from tape_ds.config.extension import ExtensionRecipe, load
 from tape_ds.errors import UserError
-from tape_ds.recipe import files, kinds, loading
-from tape_ds.recipe.extension import ExtensionRecipe, load
 from tape_ds.training import plan, run
 from tape_ds.training.checks import libraries
 

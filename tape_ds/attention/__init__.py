@@ -1,0 +1,7 @@
+"""One attention for every positional encoding: :func:`tape_ds.attention.attend.attend`. Here is what a
+configuration is checked with, without torch.
+"""
+
+from tape_ds.attention.names import available, missing, problems, problems_with_needs, requested
+
+__all__ = ["available", "missing", "problems", "problems_with_needs", "requested"]

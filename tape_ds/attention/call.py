@@ -1,0 +1,165 @@
+"""The arguments of one attention call, and the mask that they stand for.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tape_ds.attention.borders import Borders
+from tape_ds.attention.names import NEEDS
+from tape_ds.attention.score_bias import ContentBias, ScoreBias
+
+
+class AttentionCall(NamedTuple):
+    """The arguments of :func:`tape_ds.attention.attend.attend`, defaults filled in."""
+
+    q: Tensor
+    k: Tensor
+    values: tuple[Tensor, ...]
+    """One or more, each [B, G, S, V] of a width of its own: all are weighted by the same softmax."""
+    borders: Borders | None
+    offset: int | Tensor
+    scale: float
+    bias: ScoreBias | ContentBias | None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def document_ids(self) -> Tensor | None:
+        """[B, S], -1 = padding; None where there is neither padding nor a second document."""
+        return None if self.borders is None else self.borders.ids_BS
+
+    @property
+    def v(self) -> Tensor:
+        """The value of a call that has one."""
+        (value,) = self.values
+        return value
+
+    @property
+    def trains(self) -> bool:
+        """Whether anybody asks for a gradient."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, *self.values))
+
+    @property
+    def needs(self) -> list[str]:
+        """Names of those :data:`NEEDS` that this call has."""
+        return [name for name in NEEDS if getattr(self, name) is not None]
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether scores are more than scaled products: none of torch's fused kernels takes the call as it is."""
+        return self.bias is not None or self.softcap is not None or self.sinks is not None
+
+    def part(self, start: int, stop: int) -> "AttentionCall":
+        """Return the call of the queries ``start .. stop`` alone, over those keys alone that they may see."""
+        first, last = 0, self.k.shape[2]
+        if not isinstance(self.offset, Tensor):
+            last = self.offset + stop
+            first = 0 if self.window is None else max(0, self.offset + start - self.window + 1)
+        window = None if self.window is None or self.window >= last - first else self.window
+        if (start, stop, first, last) == (0, self.q.shape[2], 0, self.k.shape[2]):
+            return self._replace(window=window)
+        queries, keys, offset = slice(start, stop), slice(first, last), self.offset + start - first
+
+        def cut(borders: Borders) -> Borders:
+            return Borders(borders.ids_BS[:, keys], stop - start, offset)
+
+        borders, bias = self.borders, self.bias
+        if borders is not None and (start, stop, first) != (0, borders.queries, 0):
+            # A compiled graph's lengths cannot be looked up.
+            borders = cut(borders) if torch.compiler.is_compiling() else borders.once(("part", start, stop, first), cut)
+        return self._replace(
+            q=self.q[:, :, queries],
+            k=self.k[:, :, keys],
+            values=tuple(value[:, :, keys] for value in self.values),
+            borders=borders,
+            offset=offset,
+            bias=bias.part(queries, keys) if isinstance(bias, ScoreBias) else bias,
+            window=window,
+        )
+
+
+def joined(function: Callable[[AttentionCall], Tensor], call: AttentionCall) -> tuple[Tensor, ...]:
+    """Return the outputs of a function that takes one value, by giving it all values side by side."""
+    if len(call.values) == 1:
+        return (function(call),)
+    out_BHTV = function(call._replace(values=(torch.cat(call.values, dim=-1),)))
+    return out_BHTV.split([value.shape[-1] for value in call.values], dim=-1)
+
+
+def complete(
+    q: Tensor,
+    k: Tensor,
+    values: tuple[Tensor, ...],
+    borders: Borders | None,
+    offset: int | Tensor | None,
+    scale: float | None,
+    bias: ScoreBias | ContentBias | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> AttentionCall:
+    """Fill the defaults in; drop the keys that no query sees, and a window that reaches all that are left.
+
+    Raises:
+        ValueError: queries outside the key axis, borders of other sequences, an empty window, or a soft cap or sinks
+            together with a bias.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} keys: give 1 or more, or None")
+    if bias is not None and (softcap is not None or sinks is not None):
+        raise ValueError("a bias on scores together with a soft cap on them or sinks is not supported")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    offset = k.shape[2] - q.shape[2] if offset is None else offset
+    if not isinstance(offset, Tensor):
+        seen = offset + q.shape[2]
+        if offset < 0 or seen > k.shape[2]:
+            raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
+        if borders is not None and (len(q), seen, q.shape[2]) != (*borders.ids_BS.shape, borders.queries):
+            raise ValueError(
+                f"borders of {list(borders.ids_BS.shape)} keys and {borders.queries} queries do not fit "
+                f"{q.shape[2]} queries over {[len(q), seen]} keys"
+            )
+    call = AttentionCall(q, k, values, borders, offset, scale, bias, window, softcap, sinks)
+    return call.part(0, q.shape[2])
+
+
+def allowed_keys(call: AttentionCall) -> Tensor:
+    """Return the mask that a call stands for: bool [B or 1, T, S], True where a query may see a key."""
+    document_ids = call.document_ids
+    query_positions = torch.arange(call.q.shape[2], device=call.q.device) + call.offset
+    key_positions = torch.arange(call.k.shape[2], device=call.q.device)
+    allowed_1TS = (key_positions[None, :] <= query_positions[:, None])[None]
+    if call.window is not None:
+        allowed_1TS = allowed_1TS & (key_positions[None, :] > query_positions[:, None] - call.window)
+    if document_ids is None:
+        return allowed_1TS
+    query_ids_BT = document_ids.index_select(1, query_positions)
+    same_BTS = (query_ids_BT[:, :, None] == document_ids[:, None, :]) & (document_ids >= 0)[:, None, :]
+    return allowed_1TS & same_BTS
+
+
+def blank_padding(call: AttentionCall) -> AttentionCall:
+    """Zero whatever padding holds: a weight of 0 times NaN would still be NaN, forward and backward."""
+    if call.borders is None or not call.borders.may_pad:
+        return call
+    padding_B1S1 = (call.borders.ids_BS < 0)[:, None, :, None]
+    query_positions = torch.arange(call.q.shape[2], device=call.q.device) + call.offset
+    q = call.q.masked_fill(padding_B1S1.index_select(2, query_positions), 0.0)
+    k, *values = (x.masked_fill(padding_B1S1, 0.0) for x in (call.k, *call.values))
+    return call._replace(q=q, k=k, values=tuple(values))
+
+
+def has_flash(x: Tensor) -> bool:
+    """Return whether torch's FlashAttention runs where ``x`` is: not on NVIDIA's GPUs before Ampere, a V100 for one."""
+    return not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
+def fp32_kept(q: Tensor) -> torch.autocast:
+    """Autocast would turn matrix products that are fp32 on purpose back into bf16."""
+    return torch.autocast(q.device.type, enabled=False)

@@ -1,0 +1,92 @@
+"""Attention of every document on its own, over the tokens of all documents one after the other.
+
+So work and memory follow the documents' lengths, not T x S, and what a layer moves beside attention itself does not
+grow with their number: tokens are gathered once where padding stands between them, and not at all where it does not.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width, P tokens of all
+documents, without padding.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tape_ds.attention.borders import Packed
+from tape_ds.attention.call import AttentionCall
+
+
+class Attention(Protocol):
+    """Attention of packed tokens."""
+
+    def __call__(self, q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
+        """[P, H, K], [P, G, K], [P, G, V] and where documents are -> [P, H, V]."""
+        ...
+
+
+def attention_by_documents(
+    call: AttentionCall, packed: Packed, attention: Attention, one_width: bool
+) -> tuple[Tensor, ...]:
+    """Return the outputs [B, H, T, V] of a call; 0 for padding, which is never read.
+
+    Args:
+        call: with an offset that is a number.
+        packed: where its documents are.
+        attention: of packed tokens.
+        one_width: it takes values as wide as the key alone: it is called once for every K columns.
+    """
+    q_PHK, k_PGK = _gathered(call.q, packed.query_order), _gathered(call.k, packed.key_order)
+    outs = []
+    for value in call.values:
+        v_PGV = _gathered(value, packed.key_order)
+        of_part = functools.partial(attention, q_PHK, k_PGK, packed=packed)
+        out_PHV = by_key_width(of_part, v_PGV, call.q.shape[-1]) if one_width else of_part(v_PGV)
+        outs.append(_put_back(out_PHV, packed.query_order, call.q))
+    return tuple(outs)
+
+
+def why_not(call: AttentionCall) -> str | None:
+    """Why kernels for packed tokens of 16 bits do not take this call."""
+    if call.q.dtype not in (torch.float16, torch.bfloat16):
+        return f"is for fp16 and bf16, not {str(call.q.dtype).removeprefix('torch.')}"
+    if call.borders is None:
+        return None
+    if torch.compiler.is_compiling() and not call.borders.known:
+        return "cannot work out in a compiled graph where documents begin: give cu_seq_lens_q"
+    if call.window is not None and not call.borders.contiguous:
+        return "counts a window over a document's tokens alone, and padding or other documents are between them"
+    return None
+
+
+def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: int) -> Tensor:
+    """Call ``attention`` for every ``width`` columns of the value; the last may be narrower and is padded by zeros."""
+    outs = []
+    for part in value.split(width, dim=-1):
+        wide = part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1]))
+        outs.append(attention(wide)[..., : part.shape[-1]])
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+
+
+def whole_sequences(call: AttentionCall) -> Packed:
+    """Return where the documents of a call without borders are: every sequence is one."""
+    (sequences, _, queries, _), keys = call.q.shape, call.k.shape[2]
+    counted = torch.arange(sequences + 1, device=call.q.device, dtype=torch.int32)
+    return Packed(counted * queries, counted * keys, queries, keys, None, None)
+
+
+def _gathered(x_BHTK: Tensor, order: Tensor | None) -> Tensor:
+    """[B, H, T, K] -> [P, H, K]: a view where nothing is left out and tokens lie before heads, as projections leave
+    them."""
+    tokens = x_BHTK.transpose(1, 2).flatten(0, 1)
+    return tokens if order is None else tokens.index_select(0, order)
+
+
+def _put_back(out_PHV: Tensor, order: Tensor | None, q_BHTK: Tensor) -> Tensor:
+    batch, _, queries, _ = q_BHTK.shape
+    if order is not None:
+        padded = out_PHV.new_zeros(batch * queries, *out_PHV.shape[1:])
+        out_PHV = padded.index_copy(0, order, out_PHV)
+    return out_PHV.unflatten(0, (batch, queries)).transpose(1, 2)

@@ -1,0 +1,65 @@
+"""Attention by this project's Triton kernels: scores computed once for the value and the position state beside it.
+
+A value no wider than the key needs no kernel of ours, except for a step of decoding: torch's own answer it (``varlen``
+where documents would be a call each), so that the backend ``triton`` serves every layer of a model.
+"""
+
+import torch
+from torch import Tensor
+
+from tape_ds.attention.borders import FEW_QUERIES, Borders
+from tape_ds.attention.call import AttentionCall
+from tape_ds.attention.sdpa import attention_by_sdpa
+from tape_ds.attention.varlen import attention_by_varlen
+from tape_ds.attention.varlen import why_not as why_not_varlen
+from tape_ds.kernels import decode_attention, tape_attention
+
+
+def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
+    """Return a call for which :func:`why_not` gives None."""
+    assert isinstance(call.offset, int)
+    halves = _halves(call)
+    if _decodes(call):
+        outs = decode_attention.decode_attention(
+            call.q, call.k, *halves, offset=call.offset, document_ids=call.document_ids, scale=call.scale
+        )
+    elif len(halves) == 1:
+        packed = call.q.device.type != "cpu" and call.borders is not None and call.q.shape[2] > FEW_QUERIES
+        return attention_by_varlen(call) if packed and why_not_varlen(call) is None else attention_by_sdpa(call)
+    else:
+        documents = None if call.borders is None else call.borders.once("kernels", _for_kernels)
+        outs = tape_attention.tape_attention(
+            call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
+        )
+    parts = [out for out in outs if out is not None]
+    return tuple(parts) if len(parts) == len(call.values) else (torch.cat(parts, dim=-1),)
+
+
+def why_not(call: AttentionCall) -> str | None:
+    """Why the kernels cannot compute this call."""
+    halves, width = _halves(call), call.q.shape[-1]
+    if _decodes(call) or (len(halves) == 1 and halves[0].shape[-1] <= width):
+        return None
+    if not call.scale > 0:
+        return f"needs a scale above 0, not {call.scale}"
+    if [half.shape[-1] for half in halves] != [width, width]:
+        columns = sum(half.shape[-1] for half in halves)
+        return f"needs a value as wide as the key or twice, not {columns} beside {width}"
+    return tape_attention.why_not(call.q, call.k, *halves)
+
+
+def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
+    """Return the value, and the position state where there is one: two tensors, or views of one that holds both."""
+    return call.v.split(call.q.shape[-1], dim=-1) if len(call.values) == 1 else call.values
+
+
+def _decodes(call: AttentionCall) -> bool:
+    """Return whether this is a step of decoding: few queries, and nobody asks for a gradient."""
+    halves = _halves(call)
+    if call.trains or not call.scale > 0 or len(halves) > 2:
+        return False
+    return decode_attention.why_not(call.q, call.k, *halves) is None
+
+
+def _for_kernels(borders: Borders) -> Tensor:
+    return tape_attention.document_borders(borders.ids_BS)

@@ -1,0 +1,75 @@
+"""The attention backends by name, and what can be said of them without torch: what a configuration is checked with."""
+
+import os
+from collections.abc import Iterable
+
+from tape_ds.errors import Problem, did_you_mean
+
+ENVIRONMENT = "TAPE_DS_ATTENTION"
+"""This environment variable overrides the backend that a model's configuration names."""
+NEEDS_CUDA = {
+    "flash": True,
+    "flex": True,
+    "reference": False,
+    "sdpa": False,
+    "triton": False,
+    "varlen": True,
+}
+"""Every backend, and whether nothing but a CUDA device will do (Triton has an interpreter)."""
+NEEDS = {"window": "a sliding window", "softcap": "a soft cap on scores", "sinks": "attention sinks"}
+"""Arguments of attention that some families of models need, in words."""
+_LACKS = {"flash": ("sinks",), "triton": ("window", "softcap", "sinks"), "varlen": ("softcap", "sinks")}
+
+
+def available() -> list[str]:
+    """Return names of the attention backends, without "auto"."""
+    return sorted(NEEDS_CUDA)
+
+
+def requested(backend: str) -> str:
+    """``backend``, unless ``TAPE_DS_ATTENTION`` names another."""
+    return os.environ.get(ENVIRONMENT) or backend
+
+
+def problems(backend: str) -> list[Problem]:
+    """Unknown names, in the configuration's ``attention_backend`` or in the environment."""
+    found = []
+    for field, name in (("attention_backend", backend), (ENVIRONMENT, os.environ.get(ENVIRONMENT))):
+        if name and name not in ("auto", *NEEDS_CUDA):
+            found.append(Problem(field, name, "unknown backend", did_you_mean(name, ["auto", *NEEDS_CUDA])))
+    return found
+
+
+def cannot(backend: str, needs: Iterable[str]) -> str | None:
+    """Return which of a model's :data:`NEEDS` a backend has no code for, as a reason."""
+    lacking = [NEEDS[need] for need in needs if need in _LACKS.get(backend, ())]
+    return f"cannot compute {' and '.join(lacking)}" if lacking else None
+
+
+def problems_with_needs(backend: str, *, window: bool, softcap: bool, sinks: bool) -> list[Problem]:
+    """Whether the configured backend, or the one that the environment puts in its place, cannot serve such a model."""
+    needs = {"window": window, "softcap": softcap, "sinks": sinks}
+    reason = cannot(requested(backend), [name for name, needed in needs.items() if needed])
+    return [] if reason is None else [_refused(requested(backend), reason)]
+
+
+def missing(backend: str, device_type: str) -> Problem | None:
+    """What a machine whose models run on "cpu" or "cuda" lacks for the configured backend, or for the one that the
+    environment puts in its place.
+
+    torch is imported only where the answer needs it.
+    """
+    name = requested(backend)
+    if name not in NEEDS_CUDA or name in ("reference", "sdpa"):
+        return None
+    reason: str | None = "needs a CUDA device"
+    if device_type == "cuda" or not NEEDS_CUDA[name]:
+        from tape_ds.attention import backends
+
+        reason = backends.missing(name, device_type)
+    return None if reason is None else _refused(name, reason)
+
+
+def _refused(name: str, reason: str) -> Problem:
+    field = ENVIRONMENT if os.environ.get(ENVIRONMENT) else "attention_backend"
+    return Problem(field, name, reason, "choose auto or sdpa")

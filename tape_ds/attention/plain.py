@@ -1,0 +1,77 @@
+"""Attention by plain matrices: the ``reference`` backend, blocks with a bias, and a step of decoding.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, X query heads of a group, K head size, V
+value width.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tape_ds.attention.call import AttentionCall, allowed_keys, blank_padding, fp32_kept
+from tape_ds.attention.score_bias import ContentBias
+from tape_ds.kernels import reference
+
+
+def attention_by_reference(call: AttentionCall) -> Tensor:
+    """fp32 throughout, [B, H, T, S] weights in memory: the truth in tests, and what ``output_attentions`` needs."""
+    return attention_with_weights(call)[0]
+
+
+def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return the output [B, H, T, V] and the weights [B, H, T, S]."""
+    call = blank_padding(call)
+    q, k, v = call.q, call.k, call.v
+    allowed_BTS = allowed_keys(call)
+    bias: Tensor | Callable[[Tensor], Tensor] | None = None
+    with fp32_kept(q):
+        if isinstance(call.bias, ContentBias):
+            bias = functools.partial(call.bias.block, q, allowed_BTS[:, None])
+        elif call.bias is not None:
+            bias = call.bias.of(slice(None), slice(None))
+        return reference.attention(q, k, v, allowed_BTS, call.scale, bias, call.softcap, call.sinks)
+
+
+def matrix_attention(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    allowed_B1TS: Tensor | None,
+    scale: float,
+    bias_BHTS: Tensor | Callable[[Tensor], Tensor] | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Three plain steps in the dtype of k and v, which must be fp32 or wider; grouped queries lie side by side instead
+    of repeated keys; 0 for a query that may see no key. The bias may be a function of the scaled scores."""
+    groups, queries = k_BGSK.shape[1], q_BHTK.shape[2]
+    q_BGXK = reference.upcast(q_BHTK).unflatten(1, (groups, -1)).flatten(2, 3)
+    scores_BGXS = q_BGXK @ k_BGSK.transpose(-1, -2) * scale
+    scores_BHTS = reference.capped(scores_BGXS.unflatten(2, (-1, queries)).flatten(1, 2), softcap)
+    if bias_BHTS is not None:
+        scores_BHTS = scores_BHTS + (bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS))
+    if allowed_B1TS is not None:
+        scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
+    weights_BHTS = reference.softmax(scores_BHTS, sinks_H)
+    if allowed_B1TS is not None:
+        weights_BHTS = weights_BHTS.masked_fill(~allowed_B1TS, 0.0)
+    out_BGXV = weights_BHTS.unflatten(1, (groups, -1)).flatten(2, 3) @ v_BGSV
+    return out_BGXV.unflatten(2, (-1, queries)).flatten(1, 2).to(q_BHTK.dtype)
+
+
+def few_queries(q_BGXK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Return a handful of queries to each key/value head: no key is copied, padded or repeated. Products are in the
+    inputs' own dtype, the softmax in fp32 at least. ``mask`` is as torch's attention takes it."""
+    own = v_BGSV.shape[-1]
+    # keys on the left: their rows are read as they lie
+    scores_BGXS = reference.upcast((k_BGSK[..., :own] @ q_BGXK[..., :own].mT).mT)
+    if k_BGSK.shape[-1] > own:
+        # Products of columns that an encoding added may be large and differ by little (fox): bf16 would round that off.
+        added_BGSE, reads_BGXE = reference.upcast(k_BGSK[..., own:]), reference.upcast(q_BGXK[..., own:])
+        scores_BGXS = scores_BGXS + (added_BGSE @ reads_BGXE.mT).mT
+    scores_BGXS = scores_BGXS * scale
+    if mask is not None:
+        scores_BGXS = scores_BGXS.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores_BGXS + mask
+    return scores_BGXS.softmax(dim=-1).to(v_BGSV.dtype) @ v_BGSV

@@ -1,0 +1,239 @@
+"""Attention by torch's ``scaled_dot_product_attention``: on any device, with any mask, without a T x S matrix.
+
+Its fused kernels want one width for queries, keys and values. A wider value is answered by one call with queries and
+keys padded by zeros, or by one call per K columns of the value, whichever is cheaper.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, X query heads of a group, K head size, V
+value width.
+"""
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tape_ds.attention.biased import biased_attention
+from tape_ds.attention.borders import FEW_QUERIES, Borders, Packed
+from tape_ds.attention.call import (
+    AttentionCall,
+    allowed_keys,
+    blank_padding,
+    complete,
+    fp32_kept,
+    has_flash,
+    joined,
+)
+from tape_ds.attention.documents import attention_by_documents, by_key_width
+from tape_ds.attention.plain import attention_by_reference, few_queries
+from tape_ds.kernels.cpu_attention import cpu_attention
+
+# One mask takes the place of a call for every document up to so many [B, T, S] entries for each of them.
+MASK_ENTRIES = 1 << 11
+# Above this many entries no boolean mask is built in one piece.
+BLOCKED_ENTRIES = 1 << 22
+# Queries per call where a mask is needed; bounds it to B x QUERY_BLOCK x S.
+QUERY_BLOCK = 512
+# torch's CUDA flash backends run one width for q, k and v up to this many columns at full speed.
+CUDA_PADDED_WIDTH = 128
+# Scores [B, H, T, S] above this many (4 GiB in fp32) are never left to torch's unfused form unasked.
+UNFUSED_SCORES = 1 << 30
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
+    """Return every call of :func:`tape_ds.attention.attend.attend`; the way depends on masks and lengths.
+
+    Raises:
+        ValueError: on CUDA and outside compiled graphs, a long input that none of torch's fused kernels takes.
+    """
+    if call.q.is_cuda and not call.changes_scores:  # they take one width: joined values would be cut again
+        return tuple(_of_one_value(call._replace(values=(value,))) for value in call.values)
+    return joined(_of_one_value, call)
+
+
+def _of_one_value(call: AttentionCall) -> Tensor:
+    if not call.q.shape[2]:
+        return attention_by_reference(call)
+    if call.changes_scores:
+        with fp32_kept(call.q):
+            return biased_attention(call, fused)
+    if isinstance(call.offset, Tensor):  # a static cache inside torch.compile: shapes must not depend on the offset
+        return _masked(call)
+    if call.borders is None:
+        return _unmasked(call)
+    if torch.compiler.is_compiling() or call.q.shape[2] <= FEW_QUERIES or _is_small(call, call.borders):
+        return _masked(call)
+    if call.window is not None and not call.borders.contiguous:  # a document alone would count its own tokens only
+        return _masked(call)
+    return _by_document(call, call.borders)
+
+
+def _is_small(call: AttentionCall, borders: Borders) -> bool:
+    """Return whether one mask costs less than a call for every document."""
+    scores = call.q.shape[0] * call.q.shape[2] * call.k.shape[2]
+    return scores <= MASK_ENTRIES * len(borders.packed.cu_keys)
+
+
+def _unmasked(call: AttentionCall) -> Tensor:
+    """Return one document, no padding: no mask larger than QUERY_BLOCK x S, or than QUERY_BLOCK and a window's keys."""
+    queries = call.q.shape[2]
+    if queries == 1:  # its window is all keys that are left
+        return fused(call.q, call.k, call.v, None, False, call.scale)
+    if call.offset == 0 and call.window is None:
+        return fused(call.q, call.k, call.v, None, True, call.scale)
+    blocks = []
+    for start in range(0, queries, QUERY_BLOCK):
+        part = call.part(start, min(start + QUERY_BLOCK, queries))
+        blocks.append(fused(part.q, part.k, part.v, allowed_keys(part)[:, None], False, call.scale))
+    return torch.cat(blocks, dim=2)
+
+
+def _masked(call: AttentionCall) -> Tensor:
+    call = blank_padding(call)
+    queries = call.q.shape[2]
+    if call.q.shape[0] * queries * call.k.shape[2] <= BLOCKED_ENTRIES:
+        return _masked_block(call)  # no loop: a compiled graph would be made for one length alone
+    starts = range(0, queries, QUERY_BLOCK)
+    return torch.cat([_masked_block(call.part(start, min(start + QUERY_BLOCK, queries))) for start in starts], dim=2)
+
+
+def _masked_block(call: AttentionCall) -> Tensor:
+    """Return a call whose padding is zeros."""
+    allowed_BTS = allowed_keys(call)
+    # A row without any key is a softmax over nothing. It sees everything (zeros, mostly) and is then dropped, so that
+    # neither its output nor its gradient can be NaN on any of torch's backends.
+    blind_B1T1 = ~allowed_BTS.any(dim=-1, keepdim=True)[:, None]
+    mask = allowed_BTS[:, None] | blind_B1T1
+    return fused(call.q, call.k, call.v, mask, False, call.scale).masked_fill(blind_B1T1, 0.0)
+
+
+def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
+    """Return a call for every document; what the host needs for that is asked of the device once for all layers."""
+    query_counts, key_counts = borders.once("lengths", _lengths)
+
+    def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
+        outs = []
+        pieces = zip(q_PHK.split(query_counts), k_PGK.split(key_counts), v_PGV.split(key_counts), strict=True)
+        for q, k, v in pieces:
+            if len(q):
+                q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+                document = complete(q, k, (v,), None, None, call.scale, None, call.window)
+                outs.append(_unmasked(document)[0].transpose(0, 1))
+        return torch.cat(outs) if outs else q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
+
+    return attention_by_documents(call, borders.packed, attention, one_width=False)[0]
+
+
+def _lengths(borders: Borders) -> tuple[list[int], list[int]]:
+    """Return queries and keys of each document."""
+    queries, keys = (cu.diff().tolist() for cu in (borders.packed.cu_queries, borders.packed.cu_keys))
+    return queries, keys
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    """torch's fused attention for grouped queries and a value of any width.
+
+    Args:
+        q, k, v: [B, H, T, K], [B, G, S, K], [B, G, S, V].
+        mask: bool or floating [B or 1, 1 or H, T, S], or None.
+        is_causal: query t sees keys 0 .. t; only without a mask and with T = S.
+        scale: factor on the scores.
+    """
+    on_cpu, width, value_width = q.device.type == "cpu", q.shape[-1], v.shape[-1]
+    grouped = q.shape[1] != k.shape[1]
+    if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(q.device.type)  # as torch's would, but before anything asks for the dtype
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    # Short sequences of training have masks too; they keep torch's kernel and its rounding.
+    decodes = mask is None or not torch.is_grad_enabled()
+    if decodes and not is_causal and q.shape[2] <= FEW_QUERIES:
+        return _few(q, k, v, mask, scale)
+    if on_cpu and mask is None and value_width != width:
+        return cpu_attention(q, k, v, is_causal, scale)
+    if not on_cpu and value_width > max(width, CUDA_PADDED_WIDTH):
+        return by_key_width(lambda part: fused(q, k, part, mask, is_causal, scale), v, width)
+    if value_width != width:  # columns of zeros change neither the scores nor the sums
+        common = max(width, value_width)
+        q, k, v = (x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v))
+    if grouped and not on_cpu and (mask is not None or q.dtype not in _HALVES or not has_flash(q)):
+        return _by_head_of_group(q, k, v, mask, is_causal, scale)[..., :value_width]
+    return _sdpa(q, k, v, mask, is_causal, scale, grouped)[..., :value_width]
+
+
+def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Return a step of decoding: a group's queries are so many queries of one head, so that its keys and values are
+    read once for all of them. Plain matrices where they are as exact as everything around them, else torch's kernel."""
+    groups = k.shape[1]
+    q_BGXK = q.unflatten(1, (groups, -1)).flatten(2, 3)
+    if mask is not None:
+        per_head = mask.shape[1] > 1
+        mask = (
+            mask.unflatten(1, (groups, -1))
+            if per_head
+            else mask.unsqueeze(2).expand(-1, -1, q.shape[1] // groups, -1, -1)
+        )
+        mask = mask.flatten(2, 3)
+    if q.device.type == "cpu" or q.dtype not in _HALVES:
+        out_BGXV = few_queries(q_BGXK, k, v, mask, scale)
+    else:
+        out_BGXV = by_key_width(lambda part: _sdpa(q_BGXK, k, part, mask, False, scale), v, k.shape[-1])
+    return out_BGXV.unflatten(2, (-1, q.shape[2])).flatten(1, 2)
+
+
+def _by_head_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    """Return one call for the first query heads of all groups, one for the second, ...: only FlashAttention's kernel
+    takes grouped queries on CUDA (no mask, 16 bits), and torch would fall back to matrices."""
+    q_BGXTK = q.unflatten(1, (k.shape[1], -1))
+    masks: list[Tensor | None] = [mask] * q_BGXTK.shape[2]
+    if mask is not None and mask.shape[1] > 1:
+        masks = list(mask.unflatten(1, (k.shape[1], -1)).unbind(2))
+    outs = [_sdpa(q_BGTK, k, v, own, is_causal, scale) for q_BGTK, own in zip(q_BGXTK.unbind(2), masks, strict=True)]
+    return torch.stack(outs, dim=2).flatten(1, 2)
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, grouped: bool = False
+) -> Tensor:
+    # A compiled graph is not asked: the question itself would break it.
+    asks = q.device.type == "cuda" and not torch.compiler.is_compiling()
+    if asks and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > UNFUSED_SCORES:
+        refuse_unfused(q, k, v, mask, is_causal, grouped)
+    # cuDNN builds a graph for every new length, tens of milliseconds each: for training at one length, not for texts of
+    # any length or a cache that grows by a token a call.
+    with nullcontext() if torch.is_grad_enabled() or not q.is_cuda else _flash_first():
+        sdpa = functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scale)
+        return sdpa(q, k, v, enable_gqa=True) if grouped else sdpa(q, k, v)
+
+
+def _flash_first() -> AbstractContextManager[None]:
+    """Torch's kernels with cuDNN's behind its other fused ones; a kernel that somebody switched off stays off."""
+    cuda = torch.backends.cuda
+    enabled = {
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
+    }
+    return sdpa_kernel([kernel for kernel, on in enabled.items() if on], set_priority=True)
+
+
+def refuse_unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, grouped: bool) -> None:
+    """Raise where torch would compute a long CUDA input by its unfused form, a [B, H, T, S] matrix, without a word.
+
+    Raises:
+        ValueError: none of torch's fused kernels takes this input.
+    """
+    cuda = torch.backends.cuda
+    asked = cuda.SDPAParams(q, k, v, mask, 0.0, is_causal, grouped)
+    kernels = (cuda.can_use_flash_attention, cuda.can_use_cudnn_attention, cuda.can_use_efficient_attention)
+    if any(can(asked) for can in kernels):
+        return
+    raise ValueError(
+        f"attention over {q.shape[2]} queries and {k.shape[2]} keys: none of torch's fused kernels takes "
+        f"{str(q.dtype).removeprefix('torch.')} with heads of {q.shape[-1]}, and without them {q.shape[1]} x "
+        f"{q.shape[2]} x {k.shape[2]} scores would be held at once; load the model in bf16, enable torch's fused "
+        "kernels, or ask for that matrix with attention_backend: reference"
+    )

@@ -1,0 +1,202 @@
+"""Shifted sparse attention: in training a token attends within its group of tokens, half of the heads half a group off.
+
+Source: LongLoRA (Chen et al. 2023, arXiv:2309.12307, Section 3.2). The first half of the query heads has borders at g,
+2g, ..., the second at g/2, 3g/2, ...: what one half cannot see across a border the other can, layer after layer. The
+shifted half's first and last half-groups stand alone. The paper's own code rolls that half around the sequence instead,
+so that the first tokens attend to the last ones.
+
+Groups are cut out as so many sequences of a batch and go through ``attend``: cost grows with T x g, no mask is larger
+than a group's, and every backend serves.
+
+Shape letters: B batch, T tokens, H query heads, G key/value heads, K head size, V value width, N groups of equal
+length, g tokens of a group; h and j heads of one half.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tape_ds.attention.attend import attend
+from tape_ds.attention.borders import Borders, Packed
+from tape_ds.models.sharding import UNSHARED, Shards
+
+
+def attend_in_groups(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTV: Tensor,
+    *,
+    group: int,
+    borders: Borders | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal attention within groups of ``group`` tokens, borders shifted by half a group for the last H // 2 heads.
+
+    Args:
+        q_BHTK: queries of whole sequences; H is a multiple of G. Where a key/value head serves query heads of both
+            halves (9 heads on 3), keys and values are repeated, by as little as makes the halves even.
+        k_BGTK: keys of the same tokens.
+        v_BGTV: values, of any width.
+        group: even, 2 or more; the last group of a sequence may be shorter. From 2 T on this is plain attention.
+        borders: of documents in sequences of T queries: they are borders beside those between groups.
+        scale: factor on the scores; default K ** -0.5.
+        backend: as ``attend`` takes it; "auto" chooses for calls of ``group`` tokens.
+
+    Returns:
+        [B, H, T, V]; 0 for padding.
+
+    Raises:
+        ValueError: an odd or too small ``group``; more keys than queries, as with a cache; whatever ``attend`` refuses.
+    """
+    check_group(group)
+    heads, tokens = q_BHTK.shape[1:3]
+    if k_BGTK.shape[2] != tokens:
+        raise ValueError(
+            f"attention within groups is for whole sequences, not for {tokens} queries over {k_BGTK.shape[2]} keys: "
+            "call the model without a cache, or in evaluation mode, where attention is over everything"
+        )
+    if tokens <= group // 2:
+        return attend(q_BHTK, k_BGTK, [v_BGTV], borders=borders, scale=scale, backend=backend)[0]
+    halves_BThV = []
+    for first, last, shifted in _halves(heads):
+        q_BhTK, k_BjTK, v_BjTV = _heads(q_BHTK, k_BGTK, v_BGTV, first, last)
+        parts_BthV = []
+        for piece in _pieces(tokens, group, shifted):
+            q, k, v = (_as_sequences(x, piece) for x in (q_BhTK, k_BjTK, v_BjTV))
+            own = None if borders is None else _cut(borders, piece)
+            (out_RhgV,) = attend(q, k, [v], borders=own, scale=scale, backend=backend)
+            parts_BthV.append(out_RhgV.transpose(1, 2).reshape(len(q_BHTK), -1, *out_RhgV.shape[1:4:2]))
+        halves_BThV.append(parts_BthV[0] if len(parts_BthV) == 1 else torch.cat(parts_BthV, dim=1))
+    return torch.cat(halves_BThV, dim=2).transpose(1, 2)
+
+
+def use_groups(model: nn.Module, group_tokens: int | None) -> None:
+    """Have every block of ``model`` attend within groups of so many tokens in training mode; None: over everything.
+
+    In evaluation mode attention is over everything whatever was set here. It is no part of the configuration: a model
+    that was trained so is an ordinary one.
+
+    Raises:
+        ValueError: an odd or too small group, or a model whose attention cannot be grouped.
+    """
+    if group_tokens is not None:
+        check_group(group_tokens)
+    blocks: list[Any] = [module for module in model.modules() if hasattr(module, "group_tokens")]
+    if not blocks:
+        raise ValueError(f"{type(model).__name__} has no attention that could work within groups")
+    for block in blocks:
+        block.group_tokens = group_tokens
+
+
+def require_every_head(shards: Shards) -> None:
+    """Raise ValueError where a process computes some of the heads only: which half a head is of goes by its number."""
+    if shards is not UNSHARED:
+        raise ValueError(
+            "attention within groups needs every head in one process, and processes that share sequences share heads: "
+            "train without sequence or tensor parallelism, or with attention over everything"
+        )
+
+
+def check_group(group: int) -> None:
+    """Raise ValueError unless a group can be halved."""
+    if group < 2 or group % 2:
+        raise ValueError(
+            f"a group of {group} tokens cannot be shifted by half of itself: give an even number, 2 or more"
+        )
+
+
+def attention_span(tokens: int, group: int, heads: int) -> float:
+    """Length of the plain sequences whose attention costs as much per token: the groups' mean length, weighted by
+    tokens."""
+    squares = {
+        shifted: sum(piece.groups * piece.length**2 for piece in _pieces(tokens, group, shifted))
+        for shifted in (False, True)
+    }
+    return sum((last - first) * squares[shifted] for first, last, shifted in _halves(heads)) / (heads * tokens)
+
+
+class _Piece(NamedTuple):
+    """Consecutive groups of equal length."""
+
+    start: int
+    length: int
+    groups: int
+
+    def cut(self, x: Tensor, dim: int) -> Tensor:
+        """The piece's tokens of ``x``, a view: dimension ``dim`` (T) -> N, g."""
+        return x.narrow(dim, self.start, self.groups * self.length).unflatten(dim, (self.groups, self.length))
+
+
+def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
+    """Return the groups of a sequence in their order: perhaps a half one, the full ones, perhaps a shorter last one."""
+    begin = min(group // 2, tokens) if shifted else 0
+    full, rest = divmod(tokens - begin, group)
+    pieces = (_Piece(0, begin, 1), _Piece(begin, group, full), _Piece(tokens - rest, rest, 1))
+    return [piece for piece in pieces if piece.length and piece.groups]
+
+
+def _halves(heads: int) -> list[tuple[int, int, bool]]:
+    """First query head, the one behind the last, and whether their borders are shifted."""
+    middle = heads - heads // 2
+    return [(0, middle, False), (middle, heads, True)][: 1 if heads == 1 else 2]
+
+
+def _heads(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTV: Tensor, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query heads ``first .. last`` with the key/value heads they read, each serving equally many of them.
+
+    Views, unless a key/value head serves heads on both sides of the border: then heads are repeated so that each copy
+    serves as many as divide both sides.
+    """
+    of_group = q_BHTK.shape[1] // k_BGTK.shape[1]
+    served = math.gcd(of_group, first, last)
+    low, high, copies = first // of_group, -(-last // of_group), of_group // served
+    before = low * copies
+    k, v = (
+        x[:, low:high, None]
+        .expand(-1, -1, copies, -1, -1)
+        .flatten(1, 2)[:, first // served - before : last // served - before]
+        for x in (k_BGTK, v_BGTV)
+    )
+    return q_BHTK[:, first:last], k, v
+
+
+def _as_sequences(x_BGTC: Tensor, piece: _Piece) -> Tensor:
+    """[B, G, T, C] -> [B N, G, g, C]; no copy where tokens lie before heads, as projections leave them, and the piece
+    is the whole sequence (or there is one sequence)."""
+    return piece.cut(x_BGTC, 2).transpose(1, 2).flatten(0, 1)
+
+
+def cut_ahead(borders: Borders | None, attention: Any) -> None:
+    """Work out the borders of groups in front of the layers, so that none of them waits for the device; ``attention``
+    is any layer's."""
+    group: int | None = attention.group_tokens if attention.training else None
+    if borders is None or group is None or torch.compiler.is_compiling():
+        return
+    for shifted in (False, True):
+        for piece in _pieces(borders.queries, group, shifted):
+            _ = _cut(borders, piece).packed
+
+
+def _cut(borders: Borders, piece: _Piece) -> Borders:
+    """Borders of a piece's groups as sequences of their own; the same for all layers."""
+    return borders.once(piece, functools.partial(_cut_anew, piece=piece))
+
+
+def _cut_anew(borders: Borders, piece: _Piece) -> Borders:
+    sequences, tokens = borders.ids_BS.shape
+    ids_RT = piece.cut(borders.ids_BS, 1).reshape(-1, piece.length)
+    if torch.compiler.is_compiling() or borders.packed.key_order is not None:
+        return Borders(ids_RT, piece.length)
+    # Both kinds of border in one order, without a look at how many there are: where two meet, a document is empty,
+    # which no kernel minds.
+    length = piece.length * piece.groups
+    number, place = borders.packed.cu_keys // tokens, borders.packed.cu_keys % tokens
+    inside = number * length + (place - piece.start).clamp(0, length)
+    groups = torch.arange(0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
+    cu = torch.cat((inside, groups)).sort().values
+    longest = min(piece.length, borders.packed.longest_keys)
+    return Borders(ids_RT, piece.length, packed=Packed(cu, cu, longest, longest, None, None))

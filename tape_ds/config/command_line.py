@@ -1,0 +1,163 @@
+"""A launcher's command line: ``--field value`` over what a recipe's file says.
+
+--recipe NAME_OR_PATH        which recipe; the launcher's default without it
+--field VALUE                any field; a list as a,b or a b or JSON, a mapping as JSON, a lone --flag for true
+--field.key VALUE            one key of a mapping; of a flag that is given twice, the last word counts
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+from tape_ds.config import files
+from tape_ds.config.files import Collected, Given
+from tape_ds.errors import Problem, did_you_mean
+from tape_ds.fields import takes
+
+WHERE = "command line"
+_FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+
+
+def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
+    """``--name value ...``, ``--name=value`` and lone ``--name`` as name -> texts; dashes in names become underscores.
+
+    A name given again replaces what it was: the last word counts, so a wrapper's defaults can be overridden.
+    """
+    found: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    for token in argv:
+        match = _FLAG.fullmatch(token)
+        if match:
+            current = found[match[1].replace("-", "_")] = []
+            if match[2] is not None:
+                current.append(match[2])
+                current = None
+        elif current is not None and (not token.startswith("-") or plain(token) != token):
+            current.append(token)
+        else:
+            known = files.find(token, files.RECIPES)
+            remedy = f"did you mean --recipe {token}?" if known else "write --field value"
+            problems.append(Problem(WHERE, token, "belongs to no --field", remedy))
+    return found
+
+
+def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> bool:
+    """Take ``--name`` out of ``flags``: whether it is there, alone or with ``true``."""
+    texts = flags.pop(name, ["false"])
+    value = plain(texts[-1]) if texts else True
+    if isinstance(value, bool):
+        return value
+    problems.append(Problem(name, texts[-1], f"wrong type ({WHERE})", "give true or false"))
+    return False
+
+
+def override(
+    collected: Collected, flags: Mapping[str, list[str]], annotations: Mapping[str, Any], problems: list[Problem]
+) -> Collected:
+    """``collected`` with the command line's values in place of the files'.
+
+    Args:
+        collected: what the files say.
+        flags: see :func:`read`.
+        annotations: name of a field -> its type. Names that it lacks pass through, for the one check of names that also
+            covers the files.
+        problems: gets what is wrong.
+    """
+    merged = dict(collected)
+    for name, texts in flags.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            _override_key(merged, head, rest, texts, annotations, problems)
+        elif name in annotations:
+            _override_field(merged, name, texts, annotations[name], problems)
+        else:
+            merged[name] = Given(texts[0] if texts else None, WHERE)
+    return merged
+
+
+def _override_field(merged: Collected, name: str, texts: list[str], annotation: Any, problems: list[Problem]) -> None:
+    if not texts:
+        if takes(annotation, bool):
+            merged[name] = Given(True, WHERE)
+        else:
+            problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
+        return
+    if len(texts) > 1 and not takes(annotation, list):
+        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
+        texts = texts[:1]
+    if len(texts) == 1:
+        merged[name] = Given(meant(texts[0], annotation), WHERE)
+    else:
+        merged[name] = Given([part for text in texts for part in _items(text, annotation)], WHERE)
+
+
+def _override_key(
+    merged: Collected, head: str, rest: str, texts: list[str], annotations: Mapping[str, Any], problems: list[Problem]
+) -> None:
+    """Set one key inside the mapping ``head``, however deep ``rest`` says it lies."""
+    name = f"{head}.{rest}"
+    if head not in annotations:
+        problems.append(Problem(name, " ".join(texts), f"unknown field {head!r}", did_you_mean(head, annotations)))
+        return
+    if not takes(annotations[head], dict):
+        problems.append(Problem(name, " ".join(texts), f"{head} is no mapping", f"write --{head} VALUE"))
+        return
+    if len(texts) > 1:
+        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
+    before = merged[head].value if head in merged else {}
+    if not isinstance(before, dict | None):
+        remedy = f"change the file that {head} names, or give {head} as a mapping in the recipe"
+        problems.append(Problem(name, " ".join(texts), f"{head} is {before!r}, not a mapping", remedy))
+        return
+    *path, last = rest.split(".")
+    top = place = dict(before or {})
+    for part in path:
+        inner = place.get(part)
+        place[part] = dict(inner) if isinstance(inner, dict) else {}
+        place = place[part]
+    place[last] = plain(texts[0]) if texts else True
+    merged[head] = Given(top, WHERE)
+
+
+def meant(text: str, annotation: Any) -> Any:
+    """Return what a text stands for in a field of this type; itself where it stands for nothing that the field
+    takes."""
+    if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
+        value = plain(text)
+        is_whole = text.startswith("[") or (value is None and takes(annotation, type(None)))
+        return value if is_whole else _items(text, annotation)
+    value = plain(text)
+    if isinstance(value, str) or not takes(annotation, str):
+        return value
+    kinds = (int, float) if type(value) is int else (type(value),)
+    return value if any(takes(annotation, kind) for kind in kinds) else text
+
+
+def _items(text: str, annotation: Any) -> list[Any]:
+    """Return the items that one word of a list stands for."""
+    if isinstance(value := plain(text), list):
+        return value
+    lists = [member for member in (get_args(annotation) or ()) if get_origin(member) is list] or [annotation]
+    item = (get_args(lists[0]) or (str,))[0]
+    return [meant(part.strip(), item) for part in text.split(",") if part.strip()]
+
+
+def plain(text: str) -> Any:
+    """Return what a text means where no type is declared: null, a truth value, a number, JSON or itself."""
+    words = {"null": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        number = float(text) if set(text) & set(".eE") else int(text)
+        if math.isfinite(number):
+            return number
+    except (ValueError, OverflowError):
+        pass
+    if text[:1] in ("[", "{"):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text

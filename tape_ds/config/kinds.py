@@ -1,0 +1,24 @@
+"""The kinds of recipes, by the launcher that each is for."""
+
+from tape_ds.config import files
+from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.finetuning import ChatRecipe, ScrollsRecipe
+from tape_ds.config.generated import GeneratedRecipe
+from tape_ds.config.pretraining import PretrainingRecipe
+from tape_ds.config.recipe import Recipe
+
+KINDS: dict[str, type[Recipe]] = {
+    kind.LAUNCHER: kind for kind in (ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, GeneratedRecipe)
+}
+
+
+def of(name: str, otherwise: type[Recipe]) -> type[Recipe]:
+    """Return the kind that the recipe ``name`` says it is; ``otherwise`` where it says none, or is none."""
+    declared = files.read_recipe(name, otherwise.LAUNCHER, []).get("launcher")
+    return KINDS.get(str(declared.value) if declared is not None else "", otherwise)
+
+
+def taken(launcher: str, name: str) -> type[Recipe]:
+    """Return the kind by which a launcher reads the recipe ``name``; ``finetune`` takes those of SCROLLS as well."""
+    own = KINDS[launcher]
+    return ScrollsRecipe if own is ChatRecipe and of(name, own) is ScrollsRecipe else own

@@ -1,0 +1,299 @@
+"""A recipe: everything that decides a run, typed and checked.
+
+One flat mapping holds it: this stack's own fields beside every field of transformers' ``TrainingArguments``. Which own
+fields there are is the launcher's business: each launcher has a kind of recipe, a subclass of :class:`Recipe` with its
+sections and its own rules. :mod:`.loading` makes one from files and the command line.
+"""
+
+import dataclasses
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+
+from tape_ds.config import deepspeed_config, trainer
+from tape_ds.config.scale import Scale, check_groups
+from tape_ds.config.sections import Memory, Optimization, Profile, Safety, Samples, learns
+from tape_ds.config.trainer import Trainer
+from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.fields import Section, rule, run_rules
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+
+RENAMED = {"stream_lanes": "stream_workers"}
+"""Fields under the names that stored runs and checkpoints may have them by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(ABC):
+    """What every kind of recipe has; every field has its final value. A kind adds its sections as fields."""
+
+    LAUNCHER: ClassVar[str]
+    """Stem of the launcher's file; a recipe file says it under ``launcher``."""
+    DEFAULT: ClassVar[str]
+    """The recipe without ``--recipe``."""
+    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
+        "optimization": Optimization,
+        "safety": Safety,
+        "scale": Scale,
+        "memory": Memory,
+        "profile": Profile,
+        "samples": Samples,
+    }
+    """Field -> what it is made of, of the sections whose fields are this stack's; a kind's own come first."""
+    STAND_INS: ClassVar[Mapping[str, Any]]
+    """Values for required fields that are missing or wrong, so that the rules which do not read them can still run."""
+    FORMER: ClassVar[Mapping[str, str]]
+    """Names that related training scripts use, with what stands for them here."""
+    FULL_ROWS: ClassVar[bool] = True
+    """Whether a sequence has the window's tokens; else it has up to so many, and a batch is as long as its longest."""
+
+    name: str
+    """The recipe's name, or the stem of its path."""
+    model: Any
+    """The section that says what the model is; every kind's has ``liger`` and ``attention_backend``."""
+    data: Any
+    """The section that says what is read."""
+    optimization: Optimization
+    safety: Safety
+    scale: Scale
+    memory: Memory
+    profile: Profile
+    samples: Samples
+    trainer: Trainer
+    global_batch_size: int
+    """Sequences per optimizer step over all processes; accumulation follows from it."""
+    deepspeed: dict[str, Any] | None
+    """The DeepSpeed JSON, completed, its shared values still "auto"; None trains without DeepSpeed."""
+    given: frozenset[str]
+    """Names that are written; the others have their defaults."""
+    world_size: int = 1
+    """Processes that the rules of the batch assume."""
+    print_config: bool = False
+    """Show :meth:`to_yaml` and stop."""
+    dry_run: bool = False
+    """Show what would happen and stop."""
+    elsewhere: bool = False
+    """Only looked at: the run may be another machine's, and what this one lacks is no mistake."""
+    layout_choice: str = ""
+    """The flags that stand for what the recipe left open, and why; empty where it left nothing open."""
+    words: tuple[str, ...] = ()
+    """Its name or path and the fields that a command line gave, as they were typed."""
+
+    def __init_subclass__(cls) -> None:
+        kinds = cls.__annotations__.items()
+        own = {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
+        cls.SECTIONS = {**own, **cls.SECTIONS, **own}
+
+    @classmethod
+    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of the :data:`tape_ds.fields.DERIVED` fields, from all fields of the sections by name."""
+        return {}
+
+    @property
+    def window(self) -> int:
+        """Tokens per training sequence, at most."""
+        return int(self.data.window)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are steps to take."""
+        return True
+
+    @property
+    def trains_positions(self) -> bool:
+        """Whether an encoding's own parameters are trained, as far as a recipe can tell."""
+        return learns(self.model.position_encoding, self.model.position_options)
+
+    @abstractmethod
+    def outline(self) -> dict[str, str]:
+        """What only this kind can say of its plan, as name -> text, for ``--dry_run``."""
+
+    def trainer_value(self, name: str) -> Any:
+        """Return the value of a trainer's field, transformers' default where it is not set."""
+        return self.trainer.value(name)
+
+    @property
+    def open(self) -> frozenset[str]:
+        """Fields that are left to the plan."""
+        return frozenset(name for name in trainer.CAUTIOUS if getattr(self.trainer, name) == trainer.AUTO)
+
+    @property
+    def resume_from_checkpoint(self) -> str | bool:
+        """A checkpoint's path, True for the newest of output_dir, "auto" for that if there is one, False for none."""
+        return self.trainer_value("resume_from_checkpoint") or False
+
+    @property
+    def chosen_cpu(self) -> str | None:
+        """What says that the run computes on the CPU, as it is written; None: nothing does."""
+        if self.trainer_value("use_cpu"):
+            return "use_cpu: true"
+        return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
+
+    def layout(self, world_size: int | None = None) -> Layout:
+        """Who does what among ``world_size`` processes; default those of the job.
+
+        Raises:
+            UserError: they do not fall into groups that work on the same sequences.
+        """
+        world = world_size or self.world_size
+        raise_if_any(list(check_groups(self.scale, world)))
+        return Layout(world, self.scale.sequence_parallel_size, self.scale.tensor_parallel_size)
+
+    def accumulation(self) -> int:
+        """Backward passes per optimizer step and process; 1 where there are no steps."""
+        if not self.trains:
+            return 1
+        return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * self.layout().data)
+
+    def training_arguments(self) -> "TrainingArguments":
+        """Return the trainer's arguments; transformers picks the device and starts the process group here.
+
+        Raises:
+            UserError: transformers refuses a value on this machine.
+        """
+        import torch
+        from transformers import TrainingArguments
+
+        # transformers before 5.23 has only the former names of some fields
+        known = {field.name for field in dataclasses.fields(TrainingArguments)}
+        former = {new: old for old, new in trainer.RENAMED.items()}
+        kwargs = {name if name in known else former[name]: value for name, value in self.trainer.kwargs.items()}
+        kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
+        kwargs["gradient_accumulation_steps"] = self.accumulation()
+        if self.chosen_cpu is not None or not torch.accelerator.is_available():
+            kwargs["use_cpu"] = True
+        engine, size = self.deepspeed, self.scale.tensor_parallel_size
+        if engine is not None and size > 1:  # the engine learns the groups that share a model here
+            engine = engine | {"tensor_parallel": {"autotp_size": size}}
+        try:
+            return TrainingArguments(**kwargs, deepspeed=engine)
+        except (ValueError, TypeError) as error:
+            remedy = "change the field that the message names"
+            problem = Problem("training arguments", self.name, f"transformers refuses them here: {error}", remedy)
+            raise UserError(problem) from error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the whole recipe flat and plain; written as YAML it is a recipe that loads to the same run.
+
+        What follows from other fields, such as the accumulation, is left out, and so are the trainer's fields that
+        have transformers' own defaults.
+        """
+        flat: dict[str, Any] = {"launcher": self.LAUNCHER}
+        for name in self.SECTIONS:
+            flat |= getattr(self, name).flat()
+        flat["global_batch_size"] = self.global_batch_size
+        return flat | self.trainer.kwargs | {"deepspeed": trainer.AUTO if "deepspeed" in self.open else self.deepspeed}
+
+    def to_yaml(self) -> str:
+        """:meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
+        skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}  # others decide these
+        defaults = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
+        trainers = {name: value for name, value in defaults.items() if value is not None} | self.trainer.kwargs
+        ours = {name: value for name, value in self.as_dict().items() if name not in trainer.FIELDS}
+        whole = ours | dict(sorted(trainers.items())) | {"deepspeed": self.as_dict()["deepspeed"]}
+        return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
+
+    def problems(self, broken: set[str]) -> Iterator[Problem]:
+        """What the rules find that read no field of ``broken``."""
+        for name in self.SECTIONS:
+            yield from run_rules(getattr(self, name), broken, self)
+        yield from run_rules(self.trainer, broken, self)
+        yield from run_rules(self, broken)
+
+    @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
+    def _batch(self) -> Iterator[Problem]:
+        if self.trains and not list(check_groups(self.scale, self.world_size)):  # :mod:`.scale` says what is wrong
+            yield from self._shared_out(self.layout())
+
+    def _shared_out(self, layout: Layout) -> Iterator[Problem]:
+        """Whether the global batch can be shared out over the processes, or groups of them that share sequences."""
+        batch, each = self.global_batch_size, self.trainer_value("per_device_train_batch_size")
+        if batch < 1:
+            yield Problem("global_batch_size", batch, "too small", "give 1 or more")
+            return
+        shared = each * layout.data
+        if batch % shared:
+            per_device = f"{each} (per_device_train_batch_size)"
+            wrong = f"not divisible by {per_device} x {layout.data} ({layout.readers}) = {shared}"
+            fitting = [size for size in range(min(each, 1024), 0, -1) if batch % (size * layout.data) == 0]
+            nearest = max(batch // shared, 1) * shared
+            other = f"per_device_train_batch_size: {fitting[0]}, or " if fitting else ""
+            yield Problem("global_batch_size", batch, wrong, f"{other}global_batch_size: {nearest}, or other processes")
+            return
+        written = self.trainer_value("gradient_accumulation_steps")
+        if "gradient_accumulation_steps" in self.given and written != batch // shared:
+            wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
+            yield Problem("gradient_accumulation_steps", written, wrong, "remove it: it follows from global_batch_size")
+
+    @rule("liger", "use_cpu")
+    def _liger(self) -> Iterator[Problem]:
+        if self.model.liger != "on" or self.elsewhere:
+            return
+        from tape_ds.methods import liger
+
+        if (reason := liger.why_not(self._device())) is not None:
+            remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
+            yield Problem("liger", "on", reason, remedy)
+
+    @rule("attention_backend", "use_cpu")
+    def _attention(self) -> Iterator[Problem]:
+        from tape_ds import attention
+
+        unknown = list(attention.problems(self.model.attention_backend))
+        yield from unknown
+        named = attention.requested(self.model.attention_backend)
+        if unknown or self.elsewhere or named == "auto":
+            return
+        if (lacking := attention.missing(named, self._device().type)) is not None:
+            yield lacking
+
+    def _device(self) -> Any:
+        """Return where the run will compute."""
+        import torch
+
+        return torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
+
+    @rule(
+        *("deepspeed", "bf16", "fp16", "learning_rate", "per_device_train_batch_size", "global_batch_size"),
+        *(SEQUENCE, TENSOR),
+        *("max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "optim", "lr_scheduler_type"),
+    )
+    def _deepspeed(self) -> Iterator[Problem]:
+        config, value = self.deepspeed, self.trainer_value
+        if config is None:
+            return
+        batch, each = self.global_batch_size, value("per_device_train_batch_size")
+        size = self.scale.ways  # the engine counts a sequence once for every process that reads it
+        counted = "global_batch_size" if size == 1 else f"global_batch_size x {self.scale.field}"
+        expected = {
+            "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),
+            "train_batch_size": (counted, batch * size),
+            "gradient_clipping": ("max_grad_norm", value("max_grad_norm")),
+            "bf16.enabled": ("bf16", bool(value("bf16") or value("bf16_full_eval"))),
+            "fp16.enabled": ("fp16", bool(value("fp16") or value("fp16_full_eval"))),
+            "optimizer.params.lr": ("learning_rate", value("learning_rate")),
+            "optimizer.params.betas": ("[adam_beta1, adam_beta2]", [value("adam_beta1"), value("adam_beta2")]),
+            "optimizer.params.eps": ("adam_epsilon", value("adam_epsilon")),
+            "optimizer.params.weight_decay": ("weight_decay", value("weight_decay")),
+            "scheduler.params.warmup_max_lr": ("learning_rate", value("learning_rate")),
+        }
+        if not list(check_groups(self.scale, self.world_size)) and batch % (each * self.layout().data) == 0:
+            accumulation = batch // (each * self.layout().data)
+            expected["gradient_accumulation_steps"] = ("gradient_accumulation_steps (derived)", accumulation)
+        yield from deepspeed_config.check_against_trainer(config, expected)
+        yield from deepspeed_config.check_scheduler(config, value("lr_scheduler_type"))
+        yield from deepspeed_config.check_optimizer(config, value("optim"))
+        yield from deepspeed_config.check_itself(config)
+
+    @rule("deepspeed", "use_cpu")
+    def _sharding(self) -> Iterator[Problem]:
+        config = self.deepspeed or {}
+        yield from deepspeed_config.check_offload(config)
+        yield from deepspeed_config.check_zero_plus_plus(config, self.world_size, self.trainer_value("use_cpu"))

@@ -1,0 +1,121 @@
+"""The section of every recipe that says how the processes of a job share the work, beside ZeRO.
+
+Processes may share the tokens of a sequence (sequence parallelism; ZeRO's shards stay spread over all processes), or
+every layer's heads and columns (tensor parallelism; ZeRO shards what a process has over those that have the same).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from tape_ds.config import deepspeed_config, trainer
+from tape_ds.config.trainer import Whole
+from tape_ds.distributed.layout import SEQUENCE, TENSOR, check_cuts, check_heads
+from tape_ds.errors import Problem
+from tape_ds.fields import Section, rule
+from tape_ds.models.loading.families import has_llamas_names
+
+
+class Scale(Section):
+    """How processes share the work."""
+
+    sequence_parallel_size: int = Field(1, ge=1)
+    """Neighbouring processes that share the tokens of the same sequences (Ulysses): each holds a part of every
+    sequence, and attends with a part of the heads. Divides the processes and the model's query heads;
+    ``global_batch_size`` and ``per_device_train_batch_size`` count whole sequences, of one such group the latter."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Neighbouring processes that share every layer's heads and columns, and the vocabulary (Megatron-LM), in training
+    and scoring; with ZeRO-1 or 2. Divides the processes and the model's query heads; batch sizes as above."""
+
+    @property
+    def ways(self) -> int:
+        """Processes that work on the same sequences."""
+        return self.sequence_parallel_size * self.tensor_parallel_size
+
+    @property
+    def field(self) -> str:
+        """Which of the two says so; they exclude each other."""
+        return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
+
+    @rule(SEQUENCE, TENSOR)
+    def _groups(self, whole: Whole) -> Iterator[Problem]:
+        for name in (SEQUENCE, TENSOR):
+            if getattr(self, name) > 1 and not whole.trains:
+                wrong = "nothing is trained, and each process scores by itself"
+                yield Problem(name, getattr(self, name), wrong, "remove it")
+                return
+        yield from check_groups(self, whole.world_size)
+
+    @rule(SEQUENCE, TENSOR, "deepspeed", "neftune_noise_alpha", "torch_compile", "include_num_input_tokens_seen")
+    def _whole_sequences(self, whole: Whole) -> Iterator[Problem]:
+        if self.ways <= 1:
+            return
+        for name, wrong in _WHOLE_ROWS.items():
+            value = whole.trainer_value(name)
+            if value and value != trainer.library_default(name):
+                yield Problem(name, value, f"with {self.field} above 1: {wrong}", "remove one of the two")
+
+    @rule("deepspeed")
+    def _engine(self, whole: Whole) -> Iterator[Problem]:
+        """To the engine every process is one of plain data parallelism, and gradients are averaged over all of them."""
+        written = deepspeed_config.lookup(whole.deepspeed or {}, "sequence_parallel_size")
+        if written not in (None, 1):
+            wrong = "the trainer shares sequences itself, and the engine would average gradients over too few processes"
+            remedy = f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
+            yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
+
+    @rule(TENSOR, "deepspeed")
+    def _tensor_engine(self, whole: Whole) -> Iterator[Problem]:
+        written = deepspeed_config.lookup(whole.deepspeed or {}, "tensor_parallel")
+        if written is not None:
+            wrong = "the trainer cuts the model itself, position states included, and tells the engine"
+            remedy = "remove it from the JSON, and set tensor_parallel_size in the recipe"
+            yield Problem("deepspeed.tensor_parallel", written, wrong, remedy)
+        size = self.tensor_parallel_size
+        if size <= 1:
+            return
+        if whole.deepspeed is None:
+            wrong = "without DeepSpeed nobody would average gradients among those that have the same pieces"
+            yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
+        elif (stage := deepspeed_config.stage(whole.deepspeed)) not in (1, 2):
+            wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
+            remedy = "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3"
+            yield Problem(TENSOR, size, wrong, remedy)
+
+
+def check_model(scale: Scale, config: Any) -> list[Problem]:
+    """Whether a model, once its configuration is known, can be shared so.
+
+    Args:
+        scale: as loaded.
+        config: a transformers configuration, or a recipe's section with the same names.
+    """
+    heads = config.num_attention_heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    found = list(check_heads(heads, key_value_heads, scale.sequence_parallel_size))
+    size = scale.tensor_parallel_size
+    if size > 1 and not has_llamas_names(config):
+        wrong = f"a model of the type {config.model_type} is not cut"
+        return [*found, Problem(TENSOR, size, wrong, "leave it out, and use zero3")]
+    return found + list(check_cuts(config, size))
+
+
+def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
+    """Whether ``world`` processes fall into groups that work on the same sequences."""
+    if scale.sequence_parallel_size > 1 and scale.tensor_parallel_size > 1:
+        wrong = f"together with {SEQUENCE} = {scale.sequence_parallel_size}: DeepSpeed has groups for one of the two"
+        remedy = f"{TENSOR} alone keeps a part of every sequence in each process as well, or use ZeRO-3 and the other"
+        yield Problem(TENSOR, scale.tensor_parallel_size, wrong, remedy)
+    elif world % scale.ways:
+        fitting = [each for each in range(1, world + 1) if world % each == 0]
+        remedy = f"start a multiple of {scale.ways} processes, or give one of: {', '.join(map(str, fitting))}"
+        yield Problem(scale.field, scale.ways, f"does not divide the job's processes, {world}", remedy)
+
+
+_WHOLE_ROWS = {
+    "neftune_noise_alpha": "its noise is drawn, and scaled, for the sequences as one process holds them",
+    "torch_compile": "a compiled graph does not hold what processes exchange in a layer",
+    "include_num_input_tokens_seen": "it would count a sequence in each process that reads it; see the log's tokens",
+}
+"""Fields of the trainer that take a process's part of a sequence for the sequence, and why that is wrong."""

@@ -1,0 +1,99 @@
+"""Sequence parallelism by all-to-all (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509), for every encoding.
+
+DeepSpeed's own wrapper for transformers replaces an attention function for the whole process, and wants keys and values
+of one shape. Here a value may be wider than its key, so that TAPE's position state travels with it, and nothing outside
+the model that is given is touched.
+
+In a layer, a process sends and receives two messages: queries, keys and values of its tokens for those of its heads,
+and attention's output back. Per token of a sequence and byte of an element that is ``2 H K + 2 G K`` for RoPE, and at
+most 1.5 times as much for TAPE, whose value and output are twice as wide. Where there are fewer key/value heads than
+processes, each sends a head to every process that reads it.
+
+Shape letters: those of :mod:`tape_ds.models.sharding`, and P processes, C columns of a head.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tape_ds.distributed.group import GroupShards, RankGroup
+from tape_ds.distributed.layout import Layout, check_heads
+from tape_ds.errors import raise_if_any
+
+
+def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
+    """Have ``model`` share the sequences of its training forwards with the processes of this one's group.
+
+    All processes of a group must then be given the same sequences, and call the model equally often; all processes of
+    the job must call this function, in the same place. In evaluation mode the model is as it was.
+
+    A process's loss is its part of the sequences' loss, and its gradients are parts too: the sum over the group is the
+    loss, and the gradient, that one process would find. What averages gradients over all processes of the job therefore
+    gives the mean over groups when losses are multiplied by the size of a group.
+
+    Args:
+        model: or what wraps it, such as peft's.
+        layout: of the job, whose process group exists.
+        rank: of this process.
+        timeout: of a collective; None: torch's own.
+
+    Raises:
+        UserError: its heads cannot be shared by so many processes.
+        ValueError: it has no decoder that shares sequences.
+    """
+    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "share_sequences")]
+    if not decoders:
+        raise ValueError(f"{type(model).__name__} has no decoder that could share sequences")
+    for decoder in decoders:
+        config = decoder.config
+        key_value_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
+    share = ShareTokens(RankGroup.of(layout, rank, timeout))
+    for decoder in decoders:
+        decoder.share_sequences = share
+
+
+class ShareTokens:
+    """How a decoder shares sequences with a group; see :class:`tape_ds.models.sharding.ShareSequences`."""
+
+    always = caches = False
+
+    def __init__(self, group: RankGroup):
+        self.group = group
+
+    def __call__(self, tokens: int) -> "UlyssesShards":
+        """Sequences of so many tokens."""
+        return UlyssesShards(self.group, tokens)
+
+
+class UlyssesShards(GroupShards):
+    """Methods are those of :class:`tape_ds.models.sharding.Shards`."""
+
+    splits_sequences = True
+
+    def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
+        """Of its tokens alone."""
+        embedded: Tensor = embedding(self.mine(ids_BT, filling=0))
+        return embedded
+
+    def rotated(self, positions_BTN: Tensor) -> Tensor:
+        """Return its tokens', before they are exchanged."""
+        return self.mine(positions_BTN)
+
+    def to_heads(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all three in one message."""
+        size = self.group.size
+        copies = max(1, size // k_BGtK.shape[1])
+        by_head = (q_BHtK, *(x.repeat_interleave(copies, dim=1) if copies > 1 else x for x in (k_BGtK, v_BGtV)))
+        shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
+        parts = [x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head]
+        whole_BTC = self.stretches.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
+        pieces = whole_BTC.split([heads * width for heads, width in shapes], dim=-1)
+        q, k, v = (x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True))
+        return q, k, v
+
+    def to_tokens(self, out_BhTV: Tensor) -> Tensor:
+        """Return all heads of this process's tokens."""
+        return self.all_heads(out_BhTV)

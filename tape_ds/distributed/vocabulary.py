@@ -1,0 +1,139 @@
+"""Embeddings and output head whose rows, entries of the vocabulary, are shared by a group of processes.
+
+The loss needs three numbers of every token from the others: its largest logit, the sum of exponentials and the target's
+logit (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053, Section 3). As in
+:mod:`tape_ds.kernels.linear_cross_entropy`, logits exist for a chunk of tokens at a time, and the gradients are
+computed where they are.
+
+Shape letters: N tokens, C tokens of a chunk, D hidden size, V entries of the whole vocabulary, v those of this process.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tape_ds.distributed.group import RankGroup
+from tape_ds.kernels import linear_cross_entropy as chunked
+
+
+@dataclass(frozen=True)
+class VocabularyShard:
+    """The entries of the vocabulary that this process has; see :class:`tape_ds.models.sharding.VocabularyPart`."""
+
+    group: RankGroup
+    sizes: tuple[int, ...]
+    """Entries of each process; they may differ by one."""
+
+    @property
+    def begin(self) -> int:
+        """The first of this process."""
+        return sum(self.sizes[: self.group.index])
+
+    @property
+    def end(self) -> int:
+        """Behind the last of this process."""
+        return self.begin + self.sizes[self.group.index]
+
+    def own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which entries are another process's, and all of them as numbers of own rows (0 where they are not)."""
+        foreign = (ids < self.begin) | (ids >= self.end)
+        return foreign, (ids - self.begin).masked_fill(foreign, 0)
+
+    def logits(self, own: Tensor) -> Tensor:
+        """[..., v] -> [..., V]."""
+        largest = max(self.sizes)
+        parts = self.group.gather_alike(F.pad(own, (0, largest - own.shape[-1])))
+        return torch.cat([part[..., :size] for part, size in zip(parts, self.sizes, strict=True)], dim=-1)
+
+    def check(self, ids: Tensor, what: str, ignored: int | None = None) -> None:
+        """Each process takes an id that none of them has for another's: it would become a zero without a word.
+
+        Raises:
+            RuntimeError: an id outside the whole vocabulary, and not ``ignored`` (on CUDA the device's assertion).
+        """
+        entries = sum(self.sizes)
+        fitting = (ids >= 0) & (ids < entries)
+        if ignored is not None:
+            fitting |= ids == ignored
+        torch._assert_async(fitting.all(), f"{what} is none of the vocabulary's {entries} entries")
+
+    def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
+        """Return sum of cross-entropies in nats, fp32 (fp64 for fp64 input), the same in every process.
+
+        The gradient of ``hidden_ND`` is what this process's rows [v, D] give of it: a part of the sum over processes.
+
+        Raises:
+            RuntimeError: a target that is none of the vocabulary.
+        """
+        self.check(targets_N, "a target", ignored=ignore_index)
+        wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden_ND, weight))
+        loss: Tensor = _Loss.apply(hidden_ND, weight, targets_N, ignore_index, self, wanted)
+        return loss
+
+
+class _Loss(torch.autograd.Function):
+    """Gradients are computed in the forward, where the logits are; the backward scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_vD: Tensor,
+        targets_N: Tensor,
+        ignore_index: int,
+        part: VocabularyShard,
+        wanted: tuple[bool, bool],
+    ) -> Tensor:
+        for_hidden, for_weight = wanted  # torch's needs_input_grad says yes under no_grad as well
+        dtype = chunked.product_dtype(hidden_ND)
+        loss = hidden_ND.new_zeros((), dtype=chunked.softmax_dtype(hidden_ND))
+        d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
+        sum_vD: Tensor | None = None
+        weight, ignored_N = weight_vD.to(dtype), targets_N == ignore_index
+        chunk = chunked.chunk_tokens(max(part.sizes))  # not of its own piece: all must exchange equally long chunks
+        blank = chunked.blank_chunks(ignored_N, chunk)  # the same in every process: they have the same sequences
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for at, skipped in zip(range(0, len(targets_N), chunk), blank, strict=False):
+                if skipped:
+                    continue
+                rows = slice(at, at + chunk)
+                ignored_C1 = ignored_N[rows, None]
+                hidden_CD = hidden_ND[rows].to(dtype).masked_fill(ignored_C1, 0)
+                summed, slope_Cv = _chunk((hidden_CD @ weight.t()).to(loss.dtype), targets_N[rows], ignored_C1, part)
+                loss += summed
+                slope_Cv = slope_Cv.to(dtype)
+                if d_hidden_ND is not None:
+                    d_hidden_ND[rows] = slope_Cv @ weight
+                if for_weight:
+                    sum_vD = chunked.add_product(sum_vD, slope_Cv.t(), hidden_CD)
+        if for_weight:  # a sum over all tokens, not a mean yet: fp16 could not hold it
+            kept = torch.float32 if weight_vD.dtype == torch.float16 else weight_vD.dtype
+            sum_vD = torch.zeros_like(weight_vD) if sum_vD is None else sum_vD.to(kept)
+        ctx.save_for_backward(d_hidden_ND, sum_vD)
+        ctx.dtypes = hidden_ND.dtype, weight_vD.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = [
+            None if gradient is None else chunked.scaled_gradient(gradient, gradients[0], dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*found, None, None, None, None)
+
+
+def _chunk(logits_Cv: Tensor, targets_C: Tensor, ignored_C1: Tensor, part: VocabularyShard) -> tuple[Tensor, Tensor]:
+    """Return sum of the losses of a chunk, and its derivative in this process's logits."""
+    largest_C1 = part.group.largest(logits_Cv.amax(dim=-1, keepdim=True))
+    shifted_Cv = logits_Cv - largest_C1
+    foreign_C, own_C = part.own(targets_C)
+    mine_C1 = shifted_Cv.gather(-1, own_C[:, None]).masked_fill(foreign_C[:, None], 0)
+    p_Cv = shifted_Cv.exp_()
+    total_C1, target_C1 = part.group.sum(torch.stack((p_Cv.sum(dim=-1, keepdim=True), mine_C1)))
+    loss = (total_C1.log() - target_C1).masked_fill(ignored_C1, 0).sum()
+    slope_Cv = p_Cv.div_(total_C1)
+    slope_Cv.scatter_add_(-1, own_C[:, None], (~foreign_C[:, None]).to(slope_Cv.dtype).neg())
+    return loss, slope_Cv.masked_fill_(ignored_C1, 0)

@@ -1,0 +1,121 @@
+"""Abacus embeddings (McLeish et al. 2024, arXiv:2405.17399, Section 3), an option of every encoding: ``abacus: true``.
+
+A digit's place within its number, 1, 2, 3, ... from the first as written, is a learned embedding that is added to the
+token's. Where numbers are written with the least significant digit first, equal places are equal significances, and
+digits that have to be added up look alike. In training a common offset is drawn for all places of a forward, so that
+places of longer numbers than there are in training have been trained; evaluation counts from 1.
+
+The paper's code draws the offset for the whole forward and so does this: digits of both operands must move together,
+and sequences of a batch may. It also gives every other token row 0 of its table, which a model could as well learn
+in its embedding of the token; here other tokens get nothing.
+
+The encoding beside it counts as ever: this one stands around it, and has one integer more for each token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tape_ds.encodings import base, documents
+from tape_ds.encodings.options import Options
+from tape_ds.encodings.place_table import PlaceTable
+from tape_ds.models.inputs import positions_that_differ
+from tape_ds.models.on_device import Constant
+
+if TYPE_CHECKING:
+    from tape_ds.models.configuration import TapeConfig
+
+
+class AbacusEncoding(base.PositionEncoding):
+    """Any encoding, with the embeddings of digits' places beside it.
+
+    A token's place is the inner encoding's integers, and behind them its place within its number: 0 for what is no
+    digit. So a cache keeps both, and a number that is being generated is counted on.
+    """
+
+    def __init__(self, config: TapeConfig, options: Options, inner: base.PositionEncoding):
+        super().__init__(config, options)
+        self.inner = inner
+        self.digits = PlaceTable(options.abacus_places, config.hidden_size)
+        self.digit_ids = Constant(np.array(options.abacus_digits or (), np.int64))
+        self.shift = options.abacus_shift
+        self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact
+        self.remembers = max(inner.remembers, 1) + 1
+        self._alike: bool | None = None
+        """Whether the inner places of this forward are the same in all sequences; None: a look has to tell."""
+
+    @property
+    def draws(self) -> bool:
+        """The offset of digits' places, too."""
+        return self.shift > 0 or self.inner.draws
+
+    def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
+        """Return the inner encoding's places, and behind them those within numbers.
+
+        Raises:
+            ValueError: embeddings were given instead of token ids.
+        """
+        if text.ids_BT is None:
+            raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
+        past_BSN = None if text.past_BSN is None or not self.inner.remembers else text.past_BSN[..., :-1]
+        inner_BTN = self.inner.locate(positions_BT, text._replace(past_BSN=past_BSN))
+        if not torch.compiler.is_compiling():
+            self._alike = len(inner_BTN) == 1 if text.past_BSN is None else None
+        digits_BT = torch.isin(text.ids_BT, self.digit_ids.on(text.ids_BT.device))
+        # of tokens in the cache, the last integer alone is asked: 0 where there was no digit
+        unknown_BTN = digits_BT[..., None].long().expand(-1, -1, inner_BTN.shape[-1] + 1)
+        digits_BS = text.whole(unknown_BTN)[..., -1] > 0
+        documents_BS = None if text.documents_BS is None else text.documents_BS[:, : digits_BS.shape[1]].long()
+        places_BT1 = text.of_this_call(places_in_numbers(digits_BS, documents_BS)[..., None], digits_BT.shape[1])
+        batch = max(len(inner_BTN), len(places_BT1))
+        return torch.cat((inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1)
+
+    def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
+        """Return what the inner encoding makes of the embeddings, plus those of digits' places.
+
+        The offset is drawn here, not where places are counted: what a cache keeps is the count.
+        """
+        x_BTD = self.inner.embed(x_BTD, self._inner_places(positions_BTN))
+        positions_BT = positions_BTN[..., -1]
+        offset = 0
+        if self.training and self.shift:
+            offset = int(torch.randint(self.shift + 1, (), device="cpu").item())
+        added_BTD = self.digits((positions_BT - 1).clamp(min=0) + offset)
+        return x_BTD + added_BTD.masked_fill((positions_BT == 0)[..., None], 0).to(x_BTD.dtype)
+
+    def start(self, positions_BTN: Tensor) -> Tensor | None:
+        """Return the inner encoding's."""
+        return self.inner.start(self._inner_places(positions_BTN))
+
+    def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
+        """Return the inner encoding's."""
+        return self.inner.for_layers(self._inner_places(positions_BTN))
+
+    def _inner_places(self, positions_BTN: Tensor) -> Tensor:
+        """Return them once for the batch where sequences differ in their numbers only: angles and biases are then
+        computed once too."""
+        inner_BTN = positions_BTN[..., :-1]
+        if self._alike is None or torch.compiler.is_compiling():
+            return positions_that_differ(inner_BTN)
+        return inner_BTN[:1] if self._alike else inner_BTN
+
+
+def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
+    """Place of each digit within its number, from 1; 0 for other tokens. int64 [B, S].
+
+    Args:
+        digits_BS: whether a token is a digit.
+        documents_BS: documents may be interleaved, and numbers do not run on from one into another; None: one document.
+    """
+    order_BS, begins = None, torch.zeros_like(digits_BS)
+    if documents_BS is not None:
+        order_BS, begins = documents.together(documents_BS)
+        digits_BS = digits_BS.gather(1, order_BS)
+    counted = torch.arange(1, digits_BS.shape[1] + 1, device=digits_BS.device).expand(digits_BS.shape)
+    before = torch.where(begins, counted - 1, 0)  # a number counts from the last token that is none of its digits
+    places = counted - torch.where(digits_BS, before, counted).cummax(1).values
+    return places if order_BS is None else places.gather(1, order_BS.argsort(dim=1))

@@ -1,0 +1,263 @@
+"""What a positional encoding is: two small classes of hooks, of which it overrides the ones it needs.
+
+Shape letters: B batch, T tokens of this call, S keys (cached ones included), H query heads, G key/value heads, K head
+size, D hidden size, C carried columns, N integers that place a token.
+
+A model forward asks the ``PositionEncoding``, once, where its tokens stand (``locate``), lets it touch the embeddings
+(``embed``) and takes from it what all layers share (``start``). Each block then has a ``PositionLayer``. Beside
+``start`` travels ``state``, a tensor that layers may update (None until one does): two flat tensors, so that activation
+checkpointing sees and differentiates both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tape_ds.attention.score_bias import ContentBias, ScoreBias
+from tape_ds.encodings.options import Options
+from tape_ds.kernels.reference import upcast
+
+if TYPE_CHECKING:
+    from tape_ds.models.configuration import TapeConfig
+
+
+EVERY_HEAD = slice(None)
+
+
+def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
+    """Return the key/value heads, of ``groups``, that some of a model's query heads read."""
+    read, of_group = range(query_heads)[heads], query_heads // groups
+    return slice(read[0] // of_group, read[-1] // of_group + 1)
+
+
+class Text(NamedTuple):
+    """What a forward knows of its tokens beside their position ids."""
+
+    ids_BT: Tensor | None
+    """Token ids; None where the caller gave embeddings."""
+    documents_BS: Tensor | None
+    """Document of every key, -1 = padding; None: one document without padding."""
+    offset: int | Tensor
+    """Place of the first token of this call on the key axis."""
+    past_BSN: Tensor | None
+    """What ``locate`` said of the tokens in the cache; at a tensor offset (a compiled static cache) the whole buffer,
+    whose unused positions are 0. None without a cache, with an empty one, or for an encoding that remembers nothing."""
+
+    def whole(self, new_BTN: Tensor) -> Tensor:
+        """Return the cached tokens' positions followed by those of this call, [B, S, N]."""
+        if self.past_BSN is None:
+            return new_BTN
+        batch = max(self.past_BSN.shape[0], new_BTN.shape[0])
+        past, new = self.past_BSN.expand(batch, -1, -1), new_BTN.expand(batch, -1, -1)
+        if not isinstance(self.offset, Tensor):  # an int, or one that an exported graph leaves open
+            return torch.cat((past, new), dim=1)
+        return past.index_copy(1, torch.arange(new.shape[1], device=new.device) + self.offset, new)
+
+    def of_this_call(self, whole_BSN: Tensor, tokens: int) -> Tensor:
+        """Return the part of a [B, S, ...] tensor that belongs to the ``tokens`` of this call."""
+        if self.past_BSN is None:
+            return whole_BSN
+        if not isinstance(self.offset, Tensor):
+            return whole_BSN[:, self.offset : self.offset + tokens]
+        return whole_BSN.index_select(1, torch.arange(tokens, device=whole_BSN.device) + self.offset)
+
+
+class PositionEncoding(nn.Module):
+    """The part of an encoding that runs once per model forward; holds no state between forwards."""
+
+    translation_invariant = True
+    """A promise: adding a constant to all positions leaves the logits unchanged."""
+    cache_exact = True
+    """A promise: decoding with a cache gives the logits of the full pass, at any length."""
+    remembers = 0
+    """N where a later call needs the positions of earlier tokens: a cache then keeps them. 0: it does not; N is 1."""
+
+    def __init__(self, config: TapeConfig, options: Options):
+        super().__init__()
+        self.random_shift = options.random_shift
+        self.reads_tokens = options.reads_tokens
+        self.log_window = None if options.log_scale == "none" else config.max_position_embeddings
+
+    @property
+    def draws(self) -> bool:
+        """Whether a forward in training draws random numbers, by torch's CPU generator."""
+        return self.random_shift > 0
+
+    def locate(self, positions_BT: Tensor, text: Text) -> Tensor:
+        """Return where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
+
+        Args:
+            positions_BT: int64 position ids, any offsets and jumps; B may be 1.
+            text: what else is known of the tokens.
+        """
+        return self.shifted(positions_BT)[..., None]
+
+    def shifted(self, positions_BT: Tensor) -> Tensor:
+        """Return the positions with the random offset of training, where one is asked for."""
+        if not self.training or not self.random_shift:
+            return positions_BT
+        return positions_BT + torch.randint(self.random_shift + 1, (), device="cpu").item()
+
+    def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
+        """Return what of the positions :meth:`PositionLayer.score_bias` is given; None for an encoding that remembers
+        none."""
+        return positions_BTN if self.remembers else None
+
+    def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
+        """Return the token embeddings as the first block sees them."""
+        return x_BTD
+
+    def start(self, positions_BTN: Tensor) -> Tensor | None:
+        """Return what all layers share, from the positions alone."""
+        return None
+
+
+class InAttention(NamedTuple):
+    """The hooks of a :class:`PositionLayer` that attention calls: not the module itself, which accelerate, finding it
+    among a block's arguments, would move to the arguments' device, weights on disk and all."""
+
+    observe: Callable[..., Tensor | None]
+    rotate: Callable[..., tuple[Tensor, Tensor]]
+    scaled: Callable[..., Tensor]
+    accumulate: Callable[..., Tensor]
+    carry: Callable[..., Tensor | None]
+    score_bias: Callable[..., ScoreBias | ContentBias | None]
+
+
+class PositionLayer(nn.Module):
+    """The part of an encoding that runs in every block."""
+
+    log_scaled = False
+    """Whether ``log_scale`` is of this layer."""
+    keeps_unrotated = False
+    """Whether a backward through :meth:`rotate` reads queries and keys as they were."""
+    keeps_bias = False
+    """Whether attention without a fused kernel keeps a bias of this layer for the backward."""
+
+    def __init__(self, *made_of: Any):
+        """Every layer is made of a configuration, its options and the layer's index; this one reads none of them."""
+        super().__init__()
+
+    def in_attention(self) -> InAttention:
+        """Return what attention is given of this layer."""
+        return InAttention(self.observe, self.rotate, self.scaled, self.accumulate, self.carry, self.score_bias)
+
+    def observe(self, x_BTD: Tensor, heads: slice = EVERY_HEAD) -> Tensor | None:
+        """Return what :meth:`rotate` needs for the query heads ``heads``: of attention's input, a token at a time, or
+        of parameters."""
+        return None
+
+    def rotate(
+        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: Tensor | None, observed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as attention sees them; columns may be added to both, and never count in the scale.
+
+        Args:
+            q_BHTK: queries; under sequence and tensor parallelism those of this process, as the keys.
+            k_BGTK: keys.
+            start: see :meth:`PositionEncoding.start`.
+            state: as this block reads it.
+            observed: what :meth:`observe` returned.
+        """
+        return q_BHTK, k_BGTK
+
+    def scaled(self, q_BHTX: Tensor, factors_B1T1: Tensor) -> Tensor:
+        """Return queries, as :meth:`rotate` returned them, whose products with keys are multiplied by these factors;
+        what the encoding adds to the scores is not, unless it is made of the queries (``cope``)."""
+        return (upcast(q_BHTX) * factors_B1T1).to(q_BHTX.dtype)
+
+    def accumulate(
+        self,
+        k_BGTX: Tensor,
+        past_keys: Callable[[], Tensor | None],
+        documents_BS: Tensor | None,
+        offset: int | Tensor,
+    ) -> Tensor:
+        """Return the keys as a cache keeps them: here a key may take in what is known of the keys before it.
+
+        Args:
+            k_BGTX: keys of whole sequences, as :meth:`rotate` returned them.
+            past_keys: returns the cached keys [B, G, S, X]; at a tensor offset the whole buffer. None: no cache, an
+                empty one, or one that does not keep its keys as they are. A function, as most encodings read none.
+            documents_BS: document of every key, -1 = padding; None: one document without padding.
+            offset: place of the first token of this call on the key axis.
+        """
+        return k_BGTX
+
+    def carry(self, start: Tensor | None, state: Tensor | None, like: Tensor) -> Tensor | None:
+        """Return columns [B, G, T, C] that ride along with the value through attention, in the dtype of ``like``."""
+        return None
+
+    def score_bias(
+        self,
+        query_positions_BTN: Tensor | None,
+        carried_BGTC: Tensor | None,
+        key_positions_BSN: Tensor | None,
+        carried_BGSC: Tensor | None,
+        heads: slice = EVERY_HEAD,
+    ) -> ScoreBias | ContentBias | None:
+        """Return what is added to the scores.
+
+        Args:
+            query_positions_BTN: of the queries, see :meth:`PositionEncoding.for_layers`.
+            carried_BGTC: the columns of :meth:`carry` for the queries' tokens.
+            key_positions_BSN: positions of all keys, cached ones included; as for the queries.
+            carried_BGSC: the columns for all keys.
+            heads: of the model's query heads, those that this call computes; the columns are of their groups.
+        """
+        return None
+
+    def next_state(
+        self, start: Tensor | None, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor
+    ) -> Tensor | None:
+        """Return the state as the next block reads it.
+
+        Args:
+            start: see :meth:`PositionEncoding.start`.
+            state: as this block read it.
+            moved_BHTC: what attention made of :meth:`carry`'s columns.
+            y_BTD: the MLP's output before it joins the residual stream.
+        """
+        return state
+
+    def state_columns(self) -> int:
+        """Return numbers of state per token that this layer reads and hands on."""
+        return 0
+
+    def added_columns(self) -> int:
+        """Return columns that :meth:`rotate` adds to every query and key."""
+        return 0
+
+    def multiplications_per_token(self, keys: float) -> float:
+        """Multiplications this layer adds to a plain block, per token, where a token sees ``keys`` keys."""
+        return 0.0
+
+
+class Parameters(nn.Module, ABC):
+    """A part of an encoding that owns parameters, and says how they start.
+
+    Its parameters are read by calling it, never as attributes: where an engine shards parameters, only a module that
+    is being called holds its own.
+    """
+
+    @abstractmethod
+    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+        """Fill every parameter: ``normal`` draws with the model's ``initializer_range``, ``constant`` fills."""
+
+
+class Weight(Parameters):
+    """One learned tensor, zero or normal at the start."""
+
+    def __init__(self, *shape: int, zero_init: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(*shape))
+        self.zero_init = zero_init
+
+    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+        """As ``zero_init`` says."""
+        constant(self.weight, 0.0) if self.zero_init else normal(self.weight)

@@ -1,0 +1,154 @@
+"""``fox``: the forgetting transformer's gates (Lin et al. 2025, arXiv:2503.02130).
+
+Each query head has a gate ``f_l = sigmoid(w x_l + b)`` on every token, x being attention's input. The score of query i
+and key j gets ``log f_(j+1) + ... + log f_i`` added: a bias that depends on what stands between the two. With
+``c_i = log f_1 + ... + log f_i`` it is ``c_i - c_j``, and a softmax takes no notice of c_i, which all scores of a query
+share. So what remains is a number of the key: one more column, and attention by any kernel.
+
+Beside bf16 numbers the sum is kept as three of them, which together have 24 bits: differences of c matter, and c grows
+with the text. A column's unit is such that fp16 holds sums down to -370,000 at heads of 128. The gradient of a gate is
+a sum of the columns' gradients that cancel, and a kernel in 16 bits rounds each of them: it is exact in fp32 alone
+(docs/encodings.md).
+
+Shape letters: B batch, T tokens of this call, S keys, cached ones included, H query heads, G key/value heads, R query
+heads of a group, K head size, X columns of a key, E columns of the sums, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tape_ds.encodings import base
+from tape_ds.encodings.documents import last_cached, running_sums
+from tape_ds.encodings.options import FoxOptions
+from tape_ds.kernels.reference import upcast
+
+if TYPE_CHECKING:
+    from tape_ds.models.configuration import TapeConfig
+
+UNIT = 64.0
+"""What a query's column holds: a power of two, so that every dtype has it exactly."""
+_TERMS = {torch.bfloat16: 3, torch.float16: 3}
+_ALIGNED = 8
+"""Fused kernels want heads of a multiple of so many columns."""
+
+
+class Gates(base.Parameters):
+    """``w x + b`` for every query head."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_attention_heads, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(config.num_attention_heads))
+
+    def forward(self, x_BTD: Tensor, heads: slice) -> Tensor:
+        """[B, T, H], for some of the heads."""
+        return F.linear(x_BTD, self.weight[heads], self.bias[heads])
+
+    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+        """Weights normal, biases 0."""
+        normal(self.weight)
+        constant(self.bias, 0.0)
+
+
+class FoxLayer(base.PositionLayer):
+    """Adds the columns of the sums to keys, and to queries those that read them."""
+
+    def __init__(self, config: TapeConfig, options: FoxOptions, layer_idx: int):
+        super().__init__()
+        self.gates = Gates(config)
+        self.head_dim = config.head_dim
+        self.heads_of_group = config.num_attention_heads // config.num_key_value_heads
+
+    def observe(self, x_BTD: Tensor, heads: slice = base.EVERY_HEAD) -> Tensor:
+        """``log f``, at least fp32 [B, H, T]."""
+        return F.logsigmoid(upcast(self.gates(x_BTD, heads))).transpose(1, 2)
+
+    def rotate(
+        self, q_BHTK: Tensor, k_BGTK: Tensor, start: None, state: None, observed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Add columns: each query reads those of its head, each key holds ``log f`` of the heads of its group."""
+        assert observed is not None
+        of_group = q_BHTK.shape[1] // k_BGTK.shape[1]
+        log_f_BGTR = observed.unflatten(1, (-1, of_group)).transpose(2, 3)
+        columns = self._columns(log_f_BGTR, k_BGTK.dtype)
+        reads = torch.eye(of_group, dtype=q_BHTK.dtype, device=q_BHTK.device) * UNIT
+        reads = reads.repeat_interleave(_TERMS.get(k_BGTK.dtype, 1), dim=1)
+        reads_HE = self._padded(reads.repeat(k_BGTK.shape[1], 1))
+        reads_BHTE = reads_HE[None, :, None].expand(len(q_BHTK), -1, q_BHTK.shape[2], -1)
+        return torch.cat((q_BHTK, reads_BHTE), dim=-1), torch.cat((k_BGTK, columns), dim=-1)
+
+    def scaled(self, q_BHTX: Tensor, factors_B1T1: Tensor) -> Tensor:
+        """Leave the columns that read the sums as they are."""
+        q_BHTK, reads_BHTE = q_BHTX.split((self.head_dim, q_BHTX.shape[-1] - self.head_dim), dim=-1)
+        return torch.cat((super().scaled(q_BHTK, factors_B1T1), reads_BHTE), dim=-1)
+
+    def accumulate(
+        self,
+        k_BGTX: Tensor,
+        past_keys: Callable[[], Tensor | None],
+        documents_BS: Tensor | None,
+        offset: int | Tensor,
+    ) -> Tensor:
+        """Put the sums of ``-log f`` over the document in place of ``log f``.
+
+        Raises:
+            ValueError: a cache that does not keep its keys as they are.
+        """
+        k_BGTK, columns_BGTE = k_BGTX.split((self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1)
+        numbers_BGRT = self._numbers(columns_BGTE)
+        tokens, device = k_BGTX.shape[2], k_BGTX.device
+        new_BT = None
+        if documents_BS is not None:
+            new_BT = documents_BS.index_select(1, torch.arange(tokens, device=device) + offset)
+        sums_BGRT = running_sums(numbers_BGRT.flatten(1, 2), new_BT).view_as(numbers_BGRT)
+        past_BGSX = past_keys()
+        if past_BGSX is not None:
+            if documents_BS is None:
+                last_BT = torch.full((1, 1), -1, device=device) + offset
+                known_BT, last_BT = last_BT >= 0, last_BT.clamp(min=0)
+            else:
+                last_BT, known_BT = last_cached(documents_BS, offset, tokens)
+            past_BGSE = past_BGSX[..., self.head_dim : k_BGTX.shape[-1]]
+            last_BGTE = last_BT[:, None, :, None].expand(*past_BGSE.shape[:2], -1, past_BGSE.shape[-1])
+            before_BGRT = self._numbers(past_BGSE.gather(2, last_BGTE))
+            sums_BGRT = sums_BGRT + before_BGRT.masked_fill(~known_BT[:, None, None], 0)
+        elif not isinstance(offset, Tensor) and offset:
+            raise ValueError("this cache does not keep keys as they are, and sums of gates are among them: use another")
+        return torch.cat((k_BGTK, self._columns(sums_BGRT.transpose(2, 3), k_BGTX.dtype)), dim=-1)
+
+    def _columns(self, numbers_BGTR: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return columns [B, G, T, E] whose products with a query's add what the numbers stand for to its scores."""
+        rest = -numbers_BGTR * (self.head_dim**0.5 / UNIT)
+        terms = []
+        for _ in range(_TERMS.get(dtype, 1)):
+            terms.append(rest.to(dtype))  # the first has the gradient of all, which is the same for each
+            rest = rest.detach() - terms[-1].detach()
+        return self._padded(torch.stack(terms, dim=-1).flatten(-2))
+
+    def _numbers(self, columns_BGTE: Tensor) -> Tensor:
+        """Return what :meth:`_columns` was given, fp64 [B, G, R, T]: sums over long texts need the digits.
+
+        Columns that fill up are so many heads more: whoever has part of a group's heads has fewer, and finds no count.
+        """
+        terms = _TERMS.get(columns_BGTE.dtype, 1)
+        used = columns_BGTE.shape[-1] // terms * terms
+        terms_BGTYR = columns_BGTE[..., :used].double().unflatten(-1, (-1, terms)).transpose(-1, -2)
+        return -terms_BGTYR.sum(dim=-2).transpose(2, 3) * (UNIT / self.head_dim**0.5)
+
+    def _padded(self, columns: Tensor) -> Tensor:
+        return F.pad(columns, (0, -(self.head_dim + columns.shape[-1]) % _ALIGNED))
+
+    def added_columns(self) -> int:
+        """Return those of keys in 16 bits."""
+        return self._padded(torch.empty(self.heads_of_group * _TERMS[torch.bfloat16])).numel()
+
+    def multiplications_per_token(self, keys: float) -> float:
+        """Return the gates, and the columns in the scores."""
+        heads, hidden = self.gates.weight.shape
+        return heads * hidden + heads * keys * (self._padded(torch.empty(self.heads_of_group)).numel())

@@ -1,0 +1,37 @@
+"""Scores that grow with the logarithm of how many keys there are, an option of every encoding: ``log_scale``.
+
+A softmax over more keys is flatter. The product of a query that sees n keys with each of them is multiplied by
+``max(1, ln n / ln N)``, N being ``max_position_embeddings`` (Su 2021, kexue.fm/archives/8823, with n the length of the
+text, and without a bound; Chiang and Cholak 2022, arXiv:2202.12172, Section 4.3, with ``ln n`` alone). So a model
+computes what it did up to N keys, and the factor can be switched on for longer texts without training.
+
+n counts the keys that the query does see: tokens of its document up to itself, without padding. Position ids are not
+asked, so that shifts, jumps (PoSE) and drawn positions change no factor, and a cache has nothing to keep for it.
+Attention within groups (LongLoRA's, while it trains) sees fewer, and n counts the document all the same.
+
+Shape letters: B batch, T tokens of this call.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tape_ds.encodings.base import Text
+from tape_ds.encodings.documents import running_sums
+
+
+def keys_seen(text: Text, tokens: int, device: torch.device) -> Tensor:
+    """Return n for each of the ``tokens`` of a call, int64 [B or 1, T]; of padding it means nothing."""
+    places = torch.arange(tokens, device=device) + text.offset
+    if text.documents_BS is None:
+        return places[None] + 1
+    ones = torch.ones_like(text.documents_BS, dtype=torch.int64)[:, None]
+    return running_sums(ones, text.documents_BS)[:, 0].index_select(1, places)
+
+
+def factors(seen_BT: Tensor, window: int) -> Tensor:
+    """Return what queries are multiplied by, from ``window`` keys on above 1; fp32 [B or 1, 1, T, 1], rounded once."""
+    return (seen_BT.double().log() / math.log(window)).clamp_min(1.0).float()[:, None, :, None]

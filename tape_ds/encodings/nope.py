@@ -1,0 +1,28 @@
+"""``nope``: no positional encoding; order is known from the causal mask alone (Kazemnejad et al. 2023,
+arXiv:2305.19466). On texts longer than those of training its scores may be scaled up (DroPE)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from tape_ds.encodings import base
+from tape_ds.encodings.options import NopeOptions
+
+if TYPE_CHECKING:
+    from tape_ds.models.configuration import TapeConfig
+
+
+class NopeLayer(base.PositionLayer):
+    """Does nothing, but for the factor of ``score_scale``."""
+
+    def __init__(self, config: TapeConfig, options: NopeOptions, layer_idx: int):
+        super().__init__()
+        self.factor = options.score_factor(config.max_position_embeddings)
+
+    def rotate(
+        self, q_BHTK: Tensor, k_BGTK: Tensor, start: None, state: None, observed: None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Scale the queries, which scales the scores: cached keys serve any factor."""
+        return (q_BHTK if self.factor == 1 else q_BHTK * self.factor), k_BGTK

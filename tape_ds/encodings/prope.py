@@ -1,0 +1,22 @@
+"""``prope``: RoPE whose lowest frequencies do not turn (p-RoPE, Barbero et al. 2024, arXiv:2410.06205).
+
+Channels that turn least carry content, and over a long text they turn enough to lose it. Here they do not turn at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tape_ds.encodings.options import PropeOptions
+from tape_ds.encodings.rope import RopeEncoding
+
+if TYPE_CHECKING:
+    from tape_ds.models.configuration import TapeConfig
+
+
+class PropeEncoding(RopeEncoding):
+    """RoPE's cosines and sines; for the frequencies that are left out, those of no angle."""
+
+    def __init__(self, config: TapeConfig, options: PropeOptions):
+        super().__init__(config, options)
+        self.frequencies.array[options.kept(self.head_dim) :] = 0.0  # after scaling; the highest stand first

@@ -1,0 +1,383 @@
+"""The RoPE that a base model was trained with, read from its ``config.json``, and how an extension continues from it.
+
+Both published forms are read: ``rope_scaling`` and ``rope_theta`` (transformers 4), and ``rope_parameters``
+(transformers 5). Neither torch nor transformers is imported, so a dry run reads exactly what the run reads.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tape_ds.encodings import scaling
+from tape_ds.encodings.scaling import WINDOW, Parameters
+from tape_ds.errors import Problem, raise_if_any
+
+AUTO = "auto"
+"""``rope_type`` of an extension: the model's own scaling where it has one, else YaRN."""
+FULL = "full_attention"
+"""Of RoPE parameters for each kind of layer, those of layers that see everything: the ones that are scaled."""
+PARTIAL = "partial_rotary_factor"
+OF_THE_CLASS = (PARTIAL, "llama_4_scaling_beta", "max_position_embeddings")
+"""RoPE parameters that scaling leaves alone: the rotated share of a head, and what Ministral 3's class reads."""
+KEPT = ("longrope", "proportional")
+"""Types of transformers that are kept as they are: nothing here computes them or makes them reach further."""
+_OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
+"""Model types whose angles this project computes, so that everything about their RoPE must be understood here."""
+OWN_TYPES = ("tape", "tape_gptj")
+"""Model types of this project, whose ``max_position_embeddings`` is always the length that scaling reaches."""
+
+_THETA = 10_000.0
+_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
+_ABOUT_ROPE = re.compile("(^|_)(rope|rotary)(_|$)")
+_WITHOUT_EFFECT = {"finetuned": None, "extrapolation_factor": 1, PARTIAL: 1}
+"""Keys of published ``rope_scaling`` that change no angle: always, or at this value."""
+_STATIC = ("linear", "llama3", "ntk", "yarn", "yarn_revised")
+"""Types that scale texts of every length alike."""
+_FROM_WINDOW = ("llama3", "yarn", "yarn_revised")
+"""Types whose frequencies depend on the window."""
+
+
+@dataclass(frozen=True)
+class TrainedRope:
+    """The RoPE of a base model."""
+
+    name: str
+    """Of the model."""
+    parameters: Parameters
+    """Complete ``rope_parameters``, as :mod:`.scaling` defines them."""
+    native_length: int
+    """Tokens of context that the model has with them."""
+    window: float | None
+    """Tokens that a ``factor`` of the same type multiplies; None where config.json allows two readings."""
+    head_size: int
+    """Rotated columns of a head."""
+
+    @property
+    def type(self) -> str:
+        """Its ``rope_type``."""
+        return str(self.parameters["rope_type"])
+
+    @property
+    def factor(self) -> float:
+        """Its factor; 1 without scaling."""
+        return float(self.parameters.get("factor") or 1.0)
+
+    @property
+    def reach(self) -> float:
+        """Tokens that its scaling is made for: more than the native length where ``max_position_embeddings`` was left
+        as it was, as the model card of Qwen3 has it."""
+        scaled = self.factor * self.window if self.window and self.type in _STATIC else 0
+        return max(self.native_length, scaled)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The parameters that :func:`read` reads as these again: without a window that config.json leaves open."""
+        return {key: value for key, value in self.parameters.items() if key != WINDOW or self.window is not None}
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether angles within the native length differ from those of an unscaled RoPE of some base frequency."""
+        attention = self.parameters.get("attention_factor") or 1.0
+        if self.type in KEPT:
+            return True
+        return self.type in _STATIC and self.type != "ntk" and (self.factor != 1 or attention != 1)
+
+    @property
+    def unscaled_theta(self) -> float:
+        """The base frequency of the unscaled RoPE that gives the same angles within the native length: ``ntk`` is a
+        larger base, and ``dynamic`` leaves texts of its window as they are."""
+        plain = scaling.as_llama(self.parameters, self.head_size) if self.type == "ntk" else None
+        return float((plain or self.parameters)["rope_theta"])
+
+
+def read(config: Mapping[str, Any], name: str) -> TrainedRope:
+    """Return the RoPE of a model; where it has one for each kind of layer, that of layers that see everything.
+
+    Args:
+        config: content of its ``config.json``, or ``to_dict()`` of its configuration.
+        name: of the model, for messages.
+
+    Raises:
+        UserError: no length, or a setting of RoPE whose meaning is not known here.
+    """
+    stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    foreign = config.get("model_type") not in _OURS
+    if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
+        stated = stated[FULL]
+    length = native_length(config)
+    raise_if_any([Problem("model", name, *reason) for reason in _unreadable(config, stated, length)])
+    assert length is not None  # else it was unreadable
+    given = {key: value for key, value in stated.items() if value is not None}
+    old_name = given.pop("type", "default")
+    rope_type = given.pop("rope_type", old_name)
+    thetas = (given.pop("rope_theta", None), config.get("rope_theta"), _THETA)
+    theta = next(each for each in thetas if each is not None)
+    named = [given.pop(WINDOW, None), config.get(WINDOW)]
+    if rope_type in _FROM_WINDOW:
+        named.reverse()  # in the order of transformers
+    elif rope_type == "dynamic" and config.get("model_type") not in OWN_TYPES:
+        named = [length]  # transformers counts from max_position_embeddings alone
+    window = next((each for each in named if each is not None), None)
+    if rope_type == "yarn":
+        given = _with_attention_factor(given, length, window)
+    share = given.get(PARTIAL, 1.0) if foreign else 1.0
+    if foreign:
+        given = {key: value for key, value in given.items() if key not in OF_THE_CLASS}
+    given = {key: value for key, value in given.items() if not _without_effect(key, value)}
+    parameters = {"rope_type": rope_type, "rope_theta": theta, **given}
+    if rope_type in _FROM_WINDOW:
+        parameters[WINDOW] = window or length  # what transformers computes with
+    elif window is not None and WINDOW in scaling.named(rope_type):
+        parameters[WINDOW] = window
+    if rope_type in KEPT:
+        kept = {**parameters, **({WINDOW: window} if window else {})}
+        return TrainedRope(name, kept, length, window, int(_head_size(config) * share))
+    raise_if_any([_of_the_file(each, config, name) for each in scaling.check(parameters)])
+    found = _counted(name, parameters, window, config, length)
+    return replace(found, head_size=int(found.head_size * share))
+
+
+def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of layers that see everything, of those for all layers or for each kind of layer."""
+    found: Mapping[str, Any] = rope_parameters.get(FULL, rope_parameters)
+    return found
+
+
+def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Problem:
+    """Return a problem of ``rope_parameters`` as one of a model's file, without the remedy for a recipe's field."""
+    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    field = found.field.replace("rope_parameters", place)
+    remedy = "correct config.json, or remove what the weights were not trained with"
+    if found.field.endswith("rope_type"):
+        remedy = "give a model with one of: " + ", ".join(scaling.available())
+    return Problem("model", name, f"its config.json has {field} = {found.value!r}, {found.wrong}", remedy)
+
+
+def native_length(config: Mapping[str, Any]) -> int | None:
+    """Return the length that a configuration names; None: it names none."""
+    found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
+    return found if type(found) is int and found >= 1 else None
+
+
+def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong and a remedy, for settings that :mod:`.scaling` cannot express."""
+    if length is None:
+        found = config.get("max_position_embeddings") or config.get("n_positions")
+        yield f"its max_position_embeddings is {found!r}", "give a model whose config.json has its context length"
+    if not isinstance(stated, Mapping):
+        yield f"its config.json has rope_scaling = {stated!r}, which is no mapping", "correct config.json"
+    elif any(isinstance(value, Mapping) for value in stated.values()):
+        yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
+    if twice := _stated_twice(config):
+        yield f"its config.json has two readings of {', '.join(twice)}", "keep what the weights were trained with"
+    if config.get("model_type") not in _OURS:  # a class of transformers reads these
+        return
+    for key, value in config.items():
+        harmless = value in (None, False, 1, {}, []) and not ("interleave" in key and value)
+        if key in _KEYS or not _ABOUT_ROPE.search(key) or harmless:
+            continue
+        wrong = f"its config.json has {key} = {value!r}, which transformers' {config.get('model_type')} does not read"
+        remedy = "remove it from config.json if the weights were trained without it"
+        if key == "rope_condense_ratio":
+            remedy = f'write "rope_scaling": {{"type": "linear", "factor": {value}}} in its place, which is the same'
+        yield wrong, remedy
+
+
+def _stated_twice(config: Mapping[str, Any]) -> list[str]:
+    """Return names of RoPE parameters that both published forms, or two fields of one, give different values; of two
+    forms, also what one of them lacks."""
+    outside = {key: config[key] for key in ("rope_theta", WINDOW) if key in config}
+    forms = [form for form in (config.get("rope_scaling"), config.get("rope_parameters")) if form]
+    places = [{**outside, **form} for form in forms if isinstance(form, Mapping)] + [outside]
+    found: dict[str, list[Any]] = {}
+    for place in places:
+        for key, value in place.items():
+            if value is not None and isinstance(value, (int, float, str)):
+                found.setdefault("rope_type" if key == "type" else key, []).append(value)
+    return sorted(key for key, values in found.items() if len(set(values)) > 1 or len(values) < len(forms))
+
+
+def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> dict[str, Any]:
+    """Return YaRN's parameters with the factor on attention that other names for it stand for."""
+    if isinstance(window, (int, float)) and window > 0:
+        given = {"factor": length / window, **given}  # transformers' default
+    if not isinstance(given.get("factor"), (int, float)):
+        return given
+
+    def default(scale: float = 1.0) -> float:
+        return 1.0 + 0.1 * scale * math.log(max(given["factor"], 1.0))
+
+    if isinstance(given.get("attn_factor"), (int, float)):  # vLLM's: it multiplies the default
+        given["attention_factor"] = given.pop("attn_factor") * given.get("attention_factor", default())
+    if given.get("mscale") and given.get("mscale_all_dim"):  # DeepSeek's
+        mscale, all_dim = given.pop("mscale"), given.pop("mscale_all_dim")
+        given.setdefault("attention_factor", default(mscale) / default(all_dim))
+    if given.get("mscale") == 1 and not given.get("mscale_all_dim"):
+        given.pop("mscale")
+    if given.get("mscale_all_dim") == 0:
+        given.pop("mscale_all_dim")
+    return given
+
+
+def _without_effect(key: str, value: Any) -> bool:
+    return key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    """Return columns of a head, or of its rotated part where the family names those; 0: not known."""
+    name = "rotary_dim" if config.get("model_type") in ("gptj", "tape_gptj") else "qk_rope_head_dim"
+    found = config.get(name) or config.get("head_dim")
+    if not found and config.get("num_attention_heads"):
+        found = config.get("hidden_size", 0) // config["num_attention_heads"]
+    return int(found or 0)
+
+
+def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping[str, Any], length: int) -> TrainedRope:
+    """Add the native length, and the window that factors count from.
+
+    Published models name either the length before scaling (Vicuna, LongLoRA) or after it (deepseek-coder).
+
+    Args:
+        name: of the model.
+        parameters: complete but for the window of ``linear``.
+        window: what config.json names; None: nothing.
+        config: where ``max_sequence_length``, which Vicuna has, is the length after scaling.
+        length: ``max_position_embeddings``.
+    """
+    head_size = _head_size(config)
+    is_own, whole = config.get("model_type") in OWN_TYPES, config.get("max_sequence_length")
+    rope_type, factor = parameters["rope_type"], parameters.get("factor") or 1.0
+    if rope_type not in _STATIC:
+        return TrainedRope(name, parameters, length, window or length, head_size)
+    if window is None and (factor == 1 or whole == factor * length):
+        window = length
+    elif window is None and whole == length and rope_type not in _FROM_WINDOW:
+        window = length / factor
+    if window is None:
+        return TrainedRope(name, parameters, length, None, head_size)
+    native = length if is_own or length > window else round(factor * window)
+    if not is_own:
+        parameters[WINDOW] = int(window) if window == int(window) else window
+    # Llama 3.1 was trained further than its factor times its window: a factor counts from what that leaves.
+    return TrainedRope(name, parameters, native, max(window, native / factor), head_size)
+
+
+def requested_type(own: TrainedRope, change: Parameters) -> str:
+    """Return the ``rope_type`` that a change leads to; without one, the model's own."""
+    asked = change.get("rope_type") or own.type
+    return str(asked if asked != AUTO else own.type if own.type != "default" else "yarn")
+
+
+def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[str, Any]:
+    """Return ``rope_parameters`` of the extended model. :func:`problems` finds the changes that make no sense.
+
+    Args:
+        own: the base model's.
+        change: what the recipe asks for, empty for the model's own type. Of the same type, everything that it leaves
+            out stays; another type starts from the unscaled RoPE of :meth:`TrainedRope.unscaled_theta`.
+        target_length: tokens. A ``factor`` that is left out is what reaches it, and never less than the model's own.
+    """
+    kind = requested_type(own, change)
+    given = {key: value for key, value in change.items() if key != "rope_type" and value is not None}
+    if kind == own.type:
+        merged, least = {**own.parameters, **given}, own.factor
+    else:
+        merged, least = {"rope_type": kind, "rope_theta": own.unscaled_theta, **given}, 1.0
+        if WINDOW in scaling.named(kind):
+            merged.setdefault(WINDOW, own.native_length)
+    window = factor_window(own, change)
+    if "factor" in scaling.named(kind) and "factor" not in given and window is not None:
+        merged["factor"] = max(least, target_length / window)
+    return merged
+
+
+def factor_window(own: TrainedRope, change: Parameters) -> float | None:
+    """Return the tokens that a factor of the changed scaling multiplies; None where config.json leaves it open and the
+    change does not name :data:`scaling.WINDOW`."""
+    named = change.get(WINDOW)
+    if requested_type(own, change) != own.type:
+        return float(named or own.native_length)
+    return own.window or named
+
+
+def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterator[Problem]:
+    """Yield what of a change undoes what the weights were trained with, or does not reach the target.
+
+    Fields are the recipe's; arguments as for :func:`extended`.
+    """
+    kind = requested_type(own, change)
+    named, factor = change.get(WINDOW), change.get("factor")
+    window = factor_window(own, change)
+    trained = f"the weights were trained with {scaling.described(own.parameters)}"
+    if kind != own.type and own.is_scaled:
+        wrong = f"{trained}, which {kind} would undo"
+        remedy = f"rope_parameters: {{rope_type: {own.type}}}, or {AUTO}, with a method that trains"
+        remedy += f" (the factor follows: {max(own.factor, target_length / own.window):.4g})" if own.window else ""
+        remedy += "; to undo it on purpose, remove the scaling from the model's config.json"
+        yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
+        return
+    if own.type in KEPT:
+        if target_length > own.native_length:
+            wrong = f"{trained}, which is kept as it is, and reaches {own.native_length:,} tokens"
+            yield Problem("target_length", target_length, wrong, f"give {own.native_length}")
+        return
+    if kind == "default" and "rope_type" not in change and factor is not None:
+        remedy = "add rope_type: one of " + ", ".join([AUTO, *scaling.available()])
+        yield Problem("rope_parameters", dict(change), "a factor without a rope_type scales nothing", remedy)
+        return
+    base = window or own.native_length
+    if window is None and target_length > own.native_length and (factor is None or own.type in _FROM_WINDOW):
+        yield _which_length(own, target_length, trained)
+    elif isinstance(factor, (int, float)) and kind == own.type and factor < own.factor:
+        yield Problem("rope_parameters.factor", factor, trained, f"give {own.factor:g} or more, or leave it out")
+    elif isinstance(factor, (int, float)) and factor * base < target_length:
+        reached = f"{factor:g} x {base:,.10g} = {factor * base:,.0f} tokens"
+        enough = math.ceil(target_length / base * 1000) / 1000  # rounded down it would not reach either
+        remedy = f"give {enough:.10g} or more ({target_length:,} / {base:,.10g}), or leave factor out (factor: null)"
+        wrong = f"{reached} do not reach target_length = {target_length:,}"
+        yield Problem("rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length")
+    yield from _window_problems(own, kind, named)
+    yield from scaling.check(extended(own, change, target_length))
+
+
+def _which_length(own: TrainedRope, target_length: int, trained: str) -> Problem:
+    """Return the question that config.json leaves open, with both readings."""
+    length, before = own.native_length, own.native_length / own.factor
+    wrong = f"{trained}; config.json leaves open whether max_position_embeddings = {length:,} is before or after that"
+    if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
+        remedy = f"write {WINDOW} into the model's config.json: {before:.10g} if the model reaches {length:,} tokens, "
+        remedy += f"or {length}, which transformers computes with, if it reaches {own.factor * length:,.0f}"
+        return Problem("model", own.name, wrong, remedy)
+    first = f"{before:.10g} if the model reaches {length:,} tokens, as deepseek-coder"
+    second = f"{length} if it reaches {own.factor * length:,.0f}, as Vicuna"
+    factors = f"{target_length / before:.4g} or {max(own.factor, target_length / length):.4g}"
+    remedy = f"give {first}, or {second} (the factor becomes {factors})"
+    return Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
+
+
+def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:
+    """Return a model's own RoPE and that of its extension in one line; arguments as for :func:`extended`."""
+    before, after = own.parameters, extended(own, change, target_length)
+    if after != before:
+        return f"{scaling.described(before)} -> {scaling.described(after)}"
+    kept = f"{scaling.described(before)}, unchanged"
+    beyond = own.type != "dynamic" and not own.is_scaled and target_length > own.native_length
+    return kept + f": not scaled for more than {own.native_length:,} tokens" * beyond
+
+
+def _window_problems(own: TrainedRope, kind: str, named: Any) -> Iterator[Problem]:
+    """Yield a window that the base does not have."""
+    if not isinstance(named, int):
+        return
+    field, known = f"rope_parameters.{WINDOW}", own.parameters.get(WINDOW)
+    if named > own.native_length:
+        wrong = f"longer than the {own.native_length:,} tokens that the model has natively"
+        yield Problem(field, named, wrong, f"give {own.native_length}, or leave it out")
+    elif kind == own.type and known is not None and named != known:
+        yield Problem(field, named, f"the model's own scaling counts from {known:,}", "leave it out")
+    elif kind == own.type and own.window is None and named < own.native_length / own.factor:
+        wrong = f"x{own.factor:g} of it is less than the {own.native_length:,} tokens that the model has"
+        remedy = f"give {own.native_length / own.factor:.10g} to {own.native_length}"
+        yield Problem(field, named, wrong, remedy)

@@ -1,0 +1,20 @@
+"""Whether Liger's kernels can be used here, see :mod:`tape_ds.methods.liger_forwards`; told without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why Liger's kernels cannot be used on this device; None where they can."""
+    if importlib.util.find_spec("liger_kernel") is None:
+        return "the package liger-kernel is not installed"
+    if device.type != "cuda":
+        return f"Liger's kernels need a CUDA device, not {device.type!r}"
+    from tape_ds.kernels import jit
+
+    return jit.no_compiler()

@@ -1,0 +1,90 @@
+"""Feed-forwards a piece of the sequence at a time: what is inside them exists for one piece only, forward and backward.
+
+A gated feed-forward holds four tensors of T x ``intermediate_size`` while it runs, and nothing in it crosses tokens. In
+tiles of T / n tokens, each computed again in the backward, it holds 1/n of that; its input and output remain (tiled
+compute of ALST, Bekman et al. 2025, arXiv:2506.13996, Section 3.2). So do TAPE's position updates in the forms that act
+across channels; the others are one fused operator that never holds more than a piece anyway.
+
+DeepSpeed's ``TiledMLP`` does the same, but runs a backward inside the backward: each tile's gradient then goes into the
+weight's by itself, and an engine has to be told which is the last. Here torch adds the tiles' gradients up before any
+hook on the weight hears of them.
+
+The number of tiles is the same for every sequence, long or short, so that under ZeRO-3 every rank gathers every weight
+equally often: with tiles of a fixed size a rank with a longer sequence would wait for the others for ever.
+
+Shape letters: B batch, T tokens, D hidden size, H query heads, G key/value heads, C columns of the state.
+"""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from tape_ds.encodings.tape import TapeLayer
+
+
+def use_tiles(model: nn.Module, tiles: int) -> list[str]:
+    """Have feed-forwards and unfused position updates work on ``tiles`` pieces of each sequence in training.
+
+    In evaluation they compute as ever: nothing is kept there, and a step of decoding has one token. To be called last,
+    once adapters and other kernels are in place: what a tile runs is the forward that is there now.
+
+    Args:
+        model: built, wrapped by peft or not; changed in place.
+        tiles: pieces of a sequence, whatever its length; pieces differ by one token at most.
+
+    Returns:
+        What is tiled, for the log.
+
+    Raises:
+        ValueError: ``tiles`` below 1, or nothing in the model that can be tiled.
+    """
+    if tiles < 1:
+        raise ValueError(f"tiles = {tiles}: give 1 or more")
+    feed_forwards = [module for module in model.modules() if isinstance(module, LlamaMLP)]
+    updates: list[Any] = [module for module in model.modules() if isinstance(module, TapeLayer) and _is_unfused(module)]
+    if not feed_forwards:
+        raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")
+    for module in feed_forwards:
+        module.forward = MethodType(_tiled_feed_forward(module.forward, tiles), module)
+    for layer in updates:
+        layer.next_state = MethodType(_tiled_update(layer.next_state, tiles), layer)
+    found = {"feed-forward": feed_forwards, "position update": updates}
+    return [f"{name} ({len(modules)})" for name, modules in found.items() if modules]
+
+
+def _tiled_feed_forward(forward: Callable[[Tensor], Tensor], tiles: int) -> Callable[[Any, Tensor], Tensor]:
+    def tiled(self: nn.Module, x_BTD: Tensor) -> Tensor:
+        if not self.training:
+            return forward(x_BTD)
+        return torch.cat([_again(forward, piece) for piece in x_BTD.tensor_split(tiles, dim=1)], dim=1)
+
+    return tiled
+
+
+def _tiled_update(next_state: Callable[..., Tensor], tiles: int) -> Callable[..., Tensor]:
+    def tiled(self: TapeLayer, start: Tensor, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor) -> Tensor:
+        if not self.training:
+            return next_state(start, state, moved_BHTC, y_BTD)
+        by_tokens = [_pieces(x, tiles, dim=2) for x in (start, state, moved_BHTC)]
+        pieces = zip(*by_tokens, y_BTD.tensor_split(tiles, dim=1), strict=True)
+        return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)
+
+    return tiled
+
+
+def _is_unfused(layer: TapeLayer) -> bool:
+    """Return whether a layer updates its state by plain operations, see :mod:`tape_ds.encodings.tape_updates`."""
+    return layer.form.whole_halves and not (layer.attend is None and layer.gate is None)
+
+
+def _pieces(x: Tensor | None, tiles: int, dim: int) -> tuple[Tensor | None, ...]:
+    return (None,) * tiles if x is None else x.tensor_split(tiles, dim=dim)
+
+
+def _again(function: Callable[..., Any], *inputs: Any) -> Any:
+    return checkpoint(function, *inputs, use_reentrant=False)

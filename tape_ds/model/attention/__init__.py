@@ -1,7 +1,0 @@
-"""One attention for every positional encoding: :func:`tape_ds.model.attention.attend.attend`. Here is what a
-configuration is checked with, without torch.
-"""
-
-from tape_ds.model.attention.names import available, missing, problems, problems_with_needs, requested
-
-__all__ = ["available", "missing", "problems", "problems_with_needs", "requested"]

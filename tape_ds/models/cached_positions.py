@@ -1,0 +1,99 @@
+"""What a cache keeps of its tokens beside keys and values: positions here, as extra columns of the first layer's keys.
+
+A later call needs to know where the cached keys stand: their distance is a bias (ALiBi, T5, FIRE), their separators
+count segments (BiPE), their length decided a base (dynamic NTK). Kept inside the cache they follow it through beams,
+crops, resets and offloading. Every integer becomes three base-256 digits, which any 16-bit dtype holds exactly.
+
+TAPE's states are columns of the values (:meth:`tape_ds.encodings.PositionLayer.carry`). A cache that another
+program filled has neither, and is refused.
+
+Shape letters: B batch, T tokens, S keys, G key/value heads, K head size, V value width, N integers per token.
+"""
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from tape_ds.models.on_device import refuse_above
+
+BASE = 256
+DIGITS = 3
+LARGEST = BASE**DIGITS - 1
+
+
+def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
+    """Return the keys with the positions' digits behind them: [B, G, T, K + 3 N].
+
+    Raises:
+        ValueError: a position that three digits cannot hold (not looked for inside a compiled graph).
+    """
+    if not torch.compiler.is_compiling():
+        refuse_above(positions_BTN, LARGEST, f"a cache keeps positions up to {LARGEST} for this encoding, not {{}}")
+    digits = [positions_BTN // BASE**power % BASE for power in range(DIGITS)]
+    columns_BT = torch.cat(digits, dim=-1).to(k_BGTK.dtype)
+    return torch.cat((k_BGTK, columns_BT[:, None].expand(*k_BGTK.shape[:2], -1, -1)), dim=-1)
+
+
+def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+    """Return a layer's cached keys and values with those of this call behind them, [B, G, S, ...] each.
+
+    Raises:
+        ValueError: the cached ones are of another width, see :func:`require_own`.
+    """
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    if layer is not None and layer.is_initialized and layer.keys.dim() == 4:  # a quantised one keeps none as they are
+        require_own(layer.keys, k_BGTK.shape[-1])
+        require_own(layer.values, v_BGTV.shape[-1])
+    return cache.update(k_BGTK, v_BGTV, layer_idx)
+
+
+def require_own(cached_BGSC: Tensor, columns: int) -> None:
+    """Raise ValueError where a cache was not filled by this model, as prefix tuning's is not: its tokens have no
+    positions or states, and no call could know them."""
+    if cached_BGSC.shape[-1] != columns:
+        raise ValueError(
+            f"the cache has {cached_BGSC.shape[-1]} columns where this encoding keeps {columns}, positions or position "
+            "states among them: keys and values from elsewhere (prefix tuning) do not fit; use prompt tuning or LoRA"
+        )
+
+
+def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Tensor | None:
+    """Return a layer's cached keys [B, G, S, ...]; at a tensor offset its whole buffer. None where there are none, and
+    where the cache does not keep them as they are (a quantised one)."""
+    if cache is None or layer_idx >= len(cache.layers) or not cache.layers[layer_idx].is_initialized:
+        return None
+    keys = cache.layers[layer_idx].keys
+    if keys is None or keys.dim() != 4:
+        return None
+    if not isinstance(offset, Tensor):
+        if offset == 0 or keys.shape[2] < offset:
+            return None
+        keys = keys[:, :, :offset]
+    if cache.offloading:  # they are on their way back to the device, on a stream of their own
+        torch.cuda.current_stream(keys.device).wait_stream(cache.prefetch_stream)
+    return keys
+
+
+def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
+    """Return the positions int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
+
+    Returns None where there is nothing to recall.
+
+    Raises:
+        ValueError: a cache that does not keep its first keys as they were given.
+    """
+    if cache is None or integers == 0 or not cache.layers or not cache.layers[0].is_initialized:
+        return None
+    if not isinstance(offset, Tensor) and offset == 0:
+        return None
+    keys, columns = keys_before(cache, 0, offset), DIGITS * integers
+    if keys is None:
+        raise ValueError(
+            f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's positions are "
+            "among them: use a dynamic or a static cache"
+        )
+    if keys.shape[-1] < head_dim + columns:
+        require_own(keys, head_dim + columns)
+    digits = keys[:, 0, :, -columns:].round().long().unflatten(-1, (DIGITS, integers))
+    powers = BASE ** torch.arange(DIGITS, device=digits.device)
+    return (digits * powers[:, None]).sum(dim=-2)

@@ -1,0 +1,342 @@
+"""Any decoder of transformers, as its own class computes it, with this project's attention, documents and loss.
+
+transformers lets an attention function and a mask function be registered by name. The mask function here gives every
+layer, in the place of a mask, its :class:`KeyPlaces`; the attention function reads them there. So documents, padding
+and positions that skip (PoSE) reach a foreign class as they reach a model of this project, and recomputed layers get
+the same again.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, D hidden size, V vocabulary
+entries.
+"""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from tape_ds.attention import available
+from tape_ds.attention.attend import attend, attend_with_weights
+from tape_ds.attention.borders import Borders
+from tape_ds.attention.names import requested
+from tape_ds.encodings.trained_rope import of_full
+from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
+from tape_ds.models.inputs import CACHE, Documents, past_length
+from tape_ds.models.language_model import LanguageModel
+from tape_ds.models.loading.strict import load_exact
+from tape_ds.models.output_head import OutputHead, causal_lm_loss
+
+CHUNK = 1024
+"""Tokens whose logits exist at once, where a family changes what its head gives."""
+
+
+class KeyPlaces:
+    """What a layer receives in the place of a mask.
+
+    Args:
+        borders: of the documents among the layer's keys; None: one document without padding.
+        offset: place of the first query among the keys.
+        window: keys that a query sees, itself among them; None: all before it.
+    """
+
+    def __init__(self, borders: Borders | None, offset: int | Tensor, window: int | None = None):
+        self.borders = borders
+        self.offset = offset
+        self.window = window
+
+
+_UNKNOWN: Any = object()
+_borders: ContextVar[Borders | None] = ContextVar("_borders", default=_UNKNOWN)
+"""Of the call that is being computed: what its masks are made of."""
+
+
+def places(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    **_: Any,
+) -> KeyPlaces:
+    """Return the places of one kind of layer: with a window of ``local_size``, and perhaps a cache that has dropped the
+    first ``kv_offset`` keys."""
+    borders = _borders.get()
+    if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
+        q_offset = int(q_offset)  # a static cache counts on the device
+    if borders is _UNKNOWN:  # the decoder was called, not the whole model
+        borders = Documents(attention_mask, None, None, None, None, None).borders(batch_size, q_length, q_offset)
+    if borders is not None and kv_offset:
+        borders = borders.once(("from", kv_offset), lambda whole: _without_first(whole, kv_offset))
+    return KeyPlaces(borders, q_offset - kv_offset, local_size)
+
+
+def _without_first(borders: Borders, keys: int) -> Borders:
+    return Borders(borders.ids_BS[:, keys:], borders.queries, borders.offset - keys)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: KeyPlaces | Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    backend: str = "auto",
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of one layer, as transformers calls it -> [B, T, H, V], and weights of the ``reference`` backend.
+
+    Raises:
+        ValueError: dropout, a ready-made mask, or what the backend cannot compute.
+    """
+    if dropout:
+        raise ValueError(f"attention dropout of {dropout} is computed by no backend: set it to 0 in the configuration")
+    if isinstance(attention_mask, Tensor):
+        raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
+    told = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
+    arguments: dict[str, Any] = {"borders": told.borders, "offset": told.offset, "scale": scaling}
+    # some families tell their layers of no window
+    needs = {"window": sliding_window or told.window, "softcap": softcap, "sinks": s_aux}
+    arguments |= {name: need for name, need in needs.items() if need is not None}
+    if requested(backend) == "reference":
+        (out_BHTV,), weights_BHTS = attend_with_weights(query, key, [value], **arguments)
+    else:
+        (out_BHTV,), weights_BHTS = attend(query, key, [value], **arguments, backend=backend), None
+    return out_BHTV.transpose(1, 2).contiguous(), weights_BHTS
+
+
+for _backend in ("auto", *available()):
+    _name = ATTENTION if _backend == "auto" else f"{ATTENTION}_{_backend}"
+    AttentionInterface.register(_name, functools.partial(attention, backend=_backend))
+    AttentionMaskInterface.register(_name, places)
+
+
+@torch.no_grad()
+def has_plain_head(model: Any) -> bool:
+    """Return whether a model's logits are what its output head gives, by a look at large ones.
+
+    Raises:
+        TypeError: see :func:`logits_of`.
+    """
+    weight = model.get_input_embeddings().weight
+    large_11D = torch.linspace(-99, 99, model.config.hidden_size, dtype=weight.dtype, device=weight.device)[None, None]
+    return torch.equal(model.get_output_embeddings()(large_11D), logits_of(model, large_11D))
+
+
+class ExtendedDecoder(LanguageModel, PreTrainedModel):
+    """The arguments, the loss and the scaled angles of this project's models, for a class of transformers;
+    :func:`class_of` joins the two."""
+
+    native: type[PreTrainedModel]
+    """The class of transformers."""
+    _plain_head: bool | None = None
+    """Whether the head's output is the logits; None: not looked at yet."""
+
+    def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any):
+        super().__init__(config, *arguments, **named)
+        OutputHead.of(self.get_output_embeddings())
+        for module in rotary_modules(self).values():
+            module._apply = MethodType(_apply_without_casts, module)  # type: ignore[method-assign]
+
+    def decode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        max_length_q: int | None = None,
+        seq_idx: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As :meth:`tape_ds.models.llama.TapeModel.forward` takes documents and padding."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        assert given is not None
+        sequences, tokens = given.shape[:2]
+        documents = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
+        told = _borders.set(documents.borders(sequences, tokens, past_length(past_key_values)))
+        if attention_mask is None and past_key_values is None:
+            # without one, transformers takes every jump of positions for a document's border, and waits for the device
+            attention_mask = torch.ones(sequences, tokens, dtype=torch.long, device=given.device)
+        try:
+            return self.base_model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                **{CACHE: past_key_values},
+                **kwargs,
+            )
+        finally:
+            _borders.reset(told)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """As the family's own forward computes them: soft caps and factors are its."""
+        return logits_of(self, hidden_BTD)
+
+    def loss(self, hidden_BTD: Tensor, labels_BT: Tensor, **kwargs: Any) -> Tensor | None:
+        """By the head alone where its output is the logits, else by the family's own logits, a chunk at a time."""
+        if self._plain_head is None:
+            self._plain_head = has_plain_head(self)
+        if self._plain_head:
+            return causal_lm_loss(self.get_output_embeddings(), hidden_BTD, labels_BT, **kwargs)
+        return causal_lm_loss(self._chunked_loss, hidden_BTD, labels_BT, **kwargs)
+
+    def _chunked_loss(self, hidden_BTD: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        def of_chunk(hidden_1ND: Tensor, targets_N: Tensor) -> Tensor:
+            logits_NV = logits_of(self, hidden_1ND)[0].float()
+            return F.cross_entropy(logits_NV, targets_N, ignore_index=ignore_index, reduction="sum")
+
+        hidden_1MD, targets_M = hidden_BTD.flatten(0, 1)[None], targets.flatten()
+        losses = [
+            checkpoint(of_chunk, hidden_1MD[:, at : at + CHUNK], targets_M[at : at + CHUNK], use_reentrant=False)
+            for at in range(0, len(targets_M), CHUNK)
+        ]
+        return torch.stack(losses).sum()
+
+    @contextlib.contextmanager
+    def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:
+        """Within the block, the model computes with these RoPE parameters and its present weights."""
+        config = copy.deepcopy(self.config)
+        config.rope_parameters = with_rope(self.config, rope_parameters)
+        if config.rope_parameters == self.config.rope_parameters:
+            yield
+            return
+        kept = rotary_modules(self)
+        scales: dict[str, float] = {}
+        if SCORE_SCALE in of_full(config.rope_parameters):
+            scales = self._scales()
+            self._put_scales(on_meta(config)._scales())
+        for path, module in kept.items():
+            self.set_submodule(path, type(module)(config).to(next(module.buffers()).device))
+        try:
+            yield
+        finally:
+            for path, module in kept.items():
+                self.set_submodule(path, module)
+            self._put_scales(scales)
+
+    def _scales(self) -> dict[str, float]:
+        """Return the factors on scores, by path: latent attention takes them from its RoPE parameters too."""
+        scales = {path: getattr(module, "scaling", None) for path, module in self.named_modules()}
+        return {path: scale for path, scale in scales.items() if isinstance(scale, float)}
+
+    def _put_scales(self, scales: Mapping[str, float]) -> None:
+        for path, scale in scales.items():
+            self.get_submodule(path).scaling = scale
+
+
+class _InPlaceOf:
+    """Everything that an object is, but for what is given by name."""
+
+    def __init__(self, replaced: Any, **given: Any):
+        self._replaced = replaced
+        self.__dict__ |= given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replaced, name)
+
+
+class _Decoded:
+    """A decoder that has been run, and its output: whatever it is called with, these hidden states."""
+
+    was_called = False
+
+    def __init__(self, decoder: nn.Module, hidden_BTD: Tensor):
+        self._decoder = decoder
+        self.last_hidden_state = hidden_BTD
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.was_called = True
+        return self
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name, None)
+
+
+def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
+    """Return the logits [B, T, V] of hidden states as the forward of a class of transformers computes them, with its
+    soft caps and factors.
+
+    Raises:
+        TypeError: a forward that does not call ``base_model``.
+    """
+    forward = model.native.forward if isinstance(model, ExtendedDecoder) else type(model).forward
+    decoded = _Decoded(model.base_model, hidden_BTD)
+    head_alone = _InPlaceOf(model, **{model.base_model_prefix: decoded})
+    ids_BT = torch.zeros(hidden_BTD.shape[:2], dtype=torch.long, device=hidden_BTD.device)
+    logits: Tensor = forward(head_alone, input_ids=ids_BT, use_cache=False).logits
+    if not decoded.was_called:
+        raise TypeError(f"{type(model).__name__} does not call its base_model")
+    return logits
+
+
+def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> ExtendedDecoder:
+    """Load a folder as ``config`` has it; arguments go to ``from_pretrained``. Code in the folder is never run.
+
+    Raises:
+        UserError: a file of its weights is damaged; a parameter is missing, has no place, or has another shape.
+    """
+    kind = class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    if not str(config._attn_implementation).startswith(ATTENTION):  # no other attention sees documents
+        config._attn_implementation = ATTENTION
+    model: ExtendedDecoder = load_exact(kind, source, config=config, **arguments)
+    return model
+
+
+@functools.cache
+def class_of(native: type[PreTrainedModel]) -> Any:
+    """Return ``native`` with what :class:`ExtendedDecoder` adds, under its own name: what is saved is its own."""
+    own = {"native": native, "config_class": native.config_class, "__module__": native.__module__}
+    return type(native.__name__, (ExtendedDecoder, native), own)
+
+
+def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that hold frequencies of angles, by path."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+    }
+
+
+def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
+    """Move frequencies, but round none of them: an engine in bf16 casts every buffer, and of 8,192 positions 897 would
+    be left."""
+    kept = dict(self.named_buffers(recurse=False))
+    type(self)._apply(self, function, recurse)
+    for name, before in kept.items():
+        now = self._buffers[name]
+        assert now is not None
+        if now.dtype != before.dtype:
+            self._buffers[name] = before.to(now.device)
+    return self
+
+
+def on_meta(config: PreTrainedConfig) -> Any:
+    """Return the model of a configuration without its numbers."""
+    with torch.device("meta"):
+        return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)

@@ -1,0 +1,174 @@
+"""From hidden states to logits or the loss, and what generation asks of a model: the same for every decoder here.
+
+Shape letters: B batch, T tokens of this call, S keys (cached ones included), D hidden size, V vocabulary entries.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import can_return_tuple
+
+from tape_ds.models.inputs import CACHE
+from tape_ds.models.output_head import OutputHead, causal_lm_loss, divergence, own_targets
+from tape_ds.models.sharding import UNSHARED, shards_of
+
+
+@dataclass
+class DistilledOutput(CausalLMOutputWithPast):
+    """A loss that is the sum of two, and the two."""
+
+    cross_entropy: Tensor | None = None
+    divergence: Tensor | None = None
+
+
+class LanguageModel:
+    """A decoder (transformers' ``base_model``) under an output head called ``lm_head``; before ``PreTrainedModel`` and
+    ``GenerationMixin``, which transformers looks for among a class's immediate bases."""
+
+    base_model: Any
+    config: Any
+    get_output_embeddings: Any
+    config_class: Any
+    lm_head: nn.Module
+    loss_function: Any
+    training: bool
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """By these names, and not by what was registered with its auto classes, a plain Trainer decides whether it
+        smooths labels of the next token or of the present one, and a pipeline whether it knows a model."""
+        super().__init_subclass__(**kwargs)
+        if model_type := getattr(getattr(cls, "config_class", None), "model_type", None):
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = cls.__name__
+
+    def decode(self, **arguments: Any) -> Any:
+        """Call the decoder."""
+        return self.base_model(**arguments)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the logits [B, T, V] of hidden states."""
+        return self.lm_head(hidden_BTD)
+
+    def loss(self, hidden_BTD: Tensor, labels_BT: Tensor, **kwargs: Any) -> Tensor | None:
+        """Return the loss without logits of the whole batch; None where the head can only give logits."""
+        return causal_lm_loss(self.lm_head, hidden_BTD, labels_BT, **kwargs)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        skip_logits: bool | None = None,
+        teacher: Any = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As the decoder's forward, and:
+
+        Under sequence parallelism (:mod:`tape_ds.models.sharding`) the logits are those of this process's tokens, and
+        the loss its part of the sum: divided, as ever, by the targets of whole sequences, so that the parts of all
+        processes add up to the loss. Under tensor parallelism logits and loss are whole in every process.
+
+        Args:
+            labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``
+                (transformers' Trainer) turns the mean into a sum over that many targets.
+            logits_to_keep: only the last n logits (0: all), or an index tensor.
+            skip_logits: return ``logits=None``, the loss computed a chunk of tokens at a time. Default: yes in training
+                with labels, wherever the loss is transformers' own and no ``logits_to_keep`` asks for logits. A head
+                that can only give logits (see :func:`tape_ds.models.output_head.why_not`) returns them all the same.
+            cache: ``past_key_values`` by the name that transformers has for it since 5.24.
+            teacher: what another model predicts (:class:`tape_ds.methods.distillation.TeacherTokens`); the loss is then
+                the weighed sum of cross-entropy and divergence, which are returned beside it.
+
+        Raises:
+            ValueError: as there; ``skip_logits`` without labels; a teacher where the loss takes logits;
+                ``logits_to_keep`` under sequence parallelism.
+        """
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        shards = UNSHARED if given is None else shards_of(self.base_model, given.shape[1])
+        everything = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if shards.splits_sequences and not everything:
+            raise ValueError("logits_to_keep counts along a sequence, and this process has a part of it: leave it out")
+        possible = labels is not None and self.loss_function is ForCausalLMLoss
+        if skip_logits is None:
+            skip_logits = possible and self.training and everything
+        elif skip_logits and not possible:
+            raise ValueError(
+                "skip_logits leaves nothing to return: it needs labels, and transformers' own loss function"
+            )
+        outputs = self.decode(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            past_key_values=cache if past_key_values is None else past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_BTD = outputs.last_hidden_state
+        if shards.splits_sequences and labels is not None:
+            kwargs |= own_targets(shards, labels, **kwargs)
+        loss = logits_BTV = None
+        if skip_logits and labels is not None:
+            loss = self.loss(hidden_BTD, labels, **kwargs)
+        if loss is None:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits_BTV = self.logits(hidden_BTD[:, kept])
+            if labels is not None:
+                loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        if teacher is not None:
+            if loss is None or labels is None or logits_BTV is not None:
+                raise ValueError("a teacher needs labels, training mode, and a head that gives the loss itself")
+            apart = divergence(self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs)
+            mixed = (1 - teacher.share) * loss + teacher.share * apart
+            return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=apart.detach())
+        past = getattr(outputs, CACHE)
+        return CausalLMOutputWithPast(loss, logits_BTV, past, outputs.hidden_states, outputs.attentions)
+
+    def _get_resized_lm_head(self, *args: Any, **kwargs: Any) -> nn.Linear:
+        # transformers makes a plain nn.Linear, and moves accelerate's hooks to it after this
+        return OutputHead.of(super()._get_resized_lm_head(*args, **kwargs))  # type: ignore[misc]  # PreTrainedModel's
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Return where ``generate_batch`` and ``transformers serve`` begin.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "continuous batching keeps its own pages of keys and values, which have no room for places and position "
+            "states: call generate with a padded batch, or serve without continuous batching"
+        )
+
+    def _get_static_cache_init_shape(self) -> None:
+        """Values may be wider than keys: a static cache is sized by the first call, not ahead of it."""
+        return None
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: PreTrainedConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """The 2D mask is all that ``attend`` needs; for a static cache it is padded to the cache's own length."""
+        past = cache if past_key_values is None else past_key_values
+        if attention_mask is None or past is None:
+            return attention_mask
+        missing = past.get_max_length() - attention_mask.shape[-1]
+        return nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask

@@ -1,0 +1,120 @@
+"""Models on the Hugging Face hub: ``ORG/NAME``, or ``ORG/NAME@REV`` for a commit, tag or branch.
+
+Imports neither torch nor transformers: recipes ask it first.
+"""
+
+import functools
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tape_ds.errors import Problem, UserError
+from tape_ds.models.loading import weight_files
+
+ID = r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<revision>[^:#]+))?"
+"""Id of a model, and of a dataset in a data spec."""
+CONFIG = "config.json"
+SECONDS = 5.0
+"""How long the hub may take to answer a question about one small file."""
+_SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken")
+_TRAINED = ("adapter_model.*", "trainable_params.bin", "trained.safetensors")
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """Return name and revision of what may be an id; a revision of None is the hub's newest."""
+    found = re.fullmatch(ID, name)
+    return (found["name"], found["revision"]) if found else (name, None)
+
+
+def is_id(name: str) -> bool:
+    """Return whether ``name`` is written as the hub's names are, ``owner/name`` or ``owner/name@revision``."""
+    return re.fullmatch(ID, name) is not None and "/" in split(name)[0]
+
+
+def commit_of(folder: str | Path) -> str | None:
+    """Return the commit of a folder in the hub's cache; None of any other folder."""
+    folder = Path(folder)
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A model's ``config.json`` in the hub's cache, or why it was not fetched."""
+
+    file: Path | None = None
+    why_not: str | None = None
+    """Why it was not read, where the name may be right all the same."""
+    problem: Problem | None = None
+    """What is wrong with the name."""
+
+
+@functools.cache
+def config(name: str) -> Fetched:
+    """Return the ``config.json`` of an id: from the hub's cache on this machine, else from the hub."""
+    from huggingface_hub import is_offline_mode, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    repository, revision = split(name)
+    try:
+        cached = try_to_load_from_cache(repository, CONFIG, revision=revision)
+    except HFValidationError as error:
+        wrong = f"not a name that the hub allows ({error})"
+        return Fetched(problem=Problem("model", name, wrong, "give a folder, or a hub id (owner/name)"))
+    if isinstance(cached, str):
+        return Fetched(Path(cached))
+    return Fetched(why_not="offline by HF_HUB_OFFLINE") if is_offline_mode() else _fetch_config(name)
+
+
+def _fetch_config(name: str) -> Fetched:
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # failures are reported here
+    repository, revision = split(name)
+    try:
+        # hf_hub_download alone repeats for minutes what is not answered
+        get_hf_file_metadata(hf_hub_url(repository, CONFIG, revision=revision), timeout=SECONDS)
+        return Fetched(Path(hf_hub_download(repository, CONFIG, revision=revision, etag_timeout=SECONDS)))
+    except errors.GatedRepoError:
+        return Fetched(why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run")
+    except errors.RepositoryNotFoundError:
+        wrong, remedy = "neither on the hub nor a folder here", "check its name (owner/name); if private: hf auth login"
+    except errors.RevisionNotFoundError:
+        wrong, remedy = f"the hub has no revision {revision!r} of it", "give a commit, tag or branch of its page"
+    except errors.EntryNotFoundError as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):  # the connection broke between the two questions
+            return Fetched(why_not="offline")
+        wrong, remedy = f"the hub has no {CONFIG} in it", "give a model that was saved by save_pretrained"
+    except errors.HfHubHTTPError as error:
+        return Fetched(why_not=f"the hub answers {error.response.status_code}")
+    except (errors.HTTPError, OSError, ValueError) as error:
+        return Fetched(why_not=f"offline, or the hub cannot be reached ({' '.join(str(error).split())[:200]})")
+    return Fetched(problem=Problem("model", name, wrong, remedy))
+
+
+def download(name: str, *, with_weights: bool = True) -> Path:
+    """Return the folder of an id in the cache: all files of one commit, and of the weights those that are read.
+
+    Raises:
+        UserError: there is no such model, revision or network.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    repository, revision = split(name)
+    # offline, huggingface_hub 1 else asks for the list of a commit's files
+    fetch = functools.partial(snapshot_download, repository, local_files_only=constants.HF_HUB_OFFLINE)
+    try:
+        folder = Path(fetch(revision=revision, allow_patterns=list(_SMALL)))
+        if with_weights:
+            revision = commit_of(folder) or revision  # the branch may move between two questions
+            for whole in (weight_files.WHOLE, weight_files.PICKLED):
+                shards = {whole, *weight_files.places(folder, whole).values()}
+                fetch(revision=revision, allow_patterns=[*_SMALL, *_TRAINED, *shards])
+                if any((folder / shard).is_file() for shard in shards):
+                    break
+    except (OSError, ValueError, HTTPError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "give a folder, or a hub id (owner/name, owner/name@revision) that can be reached"
+        raise UserError(Problem("model", name, f"no such folder, and not reachable ({reason})", remedy)) from error
+    return folder

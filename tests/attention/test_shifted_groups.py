@@ -1,0 +1,288 @@
+"""Attention within shifted groups against a mask written out pair by pair: values, gradients, and what may see what."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tape_ds.attention import backends
+from tape_ds.attention.attend import attend
+from tape_ds.attention.borders import Borders
+from tape_ds.attention.shifted_groups import attend_in_groups, attention_span, use_groups
+from tape_ds.models import flops, llama
+from tests.attention import varlen_on_cpu  # noqa: F401 (registers the kernels)
+from tests.attention.group_masks import allowed, in_groups_by_mask, masked
+from tests.models.helpers import gradients, largest_difference, tiny_model, tokens
+
+HEADS = {
+    "mha": (4, 4),
+    "gqa 8/2": (8, 2),
+    "gqa 4/1": (4, 1),
+    "straddling 9/3": (9, 3),
+    "odd mha": (3, 3),
+    "one": (1, 1),
+}
+DOCUMENTS = [
+    [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2],
+    [-1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 9, -1, -1, -1, -1],
+]
+"""Packed, padded on the left by more than a group, padded on the right: 17 tokens each."""
+
+
+def inputs(heads=4, groups=4, length=17, batch=3, width=4, value_width=4, dtype=torch.float32):
+    """Leaves whose tokens lie before their heads, as projections leave them."""
+    shapes = ((heads, width), (groups, width), (groups, value_width))
+    return [torch.randn(batch, length, *shape, dtype=dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def test_hand_made_case():
+    """16 tokens in groups of 8: LongLoRA's own borders, counted through both halves of the heads, are 0, 4, 8, 12, 16
+    and 16, 18, ... for groups of 4; here 0, 8, 16 and 0, 4, 12, 16. Equal scores make every weight 1 / keys seen."""
+    q, k = torch.zeros(1, 2, 16, 2), torch.zeros(1, 2, 16, 2)
+    v = torch.arange(16.0).view(1, 1, 16, 1).expand(1, 2, 16, 1)
+    out = attend_in_groups(q, k, v, group=8)[0, :, :, 0]
+    plain = [(first + t) / 2 for first, last in ((0, 8), (8, 16)) for t in range(first, last)]
+    shifted = [(first + t) / 2 for first, last in ((0, 4), (4, 12), (12, 16)) for t in range(first, last)]
+    torch.testing.assert_close(out, torch.tensor([plain, shifted]))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("length, group", [(16, 8), (17, 8), (13, 4), (5, 2), (3, 2), (9, 16), (5, 16), (1, 2)])
+def test_equals_a_mask(heads, length, group):
+    q, k, v = inputs(*HEADS[heads], length)
+    out = attend_in_groups(q, k, v, group=group)
+    expected = masked(q, k, v, allowed(q.shape[1], length, group))
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
+    direction = torch.randn_like(out)
+    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction) for x in (out, expected))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=8e-6)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("value_width", [4, 10])
+def test_documents_padding_and_wide_values(heads, backend, value_width):
+    q, k, v = inputs(*HEADS[heads], value_width=value_width)
+    mask = allowed(q.shape[1], 17, 6, DOCUMENTS, batch=3)
+    ids = torch.tensor(DOCUMENTS, dtype=torch.int32)
+    out = attend_in_groups(q, k, v, group=6, borders=Borders(ids, 17), scale=0.3, backend=backend)
+    expected = masked(q, k, v, mask, scale=0.3)
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
+    assert (out[:, 0][ids < 0] == 0).all()
+    direction = torch.randn_like(out)
+    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction) for x in (out, expected))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=8e-6)
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS, [DOCUMENTS[0]] * 3], ids=["padded", "packed"])
+def test_documents_in_groups_by_packed_kernels(monkeypatch, documents):
+    """Borders of documents and of groups together, as varlen functions take them; worked out once for all layers."""
+    monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
+    monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
+    q, k, v = inputs(8, 2, width=8, value_width=16)
+    borders = Borders(torch.tensor(documents), 17)
+    out = attend_in_groups(q, k, v, group=6, borders=borders, backend="varlen")
+    expected = masked(q, k, v, allowed(8, 17, 6, documents, batch=3))
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
+    monkeypatch.setattr("tape_ds.attention.shifted_groups._cut_anew", lambda *given, **more: pytest.fail("again"))
+    assert torch.equal(attend_in_groups(q, k, v, group=6, borders=borders, backend="varlen"), out)
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS, [DOCUMENTS[0]] * 3], ids=["padded", "packed"])
+def test_no_layer_works_borders_out(monkeypatch, documents):
+    """It would wait for the device: a model has done it in front of its layers."""
+    model, borders = tiny_model().train(), []
+    use_groups(model, 6)
+    model.model.layers[0].register_forward_pre_hook(
+        lambda module, args, given: borders.append(
+            [made.known for made in given["borders"]._made.values() if isinstance(made, Borders)]
+        ),
+        with_kwargs=True,
+    )
+    model(tokens(3, 17), document_ids=torch.tensor(documents))
+    assert borders == [[True] * 5]  # groups of 6: 6 6 5, and shifted 3 12 2
+
+
+@pytest.mark.parametrize("heads", ["mha", "straddling 9/3"])
+def test_gradients_by_differences(heads):
+    q, k, v = inputs(*HEADS[heads], length=7, batch=2, width=2, value_width=3, dtype=torch.float64)
+    borders = Borders(torch.tensor([[0, 0, 0, 0, 1, 1, 1], [-1, -1, 0, 0, 0, 0, 0]]), 7)
+    assert torch.autograd.gradcheck(lambda *x: attend_in_groups(*x, group=4, borders=borders), (q, k, v))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("length", [16, 19])
+def test_a_token_reaches_only_later_ones_of_its_groups(heads, length):
+    """Every token, every group, both halves, every sequence of the batch: outputs it cannot reach stay bit-equal, and
+    those it can reach change."""
+    q, k, v = (x.detach() for x in inputs(*HEADS[heads], length))
+    before = attend_in_groups(q, k, v, group=6)
+    mask = allowed(q.shape[1], length, 6)[0]
+    for place in range(length):
+        changed = [x.clone() for x in (q, k, v)]
+        for x in changed:
+            x[1, :, place] += 1
+        after = attend_in_groups(*changed, group=6)
+        same = (after == before).all(-1)
+        assert same[0].all() and same[2].all()
+        assert torch.equal(same[1], ~mask[:, :, place])
+
+
+def test_nothing_comes_round_from_the_end():
+    """The published form without flash-attn rolls the shifted half around: its first tokens see the last ones. The same
+    check, that fails for it."""
+
+    def rolled(q, k, v, group):
+        q, k, v = (torch.cat((x[:, :2], x[:, 2:].roll(-group // 2, dims=2)), dim=1) for x in (q, k, v))
+        q_own, k_own, v_own = (x.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        (out,) = attend(q_own, k_own, [v_own], backend="sdpa")
+        out = out.unflatten(0, (q.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+        return torch.cat((out[:, :2], out[:, 2:].roll(group // 2, dims=2)), dim=1)
+
+    q, k, v = (x.detach() for x in inputs(length=16))
+    other = [torch.cat((x[:, :, :14], torch.randn(3, 4, 2, 4)), dim=2) for x in (q, k, v)]
+    unmoved = {
+        name: torch.equal(form(q, k, v, group=8)[:, :, :14], form(*other, group=8)[:, :, :14])
+        for name, form in (("ours", attend_in_groups), ("rolled", rolled))
+    }
+    assert unmoved == {"ours": True, "rolled": False}
+
+
+def test_no_work_grows_with_the_square_of_the_length():
+    """Multiplications of 4,096 tokens in groups of 64 are those of 64-token sequences, counted by torch."""
+    q, k, v = (x.detach() for x in inputs(4, 2, 4096, batch=1, value_width=8))
+    with FlopCounterMode(display=False) as counter:
+        attend_in_groups(q, k, v, group=64, backend="reference")
+    span = attention_span(4096, 64, 4)
+    assert counter.get_total_flops() == 2 * 4 * 4096 * span * (4 + 8)
+    assert 63 < span <= 64
+
+
+def test_groups_of_a_whole_row_are_views(monkeypatch):
+    """What projections leave is cut without a copy where groups fill the sequence (and, in a shifted half, for one
+    sequence)."""
+    from tape_ds.attention import shifted_groups
+
+    q, k, v = (x.detach() for x in inputs(8, 2, 16, batch=2))
+    seen = []
+
+    def watch(q, k, values, **rest):
+        seen.append((q, k, *values))
+        return attend(q, k, values, **rest)
+
+    monkeypatch.setattr(shifted_groups, "attend", watch)
+    attend_in_groups(q, k, v, group=8)
+    owners = {x.untyped_storage().data_ptr() for x in (q, k, v)}
+    assert len(seen) == 1 + 3
+    assert all(x.untyped_storage().data_ptr() in owners for x in seen[0])
+    seen.clear()
+    attend_in_groups(q[:1], k[:1], v[:1], group=8)
+    assert all(x.untyped_storage().data_ptr() in owners for call in seen for x in call)
+
+
+def test_autocast_and_bfloat16_stay_what_they_are():
+    q, k, v = (x.detach() for x in inputs(length=12))
+    assert attend_in_groups(*(x.bfloat16() for x in (q, k, v)), group=4).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend_in_groups(q, k, v, group=4)
+    torch.testing.assert_close(out.float(), attend_in_groups(q, k, v, group=4), rtol=0, atol=0.03)
+
+
+def test_refusals():
+    q, k, v = inputs()
+    for group in (3, 1, 0, -2):
+        with pytest.raises(ValueError, match="an even number"):
+            attend_in_groups(q, k, v, group=group)
+        with pytest.raises(ValueError, match="an even number"):
+            use_groups(tiny_model(), group)
+    with pytest.raises(ValueError, match="17 keys"):
+        attend_in_groups(q[:, :, 9:], k, v, group=4)
+    with pytest.raises(ValueError, match="no attention"):
+        use_groups(torch.nn.Linear(2, 2), 4)
+
+
+# --- in the model ---------------------------------------------------------------------------------------------------
+
+
+def losses_and_gradients(model, ids, **arguments):
+    model.zero_grad()
+    loss = model(ids, labels=ids, use_cache=False, **arguments).loss
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_model_equals_one_with_an_explicit_mask(monkeypatch, encoding, backend, checkpointing):
+    """Straddling heads, packed documents; recomputation in the backward is in training mode and so in groups too."""
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}
+    model = tiny_model(encoding=encoding, attention_backend=backend, **heads).train()
+    use_groups(model, 6)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    ids, documents = tokens(3, 17), torch.tensor(DOCUMENTS)
+    mine = losses_and_gradients(model, ids, document_ids=documents)
+    monkeypatch.setattr(llama, "attend_in_groups", in_groups_by_mask)
+    theirs = losses_and_gradients(model, ids, document_ids=documents)
+    torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=2e-6)
+    assert largest_difference(mine[1], theirs[1]) < 2e-4
+
+
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+def test_evaluation_is_over_everything(encoding):
+    model, ids = tiny_model(encoding=encoding), tokens(2, 17)
+    plain = model(ids).logits
+    use_groups(model, 4)
+    assert torch.equal(model(ids).logits, plain)
+    grouped = model.train()(ids, use_cache=False).logits
+    assert not torch.allclose(grouped[:, -1], plain[:, -1], atol=1e-3)
+    torch.testing.assert_close(grouped[:, :2], plain[:, :2])  # within the first half-group
+    use_groups(model, None)
+    assert torch.equal(model(ids, use_cache=False).logits, plain)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+def test_the_model_s_future_changes_nothing_earlier(encoding):
+    model = tiny_model(encoding=encoding).train()
+    use_groups(model, 4)
+    ids = tokens(3, 15)
+    with torch.no_grad():
+        before = model(ids, use_cache=False).logits
+        for place in range(1, 15):
+            changed = ids.clone()
+            changed[1, place] = 3 + (changed[1, place] - 2) % 50
+            after = model(changed, use_cache=False).logits
+            assert torch.equal(after[1, :place], before[1, :place])
+            assert not torch.equal(after[1, place], before[1, place])
+
+
+def test_a_cache_is_not_grouped_in_silence():
+    """In training mode an empty cache is filled by a whole sequence; a step of decoding would have no groups to be
+    in."""
+    model, ids = tiny_model().train(), tokens(1, 9)
+    use_groups(model, 4)
+    first = model(ids[:, :8], use_cache=True)
+    assert torch.equal(first.logits, model(ids[:, :8], use_cache=False).logits)
+    with pytest.raises(ValueError, match="without a cache"):
+        model(ids[:, 8:], past_key_values=first.past_key_values)
+
+
+def test_a_bias_on_the_scores_is_refused():
+    model = tiny_model(encoding="alibi").train()
+    use_groups(model, 4)
+    with pytest.raises(ValueError, match="alibi adds a bias"):
+        model(tokens(1, 8), use_cache=False)
+
+
+def test_counted_flops_are_those_that_are_executed():
+    model = tiny_model(attention_backend="reference").train()
+    use_groups(model, 8)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens(1, 64), use_cache=False)
+    span = attention_span(64, 8, 4)
+    expected = 2 * flops.multiply_adds(model.config, 64, causal=False, attention_span=span)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-6)
+    whole = flops.training_flops_per_token(model.config, 64, 0.1)
+    assert flops.training_flops_per_token(model.config, 64, 0.1, attention_span=64) == whole
+    assert flops.training_flops_per_token(model.config, 64, 0.1, attention_span=span) < whole

@@ -1,0 +1,223 @@
+"""The backend ``varlen``, whose kernels are CUDA's alone: what it hands them, and what comes of their answers.
+
+A stand-in computes their definition on a CPU (``varlen_on_cpu``); on a GPU the last test runs the real ones. The meta
+device shows what no CPU can: whether a whole model, forward and backward, ever asks the device for a number.
+"""
+
+import importlib.util
+import inspect
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.nn.attention import varlen as varlen_of_torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tape_ds import TapeForCausalLM
+from tape_ds.attention import backends, varlen
+from tape_ds.attention.call import AttentionCall
+from tape_ds.methods.recompute import use_recompute
+from tests.attention import varlen_on_cpu
+from tests.attention.by_ids import attend
+from tests.attention.test_attend import DOCUMENTS, PLACES, inputs, oracle
+from tests.models.helpers import tiny_config
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """CPU tensors are taken for a GPU's, and fp32 for what its kernels take."""
+    monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
+    monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
+    varlen_on_cpu.CALLS.clear()
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_every_mask_at_every_place(on_a_gpu, places, documents):
+    """Documents without a query, queries without a document, scattered ones: gathered, computed, and put back."""
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries, key_width=8, value_width=16)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    out = attend(q, k, v, document_ids=ids, offset=offset, backend="varlen")
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    direction = torch.randn_like(out)
+    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
+
+
+@pytest.mark.parametrize("value_width", [5, 8, 16])
+@pytest.mark.parametrize("window", [1, 3, 4])
+@pytest.mark.parametrize(
+    "documents, places",
+    [("none", "full"), ("none", "chunk"), ("packed", "full"), ("packed", "chunk"), ("left", "full"), ("right", "full")],
+)
+def test_a_window_reaches_the_kernel(on_a_gpu, documents, places, window, value_width):
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries, key_width=8, value_width=value_width)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    out = attend(q, k, v, document_ids=ids, offset=offset, window=window, backend="varlen")
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset, window)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    direction = torch.randn_like(out)
+    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
+
+
+@pytest.mark.parametrize("value_width, calls", [(8, 1), (16, 2), (20, 3)])
+@pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2), (5, 1)])
+def test_one_call_per_width_of_the_key(on_a_gpu, value_width, calls, heads, groups):
+    q, k, v = inputs(key_width=8, value_width=value_width, heads=heads, groups=groups)
+    out = attend(q, k, v, document_ids=torch.tensor(DOCUMENTS["packed"]), backend="varlen")
+    assert [5] * calls == varlen_on_cpu.CALLS
+    torch.testing.assert_close(out.double(), oracle(q, k, v, DOCUMENTS["packed"], 0), rtol=0, atol=2e-6)
+
+
+def test_nothing_leaves_padding(on_a_gpu):
+    ids = torch.tensor(DOCUMENTS["holes"])
+    padding = (ids < 0)[:, None, :, None]
+    clean = inputs(key_width=8, value_width=16)
+    dirty = [x.detach().masked_fill(padding, torch.nan).requires_grad_() for x in clean]
+    direction = torch.randn(2, 4, 9, 16)
+    results = []
+    for tensors in (clean, dirty):
+        out = attend(*tensors, document_ids=ids, backend="varlen")
+        results.append([out, *torch.autograd.grad(out, tensors, direction)])
+    for mine, expected in zip(*results, strict=True):
+        assert torch.equal(mine, expected)
+    assert (results[0][0].masked_select(padding) == 0).all()
+
+
+def cu_seq_lens(documents: int, tokens: int, sequences: int = 1) -> dict:
+    """What a collator says of sequences of so many documents, of uneven lengths from 1 up."""
+    starts = [number * tokens + at for number in range(sequences) for at in sorted({0, *range(1, documents)})]
+    borders = torch.tensor([*starts, sequences * tokens], dtype=torch.int32)
+    return {"cu_seq_lens_q": borders, "max_length_q": int(borders.diff().max())}
+
+
+class Watch(TorchDispatchMode):
+    """Calls of attention, and bytes that other operators allocate."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.allocated = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        attention = func.name().startswith("torch_attn::_varlen_attn")
+        self.calls += attention and not func.name().endswith("backward")
+        if not attention and isinstance(out, torch.Tensor) and not func._schema.is_mutable and out._base is None:
+            self.allocated += out.numel() * out.element_size()
+        return out
+
+
+def forward_and_backward(encoding: str, documents: int, tokens: int, sequences: int = 1, recompute: bool = True):
+    """Counts of a forward, and of a backward, of a whole model on the meta device."""
+    config = tiny_config("gqa", encoding, attention_backend="varlen", max_position_embeddings=tokens)
+    told = cu_seq_lens(documents, tokens, sequences)
+    told["cu_seq_lens_q"] = told["cu_seq_lens_q"].to("meta")
+    with torch.device("meta"):
+        model = TapeForCausalLM(config).bfloat16().train()
+        ids = torch.zeros(sequences, tokens, dtype=torch.int64)
+    if recompute:
+        use_recompute(model, 1)
+    with Watch() as forward:
+        loss = model(input_ids=ids, labels=ids, use_cache=False, **told).loss
+    with Watch() as backward:
+        loss.backward()
+    return forward, backward
+
+
+@pytest.mark.parametrize("encoding, calls", [("tape", 2), ("rope", 1)])
+@pytest.mark.parametrize("documents", [1, 64])
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_whole_model_never_asks_the_device(encoding, calls, documents, sequences):
+    """On the meta device every ``.item()``, ``.cpu()`` or ``nonzero`` is an error. The last layer's state is read by
+    nobody, so it carries none: one call."""
+    forward, backward = forward_and_backward(encoding, documents, 512, sequences)
+    layers = 3
+    expected = layers if encoding == "rope" else calls * (layers - 1) + 1
+    assert forward.calls == backward.calls == expected  # each block is computed again in its backward
+
+
+@pytest.mark.parametrize("encoding", ["tape", "rope"])
+def test_memory_beside_attention_does_not_grow_with_the_documents(encoding):
+    """Document by document it did: 76 tensors of a state's size at 16 documents, 268 at 64, for 10 at one."""
+    one, many = (forward_and_backward(encoding, documents, 512, recompute=False) for documents in (2, 64))
+    for few_documents, many_documents in zip(one, many, strict=True):
+        # The borders themselves: 4 bytes for each of 62 more, in as many tensors as they are held in.
+        assert 0 <= many_documents.allocated - few_documents.allocated <= 64 * 4 * 8
+
+
+@pytest.fixture
+def activated(monkeypatch):
+    """Starts on a GPU of this capability with these modules; the list of versions that torch is told to run."""
+    told = []
+
+    def start(capability=(9, 0), modules=("flash_attn_interface",), active=None, error=None):
+        def activate(version):
+            if error is not None:
+                raise error
+            told.append(version)
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in modules else None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active)
+        monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
+        return told
+
+    varlen.use_flash_attention_3.cache_clear()
+    yield start
+    varlen.use_flash_attention_3.cache_clear()
+
+
+def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, monkeypatch, caplog):
+    """Asked for once, and logged once, however many calls there are."""
+    told = activated()
+    monkeypatch.setattr(varlen, "whole_sequences", lambda call: None)
+    monkeypatch.setattr(varlen, "attention_by_documents", lambda *arguments, **named: ())
+    caplog.set_level("INFO")
+    with FakeTensorMode():
+        q, k, v = (torch.empty(1, 2, 16, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        for _ in range(3):
+            varlen.attention_by_varlen(AttentionCall(q, k, (v,), borders=None, offset=0, scale=1.0, bias=None))
+    assert told == ["FA3"]
+    assert [each.message for each in caplog.records] == ["attention: torch runs FlashAttention by FA3"]
+
+
+@pytest.mark.parametrize("place", [{"capability": (8, 0)}, {"modules": ()}, {"active": "FA4"}, {"capability": (10, 0)}])
+def test_elsewhere_torch_s_own_version_stays(activated, place):
+    told = activated(**place)
+    varlen.use_flash_attention_3()
+    assert told == []
+
+
+@pytest.mark.parametrize("error", [ImportError("undefined symbol"), RuntimeError("does not expose FA3 backward")])
+def test_a_package_that_torch_cannot_use_is_told(activated, error, caplog):
+    activated(error=error)
+    varlen.use_flash_attention_3()
+    assert str(error) in caplog.text
+
+
+def test_torch_has_version_3_to_activate():
+    """By this name, with the operators that packed calls end in."""
+    assert "FA3" in torch.nn.attention.list_flash_attention_impls()
+    source = inspect.getsource(varlen_of_torch)
+    assert "aten._flash_attention_forward" in source and "aten._flash_attention_backward" in source
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("documents, window", [*((name, None) for name in DOCUMENTS), ("none", 4), ("packed", 4)])
+@pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2)])
+def test_the_real_kernels_on_a_gpu(documents, window, heads, groups):
+    q, k, v = (x.detach().cuda().bfloat16() for x in inputs(key_width=64, value_width=128, heads=heads, groups=groups))
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents]).cuda()
+    outcomes = []
+    for backend in ("varlen", "reference"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attend(*leaves, document_ids=ids, window=window, backend=backend)
+        outcomes.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    for mine, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0.05, atol=0.05)

@@ -1,0 +1,84 @@
+"""Kernels that a recipe insists on: ``liger`` and its three words, attention backends, and machines without them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tape_ds.config import extension, pretraining
+from tape_ds.methods import liger
+from tests.config.helpers import problems_of, write
+
+EVERY_KIND = pytest.mark.parametrize("kind", [extension, pretraining], ids=["extension", "pretraining"])
+
+
+@pytest.fixture
+def able(monkeypatch):
+    """A machine with CUDA and Liger, as far as the check asks."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(liger, "why_not", lambda device: None if device.type == "cuda" else f"no {device.type}")
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+
+
+@EVERY_KIND
+def test_auto_asks_for_nothing(kind):
+    assert kind.load([], world_size=1).model.liger == "auto"
+    assert kind.load(["--liger", "off"], world_size=1).model.liger == "off"
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("reason", ["the package liger-kernel is not installed", "Liger's kernels need a CUDA device"])
+def test_on_is_refused_with_the_reason(kind, reason, monkeypatch):
+    monkeypatch.setattr(liger, "why_not", lambda device: reason)
+    found, message = problems_of("--liger", "on", load=kind.load)
+    assert set(found) == {"liger"} and reason in message and "liger-kernel" in found["liger"].remedy
+
+
+@EVERY_KIND
+def test_on_where_it_can_be(kind, able):
+    assert kind.load(["--liger", "on"], world_size=1).model.liger == "on"
+
+
+@pytest.mark.parametrize("how", ["use_cpu", "DS_ACCELERATOR"])
+def test_on_while_the_cpu_is_chosen(how, able, monkeypatch):
+    if how == "DS_ACCELERATOR":
+        monkeypatch.setenv(how, "cpu")
+    found, message = problems_of("--recipe", write(liger="on", **({how: True} if how == "use_cpu" else {})))
+    assert set(found) == {"liger"} and "no cpu" in message
+
+
+@pytest.mark.parametrize("word, meant", [("on", "on"), ("off", "off"), ("'on'", "on"), ("auto", "auto")])
+def test_bare_words_of_yaml(word, meant, able):
+    """YAML 1.1 reads a bare on and off as truth values; written back, they are quoted."""
+    text = yaml.safe_dump(yaml.safe_load(Path(write()).read_text())) + f"liger: {word}\n"
+    recipe = extension.load(["--recipe", write(text=text)], world_size=1)
+    assert recipe.model.liger == meant
+    assert extension.load(["--recipe", write(text=recipe.to_yaml())], world_size=1).model.liger == meant
+
+
+def test_another_word():
+    found, message = problems_of("--recipe", write(liger="yes please"))
+    assert set(found) == {"liger"} and "one of: auto, on, off" in message
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("backend", ["flash", "flex"])
+def test_a_backend_that_this_machine_lacks(kind, backend, monkeypatch):
+    """Known before a model is loaded; the environment's choice is checked in place of the recipe's."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    found, message = problems_of("--attention_backend", backend, load=kind.load)
+    assert set(found) == {"attention_backend"} and "needs a CUDA device" in message
+    monkeypatch.setenv("TAPE_DS_ATTENTION", backend)
+    found, message = problems_of(load=kind.load)
+    assert set(found) == {"TAPE_DS_ATTENTION"} and "choose auto or sdpa" in message
+    assert kind.load([], world_size=1, elsewhere=True).elsewhere, "another machine may have it"
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
+    assert kind.load(["--attention_backend", backend], world_size=1).model.attention_backend == backend
+
+
+@EVERY_KIND
+def test_an_unknown_name_in_the_environment(kind, monkeypatch):
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "spda")
+    found, _ = problems_of(load=kind.load)
+    assert set(found) == {"TAPE_DS_ATTENTION"} and "sdpa" in found["TAPE_DS_ATTENTION"].remedy

@@ -1,0 +1,186 @@
+"""What differs between machines is named, with the machine, the thing and both values."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import distributed
+
+from tape_ds.distributed import comparison, place, rendezvous
+from tape_ds.distributed.place import Place
+from tape_ds.distributed.rendezvous import Rendezvous
+from tape_ds.errors import UserError
+from tape_ds.kernels import jit
+from tape_ds.resilience import run_lock
+from tape_ds.training.identity import of_data
+
+FACTS = {
+    "code": {f"tape_ds/f{number}.py": "1" for number in range(9)},
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    "variables": {},
+    "device": {"device": "cuda"},
+    "compiler": {"C compiler": "there"},
+    "recipe": {"learning_rate": "0.1", "seed": "1"},
+    "data": {"data text:x": "1"},
+    "base": {"base model.safetensors": "2 GB, 1a", "tokenizer": "t"},
+}
+
+
+def records(count=3, last=0, **of_last):
+    """A rank on each of so many machines, the last ones with something else."""
+    usual = {"host": "h", "boot": "b", "digest": "d", "commit": "aaa", "facts": FACTS}
+    other = {"digest": "e", "commit": "bbb", "facts": FACTS | of_last}
+    found = [usual | {"machine": f"node_rank {rank} (n{rank})"} for rank in range(count)]
+    return [record | (other if record in found[count - (last or 1) :] else {}) for record in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value", "wrong"),
+    [
+        ({"versions": {"python": "3.11.7", "torch": "2.12.0"}}, "torch", "2.12.0", "it is 2.13.0 on "),
+        ({"versions": {"python": "3.11.7"}}, "torch", "absent", "it is 2.13.0 on node_rank 0 (n0), node_rank 1 (n1)"),
+        ({"variables": {"TAPE_DS_ATTENTION": "sdpa"}}, "TAPE_DS_ATTENTION", "sdpa", "it is absent on "),
+        ({"device": {"device": "cpu"}}, "device", "cpu", "it is cuda on "),
+        ({"compiler": {"C compiler": "none"}}, "C compiler", "none", "it is there on "),
+        ({"recipe": {"learning_rate": "0.2", "seed": "1"}}, "learning_rate", "0.2", "it is 0.1 on node_rank 0 (n0)"),
+        ({"data": {"data text:x": "2"}}, "data text:x", "2", "it is 1 on "),
+        ({"base": FACTS["base"] | {"tokenizer": "u"}}, "tokenizer", "u", "it is t on "),
+    ],
+)
+def test_what_must_not_differ_is_named_with_machine_and_values(changes, field, value, wrong):
+    (problem,) = comparison.differences(records(**changes))
+    assert (problem.field, problem.value) == (f"{field} on node_rank 2 (n2)", value) and wrong in problem.wrong
+
+
+def test_files_of_the_code_are_named_together_with_the_commits():
+    (problem,) = comparison.differences(records(code=dict.fromkeys([*FACTS["code"], "tape_ds/a.py"], "2")))
+    assert problem.field == "code on node_rank 2 (n2)" and problem.value.startswith("tape_ds/a.py, tape_ds/f0.py")
+    assert problem.value.endswith("and 4 more") and "(commit bbb, there aaa)" in problem.wrong
+
+
+def test_a_machine_whose_code_compares_less_is_named_by_its_code():
+    """It ended in a KeyError."""
+    found = records(2, code=dict.fromkeys(FACTS["code"], "2"))
+    del found[1]["facts"]["compiler"]
+    assert comparison.differences(found)[0].field == "code on node_rank 1 (n1)"
+
+
+def test_of_two_machines_the_first_is_right():
+    (problem,) = comparison.differences(records(2, device={"device": "cpu"}))
+    assert problem.field == "device on node_rank 1 (n1)"
+
+
+def test_a_gpu_machine_tells_whether_triton_can_build_there(monkeypatch):
+    """Ranks that compute without Triton hold up all others."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
+    monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    assert comparison.facts_of(recipe(), {})["compiler"] == {"C compiler": "Triton needs a C compiler"}
+
+
+def test_a_crowd_of_machines_is_cut_short():
+    (problem,) = comparison.differences(records(40, last=19, device={"device": "cpu"}))
+    assert problem.field.endswith("and 13 more") and problem.wrong.endswith("and 15 more")
+
+
+def test_machines_of_one_name_are_refused():
+    own = {"machine": "node_rank 1 (n)", "host": "n", "boot": "b"}
+    assert comparison.namesakes([own, own]) == []
+    (problem,) = comparison.namesakes([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
+    assert problem.value == "n" and "node_rank 1 (n), node_rank 2 (n)" in problem.wrong
+
+
+def test_every_file_of_the_package_counts_and_the_program(tmp_path):
+    package = tmp_path / "package"
+    (package / "below").mkdir(parents=True)
+    for path in (package / "a.py", package / "below" / "b.json", package / "notes.txt", tmp_path / "launch.py"):
+        path.write_text(path.name)
+    found = comparison.code_files(package, tmp_path / "launch.py")
+    assert set(found) == {"package/a.py", "package/below/b.json", "launch.py"} and len(set(found.values())) == 3
+
+
+def recipe(**fields):
+    given = {"seed": 1, "data_cache": "/cache", "hub_token": "hf_never_said"} | fields
+    return SimpleNamespace(as_dict=lambda: given, trainer_value={"output_dir": "run", "ddp_timeout": 300}.get)
+
+
+def test_facts_hold_no_credential_and_nothing_of_the_machine():
+    found = comparison.facts_of(recipe(), of_data({"https://me:secret@there": "1"}))
+    assert "secret" not in str(found) and "never_said" not in str(found) and "data_cache" not in found["recipe"]
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Runs the check on three ranks, each with its own recipe and fingerprints; what came of it, by rank."""
+    monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.01)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store, own = distributed.HashStore(), threading.local()
+    monkeypatch.setattr(rendezvous, "current", lambda seconds: own.met)
+
+    def run(of_rank):
+        ended = {}
+
+        def one(rank):
+            own.met = Rendezvous(store, Place(rank, 3, 0, 1, rank, 3, f"n{rank}"))
+            try:
+                ended[rank] = comparison.check(*of_rank(rank))
+            except UserError as error:
+                ended[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return ended
+
+    return run
+
+
+def test_alike_machines_go_on(job):
+    assert job(lambda rank: (recipe(data_cache=f"/disk{rank}"), {"data.text:x": "f"})) == {0: None, 1: None, 2: None}
+
+
+def test_a_machine_that_differs_is_named_on_all(job):
+    ended = job(lambda rank: (recipe(seed=5 if rank == 1 else 1), {"data.text:x": f"{rank // 2}"}))
+    assert len({str(error) for error in ended.values()}) == 1
+    assert [problem.field for problem in ended[2].problems] == [
+        "seed on node_rank 1 (n1)",
+        "data text:x on node_rank 2 (n2)",
+    ]
+
+
+def test_a_machine_with_another_copy_of_the_base_is_refused(job):
+    """Weights and tokenizer at one path were compared on no machine: under ZeRO-3 each gave its own part of another
+    model."""
+    own = {"base.model.safetensors": "2 GB, 1a", "tokenizer": "t", "data.text:x": "f"}
+    ended = job(lambda rank: (recipe(), own | ({"base.model.safetensors": "2 GB, 2b"} if rank == 2 else {})))
+    (problem,) = ended[0].problems
+    assert problem.field == "base model.safetensors on node_rank 2 (n2)" and problem.value == "2 GB, 2b"
+
+
+def test_a_job_on_one_machine_is_not_looked_at(monkeypatch):
+    monkeypatch.setattr(rendezvous, "current", lambda seconds: None)
+    comparison.check(recipe(), {})
+
+
+class AsRank1:
+    """Rank 0 is a process of another machine."""
+
+    def first(self, own):
+        return "node_rank 0 (far)", "far", 71
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_folder_that_is_not_shared_is_refused(is_shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(place, "here", lambda: Place(1, 2, 0, 1, 1, 2, "near"))
+    lock = run_lock.RunLock(tmp_path, 0).path
+    if is_shared:
+        lock.parent.mkdir()
+        lock.write_text('{"rank": 0, "pid": 71, "host": "far", "started": "", "command": ""}\n')
+    found = comparison.unshared(Path(tmp_path), AsRank1())
+    assert [problem.field for problem in found] == ([] if is_shared else ["output_dir on node_rank 1 (near)"])

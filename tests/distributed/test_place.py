@@ -1,0 +1,43 @@
+"""What each launcher's variables say of a process."""
+
+import pytest
+
+from tape_ds.distributed import place
+
+DEEPSPEED = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_SIZE": "8", "CROSS_RANK": "1"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "on_node", "node", "alone", "leads"),
+    [
+        (DEEPSPEED, 9, 8, 1, False, False),
+        (TORCHRUN, 3, 2, 1, False, False),
+        ({**DEEPSPEED, "LOCAL_SIZE": "16"}, 9, 16, 1, True, False),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, 0, None, None, False, True),
+        ({}, 0, None, None, True, True),
+    ],
+)
+def test_a_place_is_what_the_launcher_says(given, rank, on_node, node, alone, leads):
+    found = place.here(given)
+    assert (found.rank, found.on_node, found.node) == (rank, on_node, node)
+    assert (found.is_alone, found.leads) == (alone, leads)
+
+
+def test_a_machine_is_named_by_its_number_and_its_name():
+    found = place.here(DEEPSPEED)
+    assert found.machine == f"node_rank 1 ({found.host})" and place.here({}).machine == found.host
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "machine"),
+    [
+        ({**DEEPSPEED, "CROSS_SIZE": "2"}, 9, "node_rank 1"),
+        ({**TORCHRUN, "GROUP_WORLD_SIZE": "2"}, 1, "node_rank 0"),
+        ({**DEEPSPEED, "CROSS_SIZE": "3"}, 9, "an unknown machine"),
+        (DEEPSPEED, 9, "an unknown machine"),
+    ],
+    ids=["deepspeed", "torchrun", "machines with other numbers of ranks", "not said how many"],
+)
+def test_another_ranks_machine_is_known_where_all_have_as_many(given, rank, machine):
+    assert place.here(given).machine_of(rank) == machine

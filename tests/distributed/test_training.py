@@ -1,0 +1,121 @@
+"""Whole runs of the real trainer whose sequences or layers processes share: twenty steps are those of one process."""
+
+import functools
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tape_ds.checkpoint.consolidation import consolidate
+from tests.distributed.training_cases import GLOBAL_BATCH, PAIRWISE, THREE_WAY, TOLERANCE, Plan, furthest, train
+
+SPECIAL = [
+    Plan("SP2", stage=None),
+    Plan("TP4", stage=1),
+    Plan("TP2", stage=2, encoding="fire", heads="mqa"),
+    Plan("SP2", stage=3, encoding="t5"),
+]
+
+
+def named(plan):
+    engine = "alone" if plan.stage is None else f"zero{plan.stage}"
+    return "-".join((plan.share, engine, plan.encoding, plan.heads, plan.method, plan.savings))
+
+
+@pytest.fixture(scope="module")
+def by_one_process(tmp_path_factory):
+    """The same run by this process, without an engine."""
+
+    @functools.cache
+    def run(plan):
+        return train(str(tmp_path_factory.mktemp("alone")), plan)
+
+    return run
+
+
+@pytest.mark.parametrize("plan", [*PAIRWISE, *SPECIAL], ids=named)
+def test_twenty_steps_are_those_of_one_process(group, by_one_process, tmp_path, plan):
+    """Losses as logged, norms of the gradients, and the weights in the end; some parts of sequences have no target.
+
+    Every two of: tokens or layers shared, ZeRO's stage, encoding, heads, method and sequences, recomputed and
+    offloaded.
+    """
+    check(group, by_one_process, tmp_path, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", THREE_WAY, ids=named)
+def test_every_three_choices(group, by_one_process, tmp_path, plan):
+    """Their product takes hours: ``make scale`` runs it."""
+    check(group, by_one_process, tmp_path, plan)
+
+
+def check(group, by_one_process, tmp_path, plan):
+    """Both runs, and how far they are apart."""
+    alone = by_one_process(plan.numbers)
+    shared = group.run(train, str(tmp_path), plan)[0]
+    assert shared["sequences"] == alone["sequences"] == GLOBAL_BATCH
+    assert len(shared["losses"]) == plan.steps
+    assert shared["losses"][-1] != shared["losses"][0]
+    found = furthest(shared, alone)
+    assert all(found[name] <= TOLERANCE[name] for name in TOLERANCE), found
+
+
+@pytest.fixture(scope="module")
+def interrupted(group, tmp_path_factory):
+    """By what is shared, a run of four steps with a checkpoint half way: what it found, and that folder."""
+
+    @functools.cache
+    def run(share):
+        folder = tmp_path_factory.mktemp("whole")
+        plan = Plan(share, stage=2, steps=4, save_steps=2)
+        return group.run(train, str(folder), plan)[0], folder / "checkpoint-2"
+
+    return run
+
+
+@pytest.mark.parametrize("share", ["SP2", "TP2"])
+def test_floating_point_operations_are_counted_once(interrupted, tmp_path, share):
+    """Four ranks read two batches."""
+    assert interrupted(share)[0]["flos"] == pytest.approx(train(str(tmp_path), Plan(steps=4))["flos"], rel=1e-12)
+
+
+def test_room_on_disk_is_asked_for_whole_weights(interrupted):
+    """A checkpoint of pieces has all of them."""
+    assert interrupted("TP2")[0]["needed"] == interrupted("SP2")[0]["needed"]
+
+
+@pytest.mark.parametrize("share", ["SP2", "SP4"])
+def test_a_run_goes_on_however_its_sequences_were_shared(group, interrupted, tmp_path, share):
+    """ZeRO's files are the same whoever read which sequence; with the same sharing it goes on to the last digit."""
+    whole, checkpoint = interrupted("SP2")
+    plan = Plan(share, stage=2, steps=4)
+    rest = group.run(train, str(tmp_path / "rest"), plan, resume=str(checkpoint))[0]
+    tolerance = 0 if share == "SP2" else 1e-6
+    assert rest["losses"][-2:] == pytest.approx(whole["losses"][-2:], rel=tolerance, abs=0)
+
+
+def test_a_model_in_pieces_goes_on_to_the_last_digit(group, interrupted, tmp_path):
+    whole, checkpoint = interrupted("TP2")
+    plan = Plan("TP2", stage=2, steps=4)
+    rest = group.run(train, str(tmp_path / "rest"), plan, resume=str(checkpoint))[0]
+    assert rest["losses"][-2:] == whole["losses"][-2:]
+    assert all((rest["weights"][name] == weight).all() for name, weight in whole["weights"].items())
+
+
+def test_a_model_in_pieces_goes_on_at_another_stage(group, interrupted, tmp_path):
+    """Each piece is divided anew over the ranks that share it."""
+    whole, checkpoint = interrupted("TP2")
+    rest = group.run(train, str(tmp_path / "rest"), Plan("TP2", stage=1, steps=4), resume=str(checkpoint))[0]
+    assert rest["losses"][-2:] == pytest.approx(whole["losses"][-2:], rel=1e-6, abs=0)
+
+
+def test_a_checkpoint_of_pieces_holds_whole_weights(group, interrupted, tmp_path):
+    """The folder of trained weights in it, and what tools/consolidate.py makes of the engine's parts in fp32."""
+    _, checkpoint = interrupted("TP2")
+    half = group.run(train, str(tmp_path / "half"), Plan("TP2", stage=2, steps=2))[0]
+    saved = load_file(checkpoint / "model.safetensors")
+    assert saved and all((saved[name].numpy() == half["weights"][name]).all() for name in saved)
+    consolidate(checkpoint, tmp_path / "one")
+    one = load_file(tmp_path / "one" / "model.safetensors")
+    assert one.keys() == saved.keys() and all(torch.equal(one[name], saved[name]) for name in saved)

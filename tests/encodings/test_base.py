@@ -1,0 +1,96 @@
+"""What every encoding has: a random common offset in training, and the view of a text through a cache."""
+
+import pytest
+import torch
+
+from tape_ds import encodings
+from tape_ds.encodings import base, registry
+from tests.models.helpers import ENCODINGS, INVARIANT, tiny_config, tiny_model, tokens
+
+REFUSING = ("bipe_alibi", "bipe_rope", "randpe")
+# "tape from alibi" draws its features anew in training, shifted or not: here it could not fail.
+SHIFTED = [name for name in ENCODINGS if name not in (*REFUSING, "tape from alibi")]
+
+
+def with_shift(name, largest):
+    options = {**(tiny_config(encoding=name).position_options or {}), "random_shift": largest}
+    return tiny_config(encoding=name, position_options=options)
+
+
+def no_text():
+    return base.Text(None, None, 0, None)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi"])
+def test_offsets_are_drawn_evenly_from_the_whole_range(name):
+    """Both ends are reached, nothing beyond them, and all tokens and rows move together."""
+    encoding = registry.build(with_shift(name, 3)).train()
+    places = torch.tensor([[0, 1, 9], [4, 4, 100]])
+    offsets = []
+    for _ in range(200):
+        moved = encoding.locate(places, no_text())[..., 0] - places
+        assert len(moved.unique()) == 1
+        offsets.append(int(moved[0, 0]))
+    assert {offset: offsets.count(offset) > 25 for offset in offsets} == dict.fromkeys(range(4), True)
+
+
+def test_only_training_draws():
+    encoding, places = registry.build(with_shift("rope", 1000)), torch.arange(9)[None]
+    assert torch.equal(encoding.eval().locate(places, no_text())[..., 0], places)
+    before = torch.get_rng_state()
+    registry.build(tiny_config(encoding="rope")).train().locate(places, no_text())
+    assert torch.equal(torch.get_rng_state(), before), "an encoding that draws nothing leaves the generator alone"
+
+
+def test_torch_s_seed_decides_the_offset():
+    encoding, places = registry.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None]
+    drawn = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        drawn.append(encoding.locate(places, no_text()))
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+
+
+def test_a_default_device_does_not_draw():
+    """``torch.set_default_device`` would move the draw to a generator that nobody seeded for it."""
+    encoding, places, drawn = registry.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None], []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(1)
+        with torch.device(device):
+            drawn.append(encoding.locate(places, no_text()))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_an_offset_is_seen_where_no_invariance_is_promised(name):
+    """All layers share it: with a promise the logits stay, and without one an offset is what training has to vary."""
+    model = tiny_model(encoding=name, position_options=with_shift(name, 500).position_options)
+    ids, logits = tokens(2, 20), []
+    for training in (False, True):
+        torch.manual_seed(1)
+        logits.append(model.train(training)(ids).logits)
+    same = torch.allclose(*logits, rtol=0, atol=2e-5)
+    assert same == (name in INVARIANT)
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_positions_that_are_not_read_or_drawn_already_cannot_be_shifted(name):
+    """A shift would do nothing, or push positions out of the window that randpe draws for, in the middle of a run."""
+    given = tiny_config(encoding=name).position_options or {}
+    assert encodings.check_options(name, given) == []
+    (problem,) = encodings.check_options(name, {**given, "random_shift": 3})
+    assert problem.field == "position_options.random_shift"
+    assert "remove it" in str(problem)
+
+
+def test_a_text_joins_what_is_remembered_and_what_is_new():
+    past, new = torch.tensor([[[5, 1], [6, 1]]]), torch.tensor([[[7, 1]], [[8, 2]]])
+    whole = base.Text(None, None, 2, past).whole(new)
+    assert whole.tolist() == [[[5, 1], [6, 1], [7, 1]], [[5, 1], [6, 1], [8, 2]]]
+    text = base.Text(None, None, 2, past)
+    assert torch.equal(text.of_this_call(whole, 1), new)
+    buffer = torch.cat((past, torch.zeros(1, 2, 2, dtype=torch.long)), dim=1)
+    static = base.Text(None, None, torch.tensor(2), buffer)
+    assert static.whole(new)[1].tolist() == [[5, 1], [6, 1], [8, 2], [0, 0]]
+    assert torch.equal(static.of_this_call(static.whole(new), 1), new)
+    assert torch.equal(no_text().whole(new), new) and torch.equal(no_text().of_this_call(new, 1), new)

@@ -1,0 +1,224 @@
+"""``rope``: angles that no cast, device or offset can spoil, and a base that may follow the text's length."""
+
+import copy
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, StaticCache
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from tape_ds.encodings import base, registry
+from tests.models.helpers import rounding, tiny_config, tiny_model, tokens
+
+WINDOW = 32
+PARAMETERS = {
+    "default": {"rope_type": "default", "rope_theta": 10_000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4.0, "original_max_position_embeddings": WINDOW},
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": WINDOW}
+
+
+def text(documents=None, offset=0, past=None, ids=None):
+    """What a forward knows of its tokens beside their positions."""
+    return base.Text(ids, documents, offset, past)
+
+
+def distinct_rows(start):
+    return len(np.unique(start[0, 0].float().numpy(), axis=0))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_rotation_is_llama_s(name):
+    """The halves of our state, put into transformers' own rotation, give the same queries and keys."""
+    config = tiny_config(encoding="rope", rope_parameters=PARAMETERS[name])
+    q, k = torch.randn(2, 4, 20, 8), torch.randn(2, 2, 20, 8)
+    places = torch.arange(20)[None]
+    llama = LlamaConfig(hidden_size=32, num_attention_heads=4, head_dim=8, rope_parameters=dict(PARAMETERS[name]))
+    expected = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(llama)(q, places))
+    start = registry.build(config).start(places[..., None])
+    assert start.dtype == torch.float32 and start.shape == (1, 1, 20, 8)
+    for mine, theirs in zip(registry.build_layer(config, 0).rotate(q, k, start, None), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_far_angles_are_exact(name):
+    """An fp32 angle is off by 4e-3 at position 131,071; ours is the correctly computed cosine, rounded once."""
+    config = tiny_config(encoding="rope", head_dim=128, rope_parameters=PARAMETERS[name])
+    encoding = registry.build(config)
+    far = torch.tensor([[131_071, 131_070, 1_000_003]])
+    angles = far.numpy().astype(np.longdouble)[0][:, None] * encoding.frequencies.array.astype(np.longdouble)
+    exact = np.concatenate((np.cos(angles), np.sin(angles)), -1) * encoding.frequencies.factor
+    assert np.abs(encoding.start(far[..., None])[0, 0].numpy() - exact).max() < 1.3e-7
+
+
+@pytest.mark.parametrize("length", [8_192, 131_072])
+@pytest.mark.parametrize("cast", ["bfloat16", "half"])
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+def test_no_cast_merges_positions(encoding, cast, length):
+    """Frequencies in a buffer would be rounded by an engine's cast: 897 of 8,192 positions would stay distinct."""
+    model = tiny_model(encoding=encoding, head_dim=64)
+    places = torch.arange(length)[None, :, None]
+    before = model.model.encoding.start(places)
+    after = getattr(model, cast)().model.encoding.start(places)
+    assert after.dtype == torch.float32
+    assert torch.equal(before, after)
+    assert distinct_rows(after) == length
+
+
+def test_a_cast_of_the_frequencies_would_merge_positions():
+    """The counter-test: what the test above would see if frequencies and positions went through bf16."""
+    frequencies = torch.from_numpy(
+        registry.build(tiny_config(encoding="rope", head_dim=64)).frequencies.array
+    ).bfloat16()
+    angles = torch.arange(8_192).bfloat16()[:, None] * frequencies
+    assert distinct_rows(angles.float().cos()[None, None]) < 1_000
+
+
+def test_angles_survive_copies_and_have_no_state():
+    model = tiny_model(encoding="rope")
+    encoding = model.model.encoding
+    assert not list(encoding.buffers()) and not list(encoding.parameters())
+    places = torch.arange(50)[None, :, None]
+    for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert torch.equal(twin.start(places), encoding.start(places))
+
+
+def test_copies_on_a_device_do_not_travel():
+    """Loaded with ``map_location``, they would be on another device than their keys say."""
+    frequencies = registry.build(tiny_config(encoding="rope")).frequencies
+    frequencies.placed[torch.device("cuda", 0)] = torch.ones(4)
+    for other in (copy.deepcopy(frequencies), pickle.loads(pickle.dumps(frequencies))):
+        assert other.placed == {} and np.array_equal(other.array, frequencies.array)
+    assert frequencies.placed
+
+
+@pytest.mark.gpu
+def test_a_compiled_forward_keeps_nothing_of_its_graph():
+    """What it kept would be the graph's memory, and its presence would have the model compiled again."""
+    model, ids, compiled = tiny_model(encoding="rope").cuda(), tokens(1, 8).cuda(), []
+    torch.compiler.reset()
+    forward = torch.compile(model, backend=lambda graph, _: compiled.append(graph) or graph.forward)
+    for _ in range(2):
+        found = forward(ids, use_cache=False).logits
+    assert len(compiled) == 1 and not model.model.encoding.frequencies.placed
+    torch.testing.assert_close(found, model(ids).logits, rtol=1e-5, atol=1e-5)
+    assert model.model.encoding.frequencies.placed
+
+
+def test_positions_may_jump_and_differ_by_row():
+    """PoSE: every token's angles follow from its own position alone."""
+    encoding = registry.build(tiny_config(encoding="rope"))
+    places = encoding.locate(torch.tensor([[0, 1, 500, 501], [7, 3, 3, 131_071]]), text())
+    start = encoding.start(places)
+    assert start.shape == (2, 1, 4, 8)
+    for row in range(2):
+        for column in range(4):
+            alone = encoding.start(places[row : row + 1, column : column + 1])
+            assert torch.equal(start[row, :, column], alone[0, :, 0])
+
+
+def test_rope_is_only_a_rotation():
+    """Nothing rides along with the value and no state grows."""
+    layer = registry.build_layer(tiny_config(encoding="rope"), 0)
+    value = torch.randn(1, 2, 3, 8)
+    assert layer.carry(torch.randn(1, 1, 3, 8), None, value) is None
+    assert layer.score_bias(torch.randn(1, 1, 3, 8), None, None, None) is None
+    assert layer.next_state(torch.randn(1, 1, 3, 8), None, None, value) is None
+    assert not list(layer.parameters())
+
+
+def dynamic(**changes):
+    return registry.build(tiny_config(encoding="rope", head_dim=64, rope_parameters=DYNAMIC | changes))
+
+
+def published_start(length, places):
+    """Cosines and sines at transformers' own dynamic frequencies for a text of ``length`` tokens."""
+    config = LlamaConfig(hidden_size=128, num_attention_heads=2, head_dim=64, rope_parameters=dict(DYNAMIC))
+    config.max_position_embeddings = WINDOW
+    frequencies, factor = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=length)
+    assert factor == 1.0
+    angles = places[..., None].double() * frequencies.double()
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).float()[:, None]
+
+
+@pytest.mark.parametrize("length", [1, WINDOW - 1, WINDOW, WINDOW + 1, 70, 1000])
+def test_dynamic_angles_are_transformers_at_that_length(length):
+    """Inside the window it is plain RoPE; the fp32 frequencies of transformers are off by 1e-7 of the angle."""
+    encoding, places = dynamic(), torch.arange(length)[None]
+    start = encoding.start(encoding.locate(places, text()))
+    torch.testing.assert_close(start, published_start(length, places), rtol=0, atol=1e-6 * max(length, 10))
+    plain = registry.build(tiny_config(encoding="rope", head_dim=64)).start(places[..., None])
+    assert torch.equal(start, plain) == (length <= WINDOW)
+
+
+def test_rows_of_different_lengths_have_their_own_base():
+    """Padding plays no part, on whichever side and whatever its position ids are."""
+    encoding = dynamic()
+    lengths, T = [70, 40, 20, 70], 70
+    documents, places = torch.full((4, T), -1), torch.full((4, T), 99_999)
+    for row, length in enumerate(lengths):
+        real = slice(T - length, T) if row % 2 else slice(0, length)
+        documents[row, real], places[row, real] = 0, torch.arange(length)
+    start = encoding.start(encoding.locate(places, text(documents)))
+    for row, length in enumerate(lengths):
+        alone = encoding.start(encoding.locate(torch.arange(length)[None], text()))
+        assert torch.equal(start[row : row + 1, :, documents[row] >= 0], alone), row
+
+
+def test_a_dynamic_base_leaves_nothing_in_the_module():
+    """The published code kept its longest length: what came before changed what came after."""
+    model = tiny_model(encoding="rope dynamic")
+    short, long = tokens(2, 5), tokens(1, 60)
+    first = [model(ids).logits for ids in (short, long)]
+    again = [model(ids).logits for ids in (long, short)]
+    assert torch.equal(first[0], again[1]) and torch.equal(first[1], again[0])
+
+
+def logits_with_the_base_of(model, prompt, ids):
+    """A full pass over ``ids`` with the base that a text of ``prompt`` tokens has."""
+    model.model.encoding.locate = lambda positions_BT, text: torch.stack(
+        (positions_BT, torch.full_like(positions_BT, prompt)), dim=-1
+    )
+    try:
+        return model(ids, use_cache=False).logits
+    finally:
+        del model.model.encoding.locate
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("prompt", [5, 20])
+def test_the_prompt_fixes_the_base_while_decoding(prompt, cache):
+    """Cached keys keep the angles they were rotated by: queries that came later must use the same base."""
+    model, ids = tiny_model(encoding="rope dynamic"), tokens(2, 30)  # its window is 8
+    past = DynamicCache() if cache == "dynamic" else StaticCache(config=model.config, max_cache_len=32)
+    parts = []
+    with torch.no_grad():
+        for start, stop in itertools.pairwise([0, prompt, prompt + 1, 25, 30]):
+            parts.append(model(ids[:, start:stop], past_key_values=past).logits)
+        whole, other = (logits_with_the_base_of(model, length, ids) for length in (prompt, 30))
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=rounding(model, ids))
+    assert (whole - other).abs().max() > 1e-3, "the two bases differ, or this test says nothing"
+
+
+def test_an_empty_static_cache_has_no_length():
+    """A compiled call knows only as a tensor that a used cache is empty again: the zeros in it are no length, and the
+    prompt has its own."""
+    encoding, places = dynamic(), torch.arange(70)[None]
+    emptied = torch.zeros(1, 100, 2, dtype=torch.long)
+    own = encoding.locate(places, text())
+    assert torch.equal(encoding.locate(places, text(offset=torch.tensor(0), past=emptied)), own)
+    kept = text(offset=torch.tensor(70), past=torch.cat((own, emptied[:, 70:]), dim=1))
+    assert encoding.locate(torch.tensor([[70]]), kept).tolist() == [[[70, 70]]]
+
+
+@pytest.mark.parametrize("name", ["rope", "tape", "xpos"])
+def test_dynamic_scaling_takes_the_promises_back(name):
+    config = tiny_config(encoding=name, rope_parameters=DYNAMIC)
+    encoding = registry.build(config)
+    assert (encoding.translation_invariant, encoding.cache_exact, encoding.remembers) == (False, False, 2)

@@ -1,0 +1,385 @@
+"""An extension continues from the RoPE that the weights were trained with, or is refused; never from another one."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tape_ds.encodings import scaling, trained_rope
+from tape_ds.errors import UserError
+from tape_ds.models.loading import configuration
+
+HEAD = 64
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+# What published models name: rope_scaling of config.json, its other fields, and what the weights know by it.
+BASES = {
+    "unscaled": ({}, {"max_position_embeddings": 4096}, 4096, 4096),
+    "larger theta": ({}, {"max_position_embeddings": 32768, "rope_theta": 1e6}, 32768, 32768),
+    "linear, window named": (
+        {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 4096},
+        {"max_position_embeddings": 16384},
+        16384,
+        4096,
+    ),
+    "linear, Vicuna": (
+        {"type": "linear", "factor": 4.0},
+        {"max_position_embeddings": 4096, "max_sequence_length": 16384},
+        16384,
+        4096,
+    ),
+    "linear, long length named": (
+        {"type": "linear", "factor": 8.0},
+        {"max_position_embeddings": 32768, "max_sequence_length": 32768},
+        32768,
+        4096,
+    ),
+    "linear, open": ({"type": "linear", "factor": 4.0}, {"max_position_embeddings": 16384}, 16384, None),
+    "dynamic": ({"type": "dynamic", "factor": 2.0}, {"max_position_embeddings": 4096}, 4096, 4096),
+    "yarn": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        {"max_position_embeddings": 131072, "rope_theta": 1e6},
+        131072,
+        32768,
+    ),
+    "yarn, first length kept": (
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        {"max_position_embeddings": 32768, "rope_theta": 1e6},
+        131072,
+        32768,
+    ),
+    "yarn, window outside": (
+        {"rope_type": "yarn", "factor": 4.0},
+        {"max_position_embeddings": 64, "original_max_position_embeddings": 16},
+        64,
+        16,
+    ),
+    "yarn, open": ({"rope_type": "yarn", "factor": 4.0}, {"max_position_embeddings": 16384}, 16384, None),
+    "llama3": (
+        {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192, **LLAMA3},
+        {"max_position_embeddings": 131072, "rope_theta": 5e5},
+        131072,
+        16384,  # trained to twice 8 x 8,192
+    ),
+    "yarn x1": (
+        {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 4096},
+        {"max_position_embeddings": 4096},
+        4096,
+        4096,
+    ),
+}
+
+
+def content(name, form=4):
+    """A Llama's ``config.json`` in the form of transformers 4 or 5."""
+    rope, fields, *_ = BASES[name]
+    sizes = {"hidden_size": 2 * HEAD, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = {"model_type": "llama", "vocab_size": 8, **sizes, "rope_theta": 1e4, **fields}
+    if form == 4:
+        return {**config, "rope_scaling": rope or None}
+    rope = {"rope_type": rope.get("type", "default"), **rope, "rope_theta": config.pop("rope_theta")}
+    return {**config, "rope_parameters": rope}
+
+
+def own(name):
+    return trained_rope.read(content(name), name)
+
+
+def angles(rope_type, theta, factor=1.0, window=None, length=None, low=1.0, high=4.0):
+    """Frequencies by the papers' formulas, one j at a time, fp64."""
+
+    def dimension(turns):
+        return HEAD * math.log(window / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+    def ramp(j):
+        first, last = max(math.floor(dimension(32)), 0), min(math.ceil(dimension(1)), HEAD - 1)
+        return min(max((j - first) / (last - first), 0.0), 1.0)
+
+    def smooth(wave):
+        return min(max((window / wave - low) / (high - low), 0.0), 1.0)
+
+    found = []
+    for j in range(HEAD // 2):
+        plain = theta ** (-2 * j / HEAD)
+        found.append(
+            {
+                "default": lambda plain=plain: plain,
+                "dynamic": lambda plain=plain: plain,  # within the window
+                "linear": lambda plain=plain: plain / factor,
+                "ntk": lambda j=j: (theta * factor ** (HEAD / (HEAD - 2))) ** (-2 * j / HEAD),
+                "yarn": lambda plain=plain, j=j: plain / factor * ramp(j) + plain * (1 - ramp(j)),
+                "yarn_revised": lambda plain=plain, j=j: plain / (factor * ramp(j) + 1 - ramp(j)),
+                "llama3": lambda plain=plain: (
+                    (1 - smooth(2 * math.pi / plain)) * plain / factor + smooth(2 * math.pi / plain) * plain
+                ),
+            }[rope_type]()
+        )
+    return np.array(found)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_both_published_forms_and_transformers_are_read_alike(name, tmp_path):
+    """The dry run has a config.json of either form, the run what transformers made of it."""
+    _, _, native, window = BASES[name]
+    found = [trained_rope.read(content(name, form), name) for form in (4, 5)]
+    for form in (4, 5):
+        (tmp_path / "config.json").write_text(json.dumps(content(name, form)))
+        config = configuration.read(tmp_path)
+        assert config.max_position_embeddings == native
+        found.append(trained_rope.read(config.to_dict(), name))
+    assert all(each == found[0] for each in found)
+    assert (found[0].native_length, found[0].window) == (native, window)
+
+
+# By base and what is asked for: the formula that the extension has, of twice the native length; "refused" elsewhere.
+YARN = {"rope_type": "yarn"}
+EXTENDED = {
+    ("unscaled", "yarn"): ("yarn", 1e4, 2.0, 4096),
+    ("unscaled", "linear"): ("linear", 1e4, 2.0),
+    ("unscaled", "ntk"): ("ntk", 1e4, 2.0),
+    ("unscaled", "dynamic"): ("dynamic", 1e4),
+    ("unscaled", "yarn_revised"): ("yarn_revised", 1e4, 2.0, 4096),
+    ("unscaled", "theta"): ("default", 1e7),
+    ("unscaled", "auto"): ("yarn", 1e4, 2.0, 4096),
+    ("unscaled", "nothing"): ("default", 1e4),
+    ("larger theta", "yarn"): ("yarn", 1e6, 2.0, 32768),
+    ("larger theta", "linear"): ("linear", 1e6, 2.0),
+    ("larger theta", "ntk"): ("ntk", 1e6, 2.0),
+    ("larger theta", "dynamic"): ("dynamic", 1e6),
+    ("larger theta", "yarn_revised"): ("yarn_revised", 1e6, 2.0, 32768),
+    ("larger theta", "theta"): ("default", 1e7),
+    ("larger theta", "auto"): ("yarn", 1e6, 2.0, 32768),
+    ("larger theta", "nothing"): ("default", 1e6),
+    # transformers' dynamic leaves texts within its window unscaled, so that is what another type starts from
+    ("dynamic", "yarn"): ("yarn", 1e4, 2.0, 4096),
+    ("dynamic", "linear"): ("linear", 1e4, 2.0),
+    ("dynamic", "ntk"): ("ntk", 1e4, 2.0),
+    ("dynamic", "yarn_revised"): ("yarn_revised", 1e4, 2.0, 4096),
+    ("dynamic", "theta"): ("default", 1e7),
+    ("dynamic", "dynamic"): ("dynamic", 1e4),
+    ("dynamic", "auto"): ("dynamic", 1e4),
+    ("dynamic", "nothing"): ("dynamic", 1e4),
+    # a factor of 1 scales nothing
+    ("yarn x1", "linear"): ("linear", 1e4, 2.0),
+    ("yarn x1", "ntk"): ("ntk", 1e4, 2.0),
+    ("yarn x1", "dynamic"): ("dynamic", 1e4),
+    ("yarn x1", "yarn_revised"): ("yarn_revised", 1e4, 2.0, 4096),
+    ("yarn x1", "theta"): ("default", 1e7),
+}
+GROWN = {
+    "linear, window named": ("linear", 1e4, 8.0),
+    "linear, Vicuna": ("linear", 1e4, 8.0),
+    "linear, long length named": ("linear", 1e4, 16.0),
+    "yarn": ("yarn", 1e6, 8.0, 32768),
+    "yarn, first length kept": ("yarn", 1e6, 8.0, 32768),
+    "yarn, window outside": ("yarn", 1e4, 8.0, 16),
+    "llama3": ("llama3", 5e5, 16.0, 8192),
+    "yarn x1": ("yarn", 1e4, 2.0, 4096),
+}
+for base, formula in GROWN.items():
+    EXTENDED |= {(base, asked): formula for asked in (formula[0], "auto", "nothing")}
+ASKED = {
+    **{name: {"rope_type": name} for name in ("linear", "ntk", "dynamic", "yarn", "yarn_revised", "auto")},
+    "theta": {"rope_type": "default", "rope_theta": 1e7},
+    "llama3": {"rope_type": "llama3"},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", BASES)
+def test_an_extension_has_these_frequencies_or_is_refused(name, asked):
+    rope, change = own(name), ASKED[asked]
+    target = 2 * rope.native_length
+    problems = list(trained_rope.problems(rope, change, target))
+    if (name, asked) not in EXTENDED:
+        assert problems
+        return
+    assert not problems
+    found = trained_rope.extended(rope, change, target)
+    assert scaling.check(found) == []
+    frequencies, _ = scaling.frequencies(found, HEAD)
+    np.testing.assert_allclose(frequencies, angles(*EXTENDED[name, asked]), rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["llama3", "yarn", "linear, Vicuna", "linear, open"])
+def test_a_type_that_would_undo_the_scaling_is_refused_with_the_choices(name):
+    rope = own(name)
+    (problem,) = trained_rope.problems(rope, {"rope_type": "ntk"}, 2 * rope.native_length)
+    assert problem.field == "rope_parameters.rope_type" and problem.value == "ntk"
+    assert f"rope_type: {rope.type}" in problem.remedy and scaling.described(rope.parameters) in problem.wrong
+
+
+@pytest.mark.parametrize("window, factor", [(4096, 16.0), (16384, 4.0), (8192, 8.0)])
+def test_the_length_that_config_json_leaves_open_is_asked_for(window, factor):
+    """deepseek-coder names the length after linear x4, Vicuna that before; factors differ by four."""
+    rope, target = own("linear, open"), 65536
+    (problem,) = trained_rope.problems(rope, {"rope_type": "linear"}, target)
+    assert problem.field == f"rope_parameters.{scaling.WINDOW}"
+    assert "4096" in problem.remedy and "16384" in problem.remedy and "16 or 4" in problem.remedy
+    answer = {"rope_type": "linear", scaling.WINDOW: window}
+    assert not list(trained_rope.problems(rope, answer, target))
+    assert trained_rope.extended(rope, answer, target)["factor"] == factor
+    assert not list(trained_rope.problems(rope, {"rope_type": "linear"}, 16384))  # nothing to extend
+
+
+def test_yarn_without_a_window_is_asked_for_in_config_json():
+    """transformers takes max_position_embeddings; every frequency depends on it, so no recipe may name another."""
+    rope = own("yarn, open")
+    assert rope.parameters[scaling.WINDOW] == 16384
+    (problem,) = trained_rope.problems(rope, {"rope_type": "yarn"}, 32768)
+    assert "config.json" in problem.remedy and "4096" in problem.remedy and "16384" in problem.remedy
+    answered = trained_rope.read({**content("yarn, open"), scaling.WINDOW: 4096}, "answered")
+    assert trained_rope.extended(answered, {}, 32768)["factor"] == 8.0
+
+
+@pytest.mark.parametrize(
+    "name, change, field",
+    [
+        ("linear, open", {"factor": 2.0}, "factor"),
+        ("linear, Vicuna", {"rope_type": "linear", "factor": 3.5}, "factor"),
+        ("llama3", {"rope_type": "llama3", "factor": 4.0}, "factor"),
+        ("llama3", {"rope_type": "llama3", "factor": 8.0}, "factor"),  # does not reach the target
+        ("yarn", {"rope_type": "yarn", scaling.WINDOW: 4096}, scaling.WINDOW),
+        ("linear, open", {"rope_type": "linear", scaling.WINDOW: 2048}, scaling.WINDOW),
+        ("linear, open", {"rope_type": "linear", scaling.WINDOW: 32768}, scaling.WINDOW),
+        ("unscaled", {"rope_type": "yarn", scaling.WINDOW: 8192}, scaling.WINDOW),
+        ("unscaled", {"rope_type": "llama3"}, "low_freq_factor"),
+    ],
+)
+def test_values_that_the_base_contradicts_are_refused(name, change, field):
+    rope = own(name)
+    fields = [problem.field for problem in trained_rope.problems(rope, change, 2 * rope.native_length)]
+    assert f"rope_parameters.{field}" in fields
+
+
+def test_a_model_extended_twice_counts_from_its_first_window():
+    """4k to 16k, then to 64k, through this project's folders and through an exported one; by NTK and then YaRN."""
+    first = trained_rope.extended(own("unscaled"), {"rope_type": "linear"}, 16384)
+    for model_type in ("tape", "llama"):
+        config = {**content("unscaled"), "model_type": model_type, "max_position_embeddings": 16384}
+        again = trained_rope.read({**config, "rope_scaling": first}, "again")
+        assert trained_rope.extended(again, {"rope_type": "linear"}, 65536)["factor"] == 16.0
+    ntk = trained_rope.extended(own("unscaled"), {"rope_type": "ntk"}, 16384)
+    again = trained_rope.read({**config, "model_type": "tape", "rope_scaling": ntk}, "again")
+    found, _ = scaling.frequencies(trained_rope.extended(again, {"rope_type": "yarn"}, 65536), HEAD)
+    np.testing.assert_allclose(found, angles("yarn", 1e4 * 4 ** (HEAD / (HEAD - 2)), 4.0, 16384), rtol=1e-13)
+    np.testing.assert_allclose(scaling.frequencies(ntk, HEAD)[0], angles("default", again.unscaled_theta), rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "keys, attention",
+    [
+        ({}, 0.1 * math.log(4) + 1),
+        ({"attn_factor": 0.8782488562869419}, 1.0),  # DeepSeek-R1-0528-Qwen3-8B: times the default, by vLLM
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        ({"mscale": 0.707, "mscale_all_dim": 1.0}, (0.0707 * math.log(4) + 1) / (0.1 * math.log(4) + 1)),
+        ({"mscale": 1.0, "mscale_all_dim": 0}, 0.1 * math.log(4) + 1),
+        ({"attention_factor": 1.25}, 1.25),
+        ({"finetuned": True, "extrapolation_factor": 1.0, "beta_fast": None}, 0.1 * math.log(4) + 1),
+    ],
+)
+def test_other_names_for_yarns_attention_factor_are_read(keys, attention):
+    config = content("yarn")
+    rope = trained_rope.read({**config, "rope_scaling": {**config["rope_scaling"], **keys}}, "model")
+    assert scaling.frequencies(rope.parameters, HEAD)[1] == pytest.approx(attention, rel=1e-9)
+    assert trained_rope.read({**config, "rope_scaling": rope.parameters}, "model") == rope
+
+
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        ({"rope_condense_ratio": 8}, '{"type": "linear", "factor": 8}'),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_ratio": 2.0}, "rope_ratio"),
+        ({"rope_scaling": {"type": "clex", "factor": 4}}, "clex"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 3}}, "alpha"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor"),
+        ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "kind of layer"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_type"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_theta"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"factor": 2.0}}, "rope_type"),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"n_positions": 2048, "rotary_pct": 0.25}, "rotary_pct"),
+        ({"rope_scaling": 4.0}, "no mapping"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
+    ],
+)
+def test_a_setting_of_config_json_that_is_not_known_is_named(change, word):
+    with pytest.raises(UserError) as refused:
+        trained_rope.read({**content("unscaled"), **change}, "models/mine")
+    (problem,) = refused.value.problems
+    assert (problem.field, problem.value) == ("model", "models/mine")
+    assert word in str(problem) and "did you mean" not in str(problem)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"rope_condense_ratio": 1},
+        {"properties": 3},
+        {"attention_dropout": 0.1},
+        {"rope_interleaved": False},
+        {"partial_rotary_factor": 1.0},
+        {"use_rope": True},
+        {scaling.WINDOW: 8192},
+        {"rope_parameters": {**BASES["llama3"][0], "rope_theta": 5e5}},  # as exported folders have both forms
+    ],
+)
+def test_a_setting_without_effect_is_none(harmless):
+    assert trained_rope.read({**content("llama3"), **harmless}, "llama3") == own("llama3")
+
+
+@pytest.mark.parametrize(
+    "name, change, key",
+    [
+        # transformers takes the field outside, its older versions the one inside
+        ("yarn", {scaling.WINDOW: 8192}, scaling.WINDOW),
+        ("llama3", {scaling.WINDOW: 4096}, scaling.WINDOW),
+        # transformers takes rope_scaling whole, and so 10,000
+        ("unscaled", {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": None}, "rope_theta"),
+    ],
+)
+def test_fields_of_config_json_that_disagree_are_refused(name, change, key):
+    config = {**content(name), **change}
+    if key == "rope_theta":
+        config["rope_parameters"] = {**config["rope_scaling"], "rope_theta": 1e5}
+    with pytest.raises(UserError, match=f"two readings of {key}"):
+        trained_rope.read(config, "model")
+
+
+def test_a_model_of_this_project_has_the_length_that_it_names_whatever_its_factor():
+    """Extended to no more than it had, with a factor beyond that: YaRN x4 at 4,096 tokens."""
+    change = {"rope_type": "auto", "factor": 4.0}
+    found = trained_rope.extended(own("unscaled"), change, 4096)
+    config = {**content("unscaled"), "model_type": "tape", "rope_scaling": found}
+    again = trained_rope.read(config, "again")
+    assert (again.native_length, again.reach, again.parameters) == (4096, 16384, found)
+
+
+def test_a_length_that_a_base_leaves_open_stays_open_in_what_is_trained_from_it():
+    """LongAlpaca fine-tuned at the 4,096 tokens that it names: x4 from 4,096 or from 1,024 is still not known."""
+    trained = {**content("linear, open"), "model_type": "tape", "max_position_embeddings": 4096}
+    again = trained_rope.read({**trained, "rope_scaling": own("linear, open").parameters}, "again")
+    assert (again.native_length, again.window) == (4096, None)
+    (problem,) = trained_rope.problems(again, {}, 16384)
+    assert problem.field == f"rope_parameters.{scaling.WINDOW}"
+
+
+def test_the_factor_of_a_remedy_is_the_one_that_follows_from_it():
+    """Llama 3.2's x32 reaches 262,144 of its 131,072 tokens: nothing grows there."""
+    llama32 = content("llama3")
+    llama32["rope_scaling"] = {**llama32["rope_scaling"], "factor": 32.0}
+    rope = trained_rope.read(llama32, "llama3.2")
+    (problem,) = trained_rope.problems(rope, {"rope_type": "yarn"}, 131072)
+    assert "(the factor follows: 32)" in problem.remedy
+    assert trained_rope.extended(rope, {"rope_type": "auto"}, 131072)["factor"] == 32.0
+
+
+def test_a_dynamic_model_is_not_called_unscaled():
+    described = trained_rope.described_change(own("dynamic"), {}, 8192)
+    assert "dynamic x2" in described and "not scaled" not in described
+    assert "not scaled" in trained_rope.described_change(own("unscaled"), {}, 8192)

@@ -1,0 +1,107 @@
+"""A sentencepiece model as a tokenizer: the file's own settings decide, and the ids are sentencepiece's."""
+
+import io
+
+import pytest
+import sentencepiece
+
+from tape_ds.errors import UserError
+from tape_ds.models.loading import sentencepiece_tokenizer
+
+LINES = [
+    *("<html><s>bold</s> said the quick brown fox</html>" for _ in range(40)),
+    *("x<sa y<sb z<sc q<sd" for _ in range(40)),
+    *("    return x if x else '    ' # two  spaces" for _ in range(40)),
+    *("the fox ran and the dogs ran and 1234 of them hid" for _ in range(40)),
+]
+TEXTS = [
+    *LINES[::40],
+    "",
+    " ",
+    "   three spaces first and last   ",
+    "tabs\t\tand\nlines\n\n",
+    "\ufb01ne \uff21\uff22\uff23 é e\u0301",  # what NFKC would change
+    "日本語 🦙 \u200b\u00a0",
+    "1234567890",
+    "spelt out: <s> </s> <unk> <0x0A>",
+]
+
+
+def train(path, **settings):
+    """A tiny model with the settings that matter here; returns its processor."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        minloglevel=2,
+        num_threads=1,
+        **{"model_type": "bpe", "vocab_size": 340, "byte_fallback": True, "character_coverage": 1.0, **settings},
+    )
+    path.write_bytes(model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+PLAIN = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+SETTINGS = {
+    "llama": PLAIN | {"add_dummy_prefix": True, "allow_whitespace_only_pieces": True},
+    "baichuan 2": PLAIN
+    | {"add_dummy_prefix": False, "allow_whitespace_only_pieces": True, "split_digits": True}
+    | {"user_defined_symbols": ["<reserved_1>", "▁▁▁▁"]},
+    "nfkc": {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": False},
+    "spaces removed": {"normalization_rule_name": "identity", "remove_extra_whitespaces": True},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_ids_are_sentencepiece_s(tmp_path, name):
+    processor = train(tmp_path / "tokenizer.model", **SETTINGS[name])
+    tokenizer = sentencepiece_tokenizer.load(tmp_path / "tokenizer.model")
+    assert len(tokenizer) == processor.get_piece_size()
+    for text in TEXTS:
+        ids = tokenizer(text, split_special_tokens=True)["input_ids"]
+        assert ids == processor.encode(text), text
+        assert tokenizer.decode(ids) == processor.decode(ids)
+
+
+def test_pieces_of_their_own_are_taken_out_of_a_text_first(tmp_path):
+    processor = train(tmp_path / "tokenizer.model", **SETTINGS["baichuan 2"])
+    tokenizer = sentencepiece_tokenizer.load(tmp_path / "tokenizer.model")
+    text = "the fox<reserved_1>ran        and   hid"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == processor.encode(text)
+    reserved, spaces = (processor.piece_to_id(piece) for piece in ("<reserved_1>", "▁▁▁▁"))
+    assert ids.count(reserved) == 1 and ids.count(spaces) == 2
+
+
+def test_letters_never_merge_into_a_special_token(tmp_path):
+    """The pieces "<s" and ">" are both there; put together they would be the beginning of a text in its middle."""
+    processor = train(tmp_path / "tokenizer.model", **SETTINGS["llama"], split_by_unicode_script=False)
+    tokenizer = sentencepiece_tokenizer.load(tmp_path / "tokenizer.model")
+    assert {"<s", ">"} <= tokenizer.get_vocab().keys()
+    ids = tokenizer("<s> bold </s>", split_special_tokens=True)["input_ids"]
+    assert ids == processor.encode("<s> bold </s>") and not {0, 1, 2} & set(ids)
+
+
+def test_neither_begin_nor_end_is_added_unless_asked_for(tmp_path):
+    file = tmp_path / "tokenizer.model"
+    train(file, **SETTINGS["llama"])
+    plain = sentencepiece_tokenizer.load(file)
+    assert (plain.bos_token, plain.eos_token, plain.unk_token, plain.pad_token) == ("<s>", "</s>", "<unk>", None)
+    ids = plain("the fox")["input_ids"]
+    assert 1 not in ids
+    begun = sentencepiece_tokenizer.load(file, add_bos_token=True, pad_token="<unk>")
+    assert begun("the fox")["input_ids"] == [1, *ids] and begun.pad_token_id == 0
+
+
+def test_what_cannot_be_had_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "tokenizer.model"
+    file.write_bytes(b"no model")
+    with pytest.raises(UserError, match="no sentencepiece model"):
+        sentencepiece_tokenizer.load(file)
+    train(file, model_type="unigram", vocab_size=300)
+    with pytest.raises(UserError, match="another type than BPE"):
+        sentencepiece_tokenizer.load(file)
+    train(file, **SETTINGS["spaces removed"])
+    monkeypatch.setattr(sentencepiece_tokenizer, "_normalizer", lambda given: None)
+    with pytest.raises(UserError, match="would give other ids than sentencepiece"):
+        sentencepiece_tokenizer.load(file)

@@ -1,0 +1,110 @@
+"""Integers kept in a cache as digits beside the keys: exact in every dtype, and where the cache is, they are."""
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
+
+from tape_ds.models.cached_positions import LARGEST, attach, recall
+from tests.models.helpers import tiny_model, tokens
+
+POSITIONS = [0, 1, 255, 256, 257, 65_535, 65_536, 131_071, 1_000_003, LARGEST]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_is_attached_is_recalled(dtype, rows):
+    """bf16 itself cannot tell 257 from 256; three digits below 256 are exact in any dtype."""
+    keys = torch.randn(2, 3, 5, 8).to(dtype)
+    positions = torch.tensor(POSITIONS).view(1, 5, 2).repeat(rows, 1, 1)
+    if rows == 2:
+        positions[1] = positions[1].flip(0)
+    wide = attach(keys, positions)
+    assert wide.dtype == dtype and wide.shape == (2, 3, 5, 8 + 6)
+    assert torch.equal(wide[..., :8], keys)
+    cache = DynamicCache()
+    cache.update(wide, keys, 0)
+    recalled = recall(cache, 5, 2, 8)
+    assert torch.equal(recalled, positions.expand(2, -1, -1))
+    assert torch.equal(recall(cache, 3, 2, 8), positions.expand(2, -1, -1)[:, :3])
+
+
+def test_a_position_too_large_is_refused():
+    """It would come back as another one."""
+    keys = torch.randn(1, 1, 1, 4)
+    with pytest.raises(ValueError, match=f"up to {LARGEST} for this encoding, not {LARGEST + 1}"):
+        attach(keys, torch.tensor([[[LARGEST + 1]]]))
+    model, past = tiny_model(encoding="alibi"), DynamicCache()
+    with pytest.raises(ValueError, match="a cache keeps positions up to"):
+        model(tokens(1, 2), position_ids=torch.tensor([[3, LARGEST + 1]]), past_key_values=past)
+
+
+def test_there_is_nothing_to_recall_before_the_first_token():
+    keys = torch.randn(1, 1, 2, 4 + 3)
+    static, dynamic = StaticCache(config=tiny_model().config, max_cache_len=9), DynamicCache()
+    for cache in (None, static, dynamic):
+        assert recall(cache, 0, 1, 4) is None
+    dynamic.update(keys, keys, 0)
+    static.update(keys, keys, 0)
+    static.reset()
+    assert recall(static, 0, 1, 4) is None
+    assert recall(dynamic, 2, 0, 4) is None, "an encoding that remembers nothing"
+
+
+def test_a_static_cache_at_a_tensor_offset_gives_its_whole_buffer():
+    """Inside a compiled graph no shape may depend on how far it is filled; unused positions are 0."""
+    keys, positions = torch.randn(2, 1, 3, 4), torch.tensor([[[300], [7], [70_000]]])
+    cache = StaticCache(config=tiny_model().config, max_cache_len=5)
+    cache.update(attach(keys, positions), keys, 0)
+    assert recall(cache, torch.tensor(3), 1, 4)[1, :, 0].tolist() == [300, 7, 70_000, 0, 0]
+
+
+def test_beams_and_crops_take_the_positions_along():
+    keys, positions = torch.randn(2, 2, 3, 4), torch.tensor([[[1], [2], [3]], [[7], [8], [9]]])
+    cache = DynamicCache()
+    cache.update(attach(keys, positions), keys, 0)
+    cache.reorder_cache(torch.tensor([1, 1]))
+    cache.crop(-1)
+    assert recall(cache, 2, 1, 4)[..., 0].tolist() == [[7, 8], [7, 8]]
+    cache.batch_repeat_interleave(2)
+    assert recall(cache, 2, 1, 4).shape == (4, 2, 1)
+
+
+class Rounding(DynamicLayer):
+    """A cache layer that keeps its keys elsewhere, in another form, as quantised ones do."""
+
+    def update(self, key_states, value_states, *arguments, **options):
+        keys, values = super().update(key_states, value_states)
+        self.elsewhere, self.keys = keys, torch.tensor([])
+        return keys, values
+
+    def get_seq_length(self):
+        return self.elsewhere.shape[2] if self.is_initialized else 0
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "t5", "fire", "bipe_rope", "rope dynamic"])
+def test_a_cache_that_changes_keys_is_refused(encoding):
+    """Rounded digits would be other positions, and the logits wrong without a sign."""
+    model, ids = tiny_model(encoding=encoding), tokens(1, 6)
+    past = DynamicCache()
+    past.layers, past.layer_class_to_replicate = [], Rounding
+    model(ids[:, :5], past_key_values=past)
+    with pytest.raises(ValueError, match="Rounding does not keep keys as they are"):
+        model(ids[:, 5:], past_key_values=past)
+
+
+def test_only_the_first_layer_keeps_positions():
+    """One copy is enough, and only encodings that look back have it."""
+    for encoding, widths in (("alibi", [11, 8, 8]), ("bipe_rope", [17, 8, 8]), ("rope", [8, 8, 8]), ("tape", [8] * 3)):
+        past = tiny_model(encoding=encoding)(tokens(1, 5), use_cache=True).past_key_values
+        assert [layer.keys.shape[-1] for layer in past.layers] == widths
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("encoding", ["alibi", "bipe_rope", "rope dynamic"])
+def test_positions_come_back_from_an_offloaded_cache(encoding):
+    """The first layer's keys return on a stream of their own: read too early, they are whatever was there before."""
+    model, ids = tiny_model(encoding=encoding).cuda(), tokens(2, 9).cuda()
+    settings = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, **settings)
+    assert torch.equal(model.generate(ids, cache_implementation="offloaded", **settings), plain)

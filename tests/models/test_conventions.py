@@ -1,0 +1,111 @@
+"""What other programs look for in a model of transformers', do with it, and what of that is refused."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationMixin, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.integrations.executorch import register_dynamic_cache_export_support
+
+from tape_ds.models.llama import TapeForCausalLM
+from tests.models.helpers import ENCODINGS, SIZES, rounding, tiny_model, tokens
+
+
+def test_generation_is_among_the_immediate_bases():
+    """transformers looks no deeper; ours had it through a class between."""
+    assert GenerationMixin in TapeForCausalLM.__bases__ and TapeForCausalLM.can_generate()
+
+
+def smoothed_loss(model, ids, folder):
+    arguments = TrainingArguments(folder, label_smoothing_factor=0.1, use_cpu=True, report_to=[])
+    with torch.no_grad():
+        return Trainer(copy.deepcopy(model), arguments).compute_loss(model.eval(), {"input_ids": ids, "labels": ids})
+
+
+def test_a_plain_trainer_smooths_the_next_token_s_label(tmp_path):
+    """It shifts labels for the classes that it has in a table. Ours were not in it: the label was the token itself,
+    7.0377 instead of 7.0314, and nothing said so."""
+    llama = LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2))
+    model, ids = tiny_model(encoding="rope"), tokens(2, 12)
+    model.load_state_dict(llama.state_dict())
+    expected = smoothed_loss(llama, ids, tmp_path)
+    torch.testing.assert_close(smoothed_loss(model, ids, tmp_path), expected, rtol=0, atol=1e-5)
+
+
+def test_continuous_batching_is_refused_at_the_call():
+    """It failed inside every request: no tokens, no exception, and a server that called itself healthy."""
+    with pytest.raises(ValueError, match="continuous batching keeps its own pages"):
+        tiny_model().generate_batch([[5, 6, 7]], max_new_tokens=2)
+
+
+def test_no_plan_of_another_model_is_inherited():
+    """Llama's pipeline plan was offered, and a stage failed with "not enough values to unpack"."""
+    model = tiny_model()
+    assert not model.supports_pp_plan and not model.supports_tp_plan
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_blocks_on_disk_compute_the_same(tmp_path, encoding):
+    """accelerate moves what a block is called with to the block's device. A block's encoding was among it: weights that
+    lay on disk could not be moved ("Cannot copy out of meta tensor")."""
+    model, ids = tiny_model(encoding=encoding), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    disk = ["model.layers.1", "model.layers.2", "model.norm", "model.encoding"]
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "lm_head": "cpu", **dict.fromkeys(disk, "disk")}
+    with torch.no_grad():
+        offloaded = TapeForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "off").eval()
+        torch.testing.assert_close(offloaded(ids).logits, model(ids).logits, rtol=0, atol=rounding(model, ids))
+
+
+class OneToken(torch.nn.Module):
+    """A step of decoding as ``torch.export`` takes it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, past):
+        return self.model(ids, past_key_values=past).logits
+
+
+@pytest.mark.parametrize(
+    "encoding", ["rope", "tape", "tape from alibi", "alibi", "t5", "fire", "bipe_rope", "rope log scale"]
+)
+def test_an_exported_step_counts_any_cache(encoding):
+    """Its length is a symbol there, no int: encodings that remember places took it for a tensor, and grids that a
+    generator draws were others in the second call."""
+    register_dynamic_cache_export_support()
+    model, ids = tiny_model(encoding=encoding), tokens(1, 12)
+
+    def filled(length):
+        past = DynamicCache()
+        model(ids[:, :length], past_key_values=past)
+        return past
+
+    any_length = [{2: torch.export.Dim.DYNAMIC}] * 3
+    shapes = {"ids": None, "past": [any_length, any_length]}
+    with torch.no_grad():
+        whole = model(ids).logits
+        step = torch.export.export(OneToken(model), (ids[:, 7:8], filled(7)), dynamic_shapes=shapes, strict=False)
+        for at in (5, 9, 11):
+            out = step.module()(ids[:, at : at + 1], filled(at))
+            torch.testing.assert_close(out, whole[:, at : at + 1], rtol=0, atol=rounding(model, ids))
+
+
+def test_a_padding_mask_of_any_length_is_one_graph():
+    """A loop over blocks of queries made a compiled graph for every length, where transformers' Llama has two: of the
+    first length, and of all others."""
+    model, graphs = tiny_model(), []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=keep)
+    with torch.no_grad():
+        for length in (20, 23, 31, 40):
+            ids, mask = tokens(2, length), torch.ones(2, length, dtype=torch.int64)
+            mask[0, :3] = 0
+            given = {"attention_mask": mask, "use_cache": False}
+            torch.testing.assert_close(compiled(ids, **given).logits, model(ids, **given).logits, rtol=0, atol=2e-5)
+    assert len(graphs) == 2

@@ -1,0 +1,448 @@
+"""Every decoder of transformers with rotary positions: computed as transformers' eager attention does, or refused."""
+
+import copy
+import json
+import math
+import pathlib
+
+import peft
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, Gemma2ForCausalLM, Gemma3Config, LlamaConfig, LlamaForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from tape_ds import TapeForCausalLM
+from tape_ds.encodings import scaling, trained_rope
+from tape_ds.errors import UserError
+from tape_ds.models import decoder, decoder_configuration, decoder_shape
+from tape_ds.models.loading import configuration, extendable
+from tests.models.tiny_decoders import VOCABULARY, families, table, tiny_config
+
+TOKENS = 40
+YARN = {"rope_type": "yarn"}
+WANTED = (
+    *("mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "granite", "smollm3"),
+    *("qwen2_moe", "qwen3_moe", "gpt_neox", "stablelm", "cohere", "cohere2", "glm4", "gpt_oss"),
+)
+KINDS = ("yarn", "yarn_revised", "linear", "ntk", "dynamic")
+
+
+def unscaled(family):
+    """Return the scaling that a class does not compute, or that would reach no layer that sees everything."""
+    if family in (*decoder_configuration.ROTATED_WINDOWS, "granite_swa", "granitemoe_swa"):
+        return KINDS
+    # their own is longrope, Phi-3.5-MoE's with two more factors
+    return {
+        "tape_gptj": ("dynamic",),
+        "phi3": ("dynamic",),
+        "phimoe": ("yarn", "yarn_revised", "linear", "dynamic"),
+    }.get(family, ())
+
+
+def pair(name, **changes):
+    """Return transformers' model with eager attention and ours with the same weights, in evaluation mode."""
+    config = tiny_config(name, **changes)
+    native = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    plain = copy.deepcopy(config)
+    plain._attn_implementation = "eager"
+    eager = native(plain)
+    with torch.no_grad():  # norms, biases and sinks with an effect
+        for weight in eager.parameters():
+            if weight.ndim < 2:
+                weight.add_(0.1 * torch.randn_like(weight))
+    ours = decoder.class_of(native)(decoder_configuration.configure(config))
+    ours.load_state_dict(eager.state_dict())
+    return eager.eval(), ours.eval()
+
+
+def assert_equal(ours, eager, room=2e-5):
+    """To fp32's rounding: another order of the sums of a few layers, relative to the largest number."""
+    torch.testing.assert_close(ours, eager, rtol=0, atol=room * float(eager.detach().abs().max()))
+
+
+@torch.no_grad()
+def check_logits(eager, ours):
+    ids = torch.randint(3, VOCABULARY, (2, TOKENS))
+    ones, positions = torch.ones_like(ids), torch.arange(TOKENS).expand(2, -1)
+
+    def of_eager(ids, **given):
+        return eager(ids, **{"attention_mask": torch.ones_like(ids), "use_cache": False, **given}).logits
+
+    assert_equal(ours(ids, use_cache=False).logits, of_eager(ids))
+
+    for padding in (slice(0, 7), slice(-7, None)):
+        mask = ones.clone()
+        mask[0, padding] = 0
+        padded = ours(ids, attention_mask=mask, use_cache=False).logits
+        assert_equal(padded[mask > 0], of_eager(ids, attention_mask=mask)[mask > 0])
+
+    at = TOKENS // 2 - 3
+    documents, restarting = (ones.cumsum(1) > at).long(), positions.clone()
+    restarting[:, at:] -= at
+    packed = ours(ids, position_ids=restarting, document_ids=documents, use_cache=False).logits
+    assert_equal(packed, torch.cat([of_eager(ids[:, :at]), of_eager(ids[:, at:])], dim=1))
+
+    skipping = positions.clone()
+    skipping[:, at:] += 300
+    skipped = ours(ids, position_ids=skipping, use_cache=False).logits
+    assert_equal(skipped, of_eager(ids, position_ids=skipping))
+
+
+def check_generation(eager, ours, **how):
+    ids = torch.randint(3, VOCABULARY, (2, TOKENS - 3))
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    how = {"max_new_tokens": 5, "do_sample": False, "output_logits": True, "return_dict_in_generate": True, **how}
+    expected = eager.generate(ids, attention_mask=mask, eos_token_id=None, **how)
+    found = ours.generate(ids, attention_mask=mask, eos_token_id=None, **how)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert_equal(torch.stack(found.logits), torch.stack(expected.logits))
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def check_training(eager, ours):
+    ids = torch.randint(3, VOCABULARY, (2, TOKENS))
+    mask, labels = torch.ones_like(ids), ids.clone()
+    mask[0, :7], labels[0, :9] = 0, -100
+    eager.train(), ours.train()
+    logits = eager(ids, attention_mask=mask, use_cache=False).logits
+    expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    wanted = gradients(eager, expected)
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for checkpointing in (False, True)[: 1 + ours.supports_gradient_checkpointing]:
+        if checkpointing:
+            ours.gradient_checkpointing_enable({"use_reentrant": False})
+        out = ours(ids, attention_mask=mask, labels=labels, use_cache=False)
+        assert out.logits is None
+        assert_equal(out.loss, expected)
+        found = gradients(ours, out.loss)
+        assert found.keys() == wanted.keys()
+        for name, gradient in found.items():
+            room = 1e-4 * max(float(wanted[name].abs().max()), 1e-3 * largest)
+            torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=room, msg=name)
+    eager.eval(), ours.eval()
+    ours.gradient_checkpointing_disable()
+
+
+def check_foretold(ours, monkeypatch):
+    """What reaches the attention, what the head does, and parameters are as the configuration tells beforehand."""
+    seen = {"window": False, "softcap": False, "sinks": False}
+    real = decoder.attend
+
+    def attend(*arguments, **named):
+        seen.update({name: True for name in seen if named.get(name) is not None})
+        return real(*arguments, **named)
+
+    with monkeypatch.context() as patched, torch.no_grad():
+        patched.setattr(decoder, "attend", attend)
+        ours(torch.arange(3, 3 + TOKENS)[None], use_cache=False)
+    assert decoder_configuration.needs(ours.config) == seen
+    assert ours._plain_head != decoder_configuration.changes_logits(ours.config)
+    counted = sum(each.numbers * each.times for each in decoder_shape.of(ours.config).weights)
+    assert counted == sum(weight.numel() for weight in ours.parameters())
+
+
+@torch.no_grad()
+def check_positions(family):
+    """Layers that see everything have positions that can be scaled, but for those of a few families."""
+    kinds = getattr(tiny_config(family), "layer_types", None) or []
+    if "sliding_attention" not in kinds:
+        return
+    _, ours = pair(family, layer_types=["full_attention"] * len(kinds))
+    ids, positions = torch.randint(3, VOCABULARY, (1, 12)), torch.arange(12)[None]
+    near, far = (ours(ids, position_ids=positions * step, use_cache=False).logits for step in (1, 3))
+    assert torch.equal(near, far) == (family in decoder_configuration.ROTATED_WINDOWS)
+
+
+def buffers(model):
+    return {
+        f"{path}.{name}": value
+        for path, module in decoder.rotary_modules(model).items()
+        for name, value in module.named_buffers(recurse=False)
+    }
+
+
+def check_angles(ours):
+    before = buffers(ours)
+    assert before
+    cast = copy.deepcopy(ours).bfloat16()
+    assert {weight.dtype for weight in cast.parameters()} == {torch.bfloat16}
+    for name, after in buffers(cast).items():
+        assert torch.equal(after, before[name]) and after.dtype == before[name].dtype
+        angles = torch.arange(131_072.0) * after.max()
+        rows = torch.stack((angles.cos(), angles.sin()), dim=1).view(torch.int64)
+        assert len(rows.unique()) == 131_072
+    assert {value.device.type for value in buffers(copy.deepcopy(ours).to("meta")).values()} == {"meta"}
+
+
+@torch.no_grad()
+def check_scaling(eager, ours):
+    """Scaled as the formulas of :mod:`tape_ds.encodings.scaling` are, and computed by transformers' class."""
+    native = eager.config
+    own = trained_rope.read(native.to_dict(), native.model_type)
+    length = 4 * int(own.reach)
+    if own.type in trained_rope.KEPT:
+        assert "kept as it is" in str(next(trained_rope.problems(own, {}, length)))
+        return
+    for kind in [own.type] if own.is_scaled else KINDS:
+        assert not list(trained_rope.problems(own, {"rope_type": kind}, length))
+        wanted = trained_rope.extended(own, {"rope_type": kind}, length)
+        if kind in unscaled(native.model_type):
+            with pytest.raises(UserError, match="rope_parameters"):
+                decoder_configuration.configure(native, rope_parameters=wanted)
+            continue
+        scaled = check_scaled(eager, ours, wanted, length)
+        if kind != "dynamic":
+            check_frequencies(scaled, ours, *scaling.frequencies(wanted, own.head_size))
+
+
+def check_scaled(eager, ours, wanted, length):
+    """A model with these parameters, one that is measured with them, and transformers' own are equal."""
+    config = decoder_configuration.configure(eager.config, rope_parameters=wanted, max_position_embeddings=length)
+    scaled = type(ours)(config).eval()
+    scaled.load_state_dict(ours.state_dict())
+    plain = copy.deepcopy(config)
+    plain._attn_implementation = "eager"
+    expected = type(eager)(plain).eval()
+    expected.load_state_dict(eager.state_dict())
+    ids = torch.randint(3, VOCABULARY, (1, TOKENS))
+    given = {"position_ids": torch.arange(TOKENS)[None] * (length // TOKENS), "use_cache": False}
+    logits = scaled(ids, **given).logits
+    assert_equal(logits, expected(ids, attention_mask=torch.ones_like(ids), **given).logits)
+    before = ours(ids, **given).logits
+    assert not torch.equal(before, logits)
+    with ours.with_rope_parameters(wanted):
+        assert torch.equal(ours(ids, **given).logits, logits)
+    assert torch.equal(ours(ids, **given).logits, before)
+    with scaled.with_rope_parameters(eager.config.rope_parameters):
+        assert torch.equal(scaled(ids, **given).logits, before)
+    return scaled
+
+
+def check_frequencies(scaled, ours, frequencies, factor):
+    """Those of layers that see everything; a window's stay."""
+    for path, module in decoder.rotary_modules(scaled).items():
+        before = ours.get_submodule(path)
+        names = [name for name, _ in module.named_buffers() if not name.endswith("original_inv_freq")]
+        of_full = "full_attention_inv_freq" if "full_attention_inv_freq" in names else "inv_freq"
+        assert of_full in names
+        for name in names:
+            if name == of_full:
+                wanted = torch.tensor(frequencies)
+                torch.testing.assert_close(getattr(module, name).double(), wanted, rtol=1e-6, atol=0)
+                assert getattr(module, name.replace("inv_freq", "attention_scaling")) == pytest.approx(factor)
+            else:
+                assert torch.equal(getattr(module, name), getattr(before, name))
+
+
+@torch.no_grad()
+def check_folder(eager, folder):
+    """Extended from a folder, and read from a folder by plain transformers."""
+    eager.save_pretrained(folder / "base")
+    native = configuration.read(folder / "base")
+    assert extendable.check(native) == []
+    own = trained_rope.read(native.to_dict(), native.model_type)
+    changes = {}
+    if own.type not in trained_rope.KEPT and "yarn" not in unscaled(native.model_type):
+        length = 2 * int(own.reach)
+        changes = {
+            "rope_parameters": trained_rope.extended(own, {"rope_type": "auto"}, length),
+            "max_position_embeddings": length,
+        }
+    ours = decoder.load(folder / "base", decoder_configuration.configure(native, **changes), dtype=torch.float32).eval()
+    ours.save_pretrained(folder / "extended")
+    plain = AutoModelForCausalLM.from_pretrained(folder / "extended", attn_implementation="eager").eval()
+    assert type(plain) is type(eager) and plain.config.rope_parameters == ours.config.rope_parameters
+    ids = torch.randint(3, VOCABULARY, (2, TOKENS))
+    assert_equal(ours(ids).logits, plain(ids, attention_mask=torch.ones_like(ids)).logits)
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_family_is_computed_as_transformers_does_or_refused(family, monkeypatch, tmp_path):
+    if not extendable.check(tiny_config(family)):  # docs/model.md has the reason, see below
+        check_family(family, monkeypatch, tmp_path)
+
+
+def test_a_gptj_is_computed_as_its_class_does(monkeypatch, tmp_path):
+    """That class is compared with transformers' GPT-J in :mod:`tests.models.test_gptj`."""
+    check_family("tape_gptj", monkeypatch, tmp_path)
+
+
+def check_family(family, monkeypatch, tmp_path):
+    eager, ours = pair(family)
+    check_logits(eager, ours)
+    check_generation(eager, ours)
+    check_training(eager, ours)
+    check_foretold(ours, monkeypatch)
+    check_positions(family)
+    check_angles(ours)
+    check_scaling(eager, ours)
+    check_folder(eager, tmp_path)
+
+
+def test_the_page_has_the_table_of_families():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "model.md").read_text()
+    if f"(transformers {transformers.__version__})" in page:
+        assert table() in page, "python -m tests.models.tiny_decoders prints it"
+
+
+def test_what_people_have_is_computed():
+    computed = {family for family in families() if not extendable.check(tiny_config(family))}
+    assert set(WANTED) <= computed and len(computed) >= 35
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral", "olmo2", "gpt_oss"])
+def test_a_static_cache_gives_the_same(family):
+    check_generation(*pair(family), cache_implementation="static")
+
+
+# longrope with other factors beyond 32 tokens, as Phi-3 has it
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + 0.1 * n for n in range(8)],
+    "long_factor": [1.5 + 0.5 * n for n in range(8)],
+}
+
+
+def test_longrope_is_computed_and_kept():
+    eager, ours = pair("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=32)
+    check_logits(eager, ours)
+    check_generation(eager, ours)
+    own = trained_rope.read(eager.config.to_dict(), "phi3")
+    assert not list(trained_rope.problems(own, {}, 64))
+    assert "kept as it is" in str(next(trained_rope.problems(own, {}, 65)))
+    kept = decoder_configuration.configure(eager.config, rope_parameters=trained_rope.extended(own, {}, 64))
+    assert kept.rope_parameters == eager.config.rope_parameters
+
+
+def test_a_family_that_allows_longrope_alone_gets_its_scaling_in_that_form():
+    native = tiny_config("phi3")
+    own = trained_rope.read(native.to_dict(), "phi3")
+    config = decoder_configuration.configure(native, rope_parameters=trained_rope.extended(own, YARN, 256))
+    assert config.rope_parameters["rope_type"] == "longrope"  # its frequencies: check_scaling
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "stablelm", "glm4"])
+def test_the_share_of_a_head_that_is_rotated_stays(family):
+    native = tiny_config(family)
+    own = trained_rope.read(native.to_dict(), family)
+    config = decoder_configuration.configure(native, rope_parameters=trained_rope.extended(own, YARN, 256))
+    share = native.rope_parameters["partial_rotary_factor"]
+    assert config.rope_parameters["partial_rotary_factor"] == share < 1 and own.head_size == int(16 * share)
+
+
+@torch.no_grad()
+def test_deepseek_s_factors_follow_the_new_scaling():
+    """Of the cosine by ``mscale``, of the scores by ``mscale_all_dim``: both from the factor, which changes."""
+    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 32}
+    eager, ours = pair("deepseek_v3", rope_parameters={**rope, "mscale": 0.7, "mscale_all_dim": 1.0})
+    check_logits(eager, ours)
+    wanted = trained_rope.extended(trained_rope.read(eager.config.to_dict(), "deepseek_v3"), {}, 256)
+    assert wanted["factor"] == 8
+    scaled = check_scaled(eager, ours, wanted, 256)
+    assert scaled.config.rope_parameters["mscale"] == 0.7
+    assert scaled.model.rotary_emb.attention_scaling == pytest.approx(
+        (0.07 * math.log(8) + 1) / (0.1 * math.log(8) + 1)
+    )
+    assert scaled.model.layers[0].self_attn.scaling == pytest.approx(24**-0.5 * (0.1 * math.log(8) + 1) ** 2)
+
+
+def test_ministral_s_factor_on_queries_stays():
+    """It was read as an unknown parameter of YaRN."""
+    native = tiny_config("ministral3")
+    own = trained_rope.read(native.to_dict(), "ministral3")
+    config = decoder_configuration.configure(native, rope_parameters=trained_rope.extended(own, {}, 4 * int(own.reach)))
+    assert config.rope_parameters["llama_4_scaling_beta"] == native.rope_parameters["llama_4_scaling_beta"] == 0.1
+
+
+LLAMA = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": VOCABULARY}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.1}
+
+
+@pytest.mark.parametrize("batches", ["packed", "pose"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_llama_trains_alike_by_transformers_class_and_by_ours(method, batches, tmp_path):
+    LlamaForCausalLM(LlamaConfig(**LLAMA, use_cache=False)).save_pretrained(tmp_path)
+    native = configuration.read(tmp_path)
+    models = [
+        extendable.load(tmp_path, extendable.configure(native, position_encoding="rope"), dtype=torch.float32),
+        decoder.load(tmp_path, decoder_configuration.configure(native), dtype=torch.float32),
+    ]
+    assert [isinstance(model, TapeForCausalLM) for model in models] == [True, False]
+    losses = [_ten_steps(model, method, batches) for model in models]
+    assert losses[0][0] - losses[0][-1] > 0.1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    ours, theirs = (dict(model.named_parameters()) for model in models)
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=0, atol=1e-4 * float(weight.abs().max()), msg=name)
+
+
+def _ten_steps(model, method, batches):
+    torch.manual_seed(1)
+    trained = model
+    if method == "lora":
+        trained = peft.get_peft_model(
+            model, peft.LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+        )
+    optimizer = torch.optim.AdamW([each for each in trained.parameters() if each.requires_grad], lr=1e-2, eps=1e-4)
+    ids, losses = torch.randint(3, VOCABULARY, (2, TOKENS)), []
+    trained.train()
+    for border in range(5, 35, 3):
+        positions = torch.arange(TOKENS).repeat(2, 1)
+        given = {"position_ids": positions}
+        if batches == "packed":
+            positions[:, border:] -= border
+            given["document_ids"] = (torch.arange(TOKENS) >= border).long().repeat(2, 1)
+        else:
+            positions[:, border:] += 24
+        loss = trained(input_ids=ids, labels=ids, use_cache=False, **given).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+REFUSED = {
+    "made of several models": Gemma3Config(),
+    "attention_dropout is 0.1": tiny_config("gemma2", attention_dropout=0.1),
+    "output_router_logits": tiny_config("mixtral", output_router_logits=True),
+    "see later ones": tiny_config("gemma2", use_bidirectional_attention=True),
+    "layers of other kinds": tiny_config("deepseek_v32"),
+    "linear_attention": tiny_config("qwen3_next"),
+    "code that takes no other": tiny_config("falcon"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_nothing_here_computes_is_refused_before_weights_are_read(reason, tmp_path):
+    REFUSED[reason].save_pretrained(tmp_path)  # config.json alone
+    (problem,) = extendable.check(configuration.read(tmp_path))
+    assert problem.field == "model" and reason in problem.wrong
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_code_in_a_folder_is_never_run(known, tmp_path):
+    eager, _ = pair("gemma2")
+    eager.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "code.OwnConfig", "AutoModelForCausalLM": "code.OwnModel"}
+    config["model_type"] = "gemma2" if known else "own"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    if known:
+        model = decoder.load(tmp_path, decoder_configuration.configure(configuration.read(tmp_path)))
+        assert type(model).native is Gemma2ForCausalLM
+    else:
+        with pytest.raises(UserError, match="no configuration could be read"):
+            configuration.read(tmp_path)
+    assert not (tmp_path / "ran").exists()

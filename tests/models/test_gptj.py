@@ -1,0 +1,222 @@
+"""GPT-J with RoPE scaling: transformers' own logits at its own RoPE parameters, and the published formulas at scaled
+ones. What it shares with every decoder is in :mod:`tests.models.test_decoders`."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM
+
+from tape_ds import ScaledGPTJConfig, ScaledGPTJForCausalLM
+from tape_ds.errors import UserError
+from tape_ds.models import decoder
+from tape_ds.models.gptj_configuration import with_rope
+from tape_ds.models.loading import configuration, extendable
+from tests.models.helpers import gradients, largest_difference, tokens
+
+SIZES = {
+    "vocab_size": 61,
+    "n_positions": 64,
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 4,
+    "rotary_dim": 8,
+    "n_inner": 40,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+ANGLES = {
+    "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+    "ntk": {"rope_type": "ntk", "rope_theta": 10_000.0, "factor": 4.0},
+    "yarn": YARN,
+    "yarn_revised": YARN | {"rope_type": "yarn_revised"},
+}
+
+
+def theirs(**changes) -> GPTJForCausalLM:
+    """transformers' model, with values in the parameters that start at zero or one."""
+    torch.manual_seed(0)
+    model = GPTJForCausalLM(GPTJConfig(**(SIZES | changes), attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.add_(0.1 * torch.randn(weight.shape))
+    return model
+
+
+def ours(other: GPTJForCausalLM, **changes) -> decoder.ExtendedDecoder:
+    """The same weights in this project's model."""
+    model = decoder.class_of(ScaledGPTJForCausalLM)(extendable.configure(with_rope(other.config), **changes))
+    model.load_state_dict(other.state_dict())
+    return model.eval()
+
+
+# --- transformers' own ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"rotary_dim": 12}, {"rotary_dim": 2, "n_head": 2, "n_inner": None}])
+@torch.no_grad()
+def test_everything_computed_is_transformers_own(changes):
+    """A part of each head rotated, and all of it (12 columns). Tolerance: their table is of fp32 angles."""
+    other, ids = theirs(**changes), tokens(2, 60)
+    asked = {"output_attentions": True, "output_hidden_states": True}
+    found, expected = ours(other, attention_backend="reference")(ids, **asked), other(ids, **asked)
+    for name in ("logits", "attentions", "hidden_states"):
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=2e-5)
+    torch.testing.assert_close(ours(other)(ids).logits, expected.logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"cache_implementation": "static"}])
+@torch.no_grad()
+def test_generation_is_transformers_own(options):
+    other, ids = theirs(), tokens(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options |= {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(ours(other).generate(ids, **options), other.generate(ids, **options))
+
+
+def test_loss_and_gradients_are_transformers_own():
+    other, ids = theirs().train(), tokens(2, 30)
+    labels = ids.clone()
+    labels[0, :5] = -100
+    model = ours(other).train()
+    found, expected = model(ids, labels=labels, use_cache=False), other(ids, labels=labels, use_cache=False)
+    assert found.logits is None
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=0)
+    found.loss.backward()
+    expected.loss.backward()
+    assert largest_difference(gradients(model), gradients(other)) < 1e-4
+    assert gradients(model).keys() == dict(model.named_parameters()).keys()
+
+
+# --- RoPE scaling ----------------------------------------------------------------------------------------------------
+
+
+def published(kind, dim, factor, window=32):
+    """Frequencies as PoSE's GPT-J code computes them, and YaRN's factor on cosine and sine; base 10,000."""
+    plain = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
+    if kind == "linear":
+        return plain / factor, 1.0
+    if kind == "ntk":
+        return (10_000.0 * factor ** (dim / (dim - 2))) ** (-np.arange(0, dim, 2) / dim), 1.0
+    low, high = (dim * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(10_000.0)) for turns in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
+    kept = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+    if kind == "yarn":
+        return plain / factor * (1 - kept) + plain * kept, 0.1 * math.log(factor) + 1
+    return plain / ((1 - kept) * factor + kept), 0.1 * math.log(factor) + 1
+
+
+@pytest.mark.parametrize("kind", ANGLES)
+@torch.no_grad()
+def test_scaled_angles_are_the_published_ones(kind):
+    """transformers' model with its interleaved sin | cos tables replaced by the formula's, at skipped positions."""
+    other = theirs(n_positions=512)
+    model = ours(other, rope_parameters=ANGLES[kind])
+    frequencies, factor = published(kind, 8, ANGLES[kind]["factor"])
+    angles = np.arange(512)[:, None] * frequencies
+    table = torch.from_numpy(np.concatenate((np.sin(angles), np.cos(angles)), axis=1) * factor).float()
+    for module in other.modules():  # the attention's, or since transformers 5.24 the model's
+        if hasattr(module, "embed_positions"):
+            module.embed_positions = table
+    ids, places = tokens(2, 20), torch.cat((torch.arange(7), torch.arange(300, 313)))[None].expand(2, -1)
+    found = model(ids, position_ids=places).logits
+    torch.testing.assert_close(found, other(ids, position_ids=places).logits, rtol=0, atol=1e-5)
+    assert not torch.allclose(found, model(ids).logits, atol=1e-2)
+    with model.with_rope_parameters({"rope_type": "default", "rope_theta": 10_000.0}):
+        plain = model(ids).logits
+    torch.testing.assert_close(plain, ours(other)(ids).logits, rtol=0, atol=0)
+    assert torch.equal(model(ids, position_ids=places).logits, found)
+
+
+@torch.no_grad()
+def test_far_positions_keep_their_precision():
+    """Rotary scores follow from distances alone: in fp32 angles, 100,000 further on, logits would be off by 1e-2."""
+    model, ids = ours(theirs()), tokens(1, 20)
+    far = model(ids, position_ids=torch.arange(20)[None] + 100_000).logits
+    torch.testing.assert_close(far, model(ids).logits, rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_an_engine_in_bf16_keeps_every_position_apart(monkeypatch):
+    """Neither its cast of the module rounds the frequencies, nor ZeRO-3's ``zero.Init``, which rounds new tensors."""
+    exact = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *given, **named: exact(*given, **named).bfloat16())
+    rotary = ScaledGPTJForCausalLM(with_rope(GPTJConfig(**SIZES))).bfloat16().transformer.h[0].attn.rotary_emb
+    np.testing.assert_allclose(rotary.inv_freq.double(), published("linear", 8, 1.0)[0], rtol=1e-15)
+    angles = rotary(torch.arange(131_072)[None])
+    assert angles.dtype == torch.float32 and len(angles[0, 0].unique(dim=0)) == 131_072
+
+
+def test_there_is_no_table_of_positions():
+    """transformers' has 131,072 x 8 numbers, in each layer or (since 5.24) once."""
+    config = with_rope(GPTJConfig(**SIZES | {"n_positions": 131_072}))
+    assert sum(buffer.numel() for buffer in ScaledGPTJForCausalLM(config).buffers()) == 3 * 4
+
+
+# --- folders and refusals -------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_folders_there_and_back(tmp_path):
+    other = theirs()
+    other.save_pretrained(tmp_path / "native")
+    native = configuration.read(tmp_path / "native")
+    config = extendable.configure(native, rope_parameters=ANGLES["ntk"], max_position_embeddings=256)
+    assert config.max_position_embeddings == config.n_positions == 256
+    model, ids = extendable.load(tmp_path / "native", config).eval(), tokens(1, 12)
+    assert model.state_dict().keys() == other.state_dict().keys()
+    model.save_pretrained(tmp_path / "scaled")
+    for again in (
+        extendable.load(tmp_path / "scaled", configuration.read(tmp_path / "scaled")),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "scaled", dtype=torch.float32),
+    ):
+        assert isinstance(again, ScaledGPTJForCausalLM) and type(again.config) is ScaledGPTJConfig
+        torch.testing.assert_close(again.eval()(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
+    onward = extendable.configure(again.config, rope_parameters=native.rope_parameters)
+    plain = extendable.load(tmp_path / "scaled", onward).eval()
+    torch.testing.assert_close(plain(ids).logits, other(ids).logits, rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_an_older_folder_is_loaded(tmp_path):
+    """With the fields of the earlier class in its configuration, and masks of older checkpoints in its weights."""
+    other = theirs()
+    old = {f"transformer.h.{layer}.attn.bias": torch.ones(1, 1, 64, 64) for layer in range(3)}
+    old |= {f"transformer.h.{layer}.attn.masked_bias": torch.tensor(-1e9) for layer in range(3)}
+    other.save_pretrained(tmp_path, state_dict=other.state_dict() | old)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields |= {"model_type": "tape_gptj", "rope_parameters": ANGLES["yarn"]}
+    fields |= {"position_encoding": "rope", "position_options": None, "attention_backend": "auto"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config, ids = configuration.read(tmp_path), tokens(1, 12)
+    assert not hasattr(config, "attention_backend")
+    expected = ours(other, rope_parameters=fields["rope_parameters"])(ids).logits
+    assert torch.equal(extendable.load(tmp_path, config).eval()(ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    "changes, field",
+    [
+        ({"rope_parameters": YARN | {"rope_type": "dynamic"}}, "rope_parameters.rope_type"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor"),
+        ({"rotary_dim": 7}, "rotary_dim"),
+        ({"rotary_dim": 14}, "rotary_dim"),
+        ({"rotary_dim": 0}, "rotary_dim"),
+        ({"n_head": 5}, "n_head"),
+    ],
+)
+def test_what_is_impossible_is_named(changes, field):
+    with pytest.raises(UserError) as refused:
+        ScaledGPTJConfig(**SIZES | changes)
+    assert [problem.field for problem in refused.value.problems] == [field]
+
+
+def test_dropout_on_attention_is_refused():
+    (problem,) = extendable.check(with_rope(GPTJConfig(**SIZES, attn_pdrop=0.1)))
+    assert "attn_pdrop is 0.1" in problem.wrong

@@ -1,0 +1,280 @@
+"""Attention with a bias, a block of queries at a time: every way through it is the plain matrix, forward and backward,
+and no tensor grows with the square of the length."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from tape_ds.attention import biased as attention_in_blocks
+from tape_ds.attention import sdpa
+from tape_ds.attention.score_bias import ContentBias
+from tape_ds.models.on_device import Constant
+from tests.attention.by_ids import attend
+from tests.models.helpers import tiny_model, tokens
+
+B, S, K, V = 2, 9, 8, 16
+BIASED = ["alibi", "t5", "fire", "cope", "tape from alibi", "tape from alibi, first layer"]
+SCATTERED = [[0, 1, 0, 1, 1, 0, 2, 0, 2], [3, 3, -1, 3, 4, -1, 3, 4, 4]]
+LEFT = [[-1, -1, -1, 0, 0, 0, 0, 0, 0], [0] * 9]
+HOLES = [[0, -1, 0, 0, -1, -1, 0, 0, -1], [-1] * 9]
+DOCUMENTS = {"none": None, "scattered": SCATTERED, "left": LEFT, "holes": HOLES}
+# Queries, and the place of the first on an axis of 9 keys.
+PLACES = {"full": (9, 0), "chunk": (5, 4), "step": (1, 8), "unused end": (4, 2)}
+# (BIASED_ENTRIES, BIASED_LEAST): a row each and computed again; three rows each, kept; all rows at once.
+BLOCKS = {"one by one": (1, 128), "threes": (1 << 22, 3), "whole": (1 << 22, 128)}
+
+
+@pytest.fixture(params=BLOCKS)
+def blocks(request, monkeypatch):
+    entries, least = BLOCKS[request.param]
+    monkeypatch.setattr(attention_in_blocks, "BIASED_ENTRIES", entries)
+    monkeypatch.setattr(attention_in_blocks, "BIASED_LEAST", least)
+    return request.param
+
+
+def biased(name, queries=S, offset=0, heads="gqa", keys=S, dtype=torch.float32):
+    """(q, k, v), the bias of these queries and keys, and the leaves that it depends on."""
+    layer = tiny_model(heads, name.partition(",")[0]).model.layers[0].position
+    count = {"mha": (4, 4), "gqa": (4, 2), "mqa": (8, 1)}[heads]
+    at = slice(offset, offset + queries)
+    qkv = [
+        torch.randn(B, h, n, width).to(dtype).requires_grad_()
+        for h, n, width in ((count[0], queries, K), (count[1], keys, K), (count[1], keys, V))
+    ]
+    if not name.startswith("tape"):
+        places = torch.randint(3, (B, keys, 1)).cumsum(1) + 5
+        bias = layer.score_bias(places[:, at], None, places, None)
+        return qkv, bias, list(layer.parameters())
+    start, state = torch.rand(1, count[1], keys, K), torch.rand(B, count[1], keys, K, requires_grad=True)
+    first = name.endswith("first layer")
+    carried = (start.expand(B, -1, -1, -1) if first else start + state).to(dtype)
+    bias = layer.score_bias(None, carried[:, :, at], None, carried)
+    return qkv, bias, [] if first else [state]
+
+
+def oracle(q, k, v, bias, documents, offset, window=S):
+    """The whole matrix in fp64."""
+    group, T, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    scores = q.double() @ k.double().repeat_interleave(group, 1).mT * K**-0.5
+    seen = torch.arange(keys)[None] <= torch.arange(T)[:, None] + offset
+    seen &= torch.arange(keys)[None] > torch.arange(T)[:, None] + offset - window
+    if documents is not None:
+        ids = torch.tensor(documents)
+        own = ids[:, offset : offset + T, None]
+        seen = (seen & (own == ids[:, None]) & (own >= 0))[:, None]
+    content = isinstance(bias, ContentBias)
+    added = bias.block(q.double(), seen, scores) if content else bias.of(slice(None), slice(None))
+    scores = scores + added.double()
+    weights = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
+    return weights @ v.double().repeat_interleave(group, 1)
+
+
+def check(qkv, bias, learned, documents, offset, backend="sdpa", tolerance=2e-6, **arguments):
+    """Output and every gradient; tolerances for fp32 sums of numbers of order 1."""
+    ids = None if documents is None else torch.tensor(documents)
+    place = int(offset)
+    out = attend(*qkv, document_ids=ids, offset=offset, score_bias=bias, backend=backend, **arguments)
+    truth = oracle(*qkv, bias, documents, place, arguments.get("window", max(S, qkv[1].shape[2])))
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=tolerance)
+    direction = torch.randn_like(out)
+    leaves = [*qkv, *learned]
+    mine = torch.autograd.grad(out, leaves, direction, retain_graph=True, allow_unused=True)
+    theirs = torch.autograd.grad(truth, leaves, direction.double(), allow_unused=True)
+    for gradient, expected in zip(mine, theirs, strict=True):
+        assert (gradient is None) == (expected is None)
+        if expected is not None:
+            scale = max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=5 * tolerance * scale)
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("name", BIASED)
+def test_every_mask_at_every_place(name, documents, places, blocks):
+    queries, offset = PLACES[places]
+    check(*biased(name, queries, offset), DOCUMENTS[documents], offset)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("heads", ["mha", "mqa"])
+@pytest.mark.parametrize("name", BIASED)
+def test_every_kind_of_heads(name, heads, backend, blocks):
+    check(*biased(name, 4, 2, heads=heads), SCATTERED, 2, backend)
+
+
+@pytest.mark.parametrize("documents, places", [("none", "full"), ("scattered", "full"), ("left", "chunk")])
+@pytest.mark.parametrize("name", BIASED)
+def test_within_a_window(name, documents, places, blocks):
+    queries, offset = PLACES[places]
+    check(*biased(name, queries, offset), DOCUMENTS[documents], offset, window=4)
+
+
+@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize("documents", ["none", "left"])
+def test_an_offset_may_be_a_tensor(name, documents, blocks):
+    """A static cache inside a compiled graph."""
+    check(*biased(name, 4, 2), DOCUMENTS[documents], torch.tensor(2))
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 65])
+@pytest.mark.parametrize("name", BIASED)
+def test_odd_lengths(name, length, blocks):
+    check(*biased(name, length, keys=length), None, 0, tolerance=4e-6)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_blocks_inside_a_checkpointed_layer(name, blocks):
+    """Recomputing within what is recomputed: nothing is lost or counted twice."""
+    qkv, bias, learned = biased(name)
+    outcomes = []
+    for checkpointed in (False, True):
+
+        def forward(q, k, v):
+            return attend(q, k, v, score_bias=bias, backend="sdpa")
+
+        out = checkpoint(forward, *qkv, use_reentrant=False) if checkpointed else forward(*qkv)
+        loss = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
+        outcomes.append(torch.autograd.grad(loss, [*qkv, *learned], retain_graph=True))
+    for mine, expected in zip(*outcomes, strict=True):
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("documents", ["left", "holes", "scattered"])
+@pytest.mark.parametrize("name", ["alibi", "t5", "cope"])
+def test_nothing_leaves_padding(name, documents, blocks):
+    ids = torch.tensor(DOCUMENTS[documents])
+    padding = (ids < 0)[:, None, :, None]
+    clean, bias, learned = biased(name)
+    dirty = [x.detach().masked_fill(padding, float("nan")).requires_grad_() for x in clean]
+    direction, results = torch.randn(B, 4, S, V), []
+    for tensors in (clean, dirty):
+        out = attend(*tensors, document_ids=ids, score_bias=bias, backend="sdpa")
+        results.append([out, *torch.autograd.grad(out, [*tensors, *learned], direction, retain_graph=True)])
+    for mine, expected in zip(results[1], results[0], strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", BIASED)
+def test_half_precision_keeps_the_bias_in_fp32(name, dtype, training, blocks):
+    """Queries, keys and values are rounded, the bias is not: what is left is one rounding of the output, and of each
+    gradient, however many blocks it is a sum of."""
+    qkv, bias, learned = biased(name, 65, keys=65, dtype=dtype)
+    with torch.set_grad_enabled(training):
+        out = attend(*qkv, score_bias=bias, backend="sdpa")
+        truth = oracle(*qkv, bias, None, 0, window=65)
+    assert out.dtype == dtype
+    step = torch.finfo(dtype).eps
+    assert ((out.double() - truth).abs() <= step * truth.abs() + step / 20).all()
+    if training:
+        direction = torch.randn_like(out)
+        gradients = (
+            torch.autograd.grad(x, [*qkv, *learned], direction.to(x.dtype), retain_graph=True) for x in (out, truth)
+        )
+        for mine, expected in zip(*gradients, strict=True):
+            error = (mine.double() - expected.double()).abs().max()
+            assert error <= 2 * step * expected.abs().max() + 1e-5  # a bias common to all keys has no gradient at all
+
+
+def test_a_distance_of_thousands_is_not_rounded_in_bf16():
+    """As a bf16 mask, -1,000 and -1,003 are the same: ALiBi would tell no two far tokens apart."""
+    q, k, v = torch.zeros(1, 1, 1, K), torch.zeros(1, 1, 4, K), torch.eye(4)[None, None]
+    layer = tiny_model("mqa", "alibi").model.layers[0].position
+    layer.slopes = Constant(np.array([1.0], np.float32))
+    bias = layer.score_bias(torch.tensor([[[1003]]]), None, torch.arange(4)[None, :, None], None)
+    weights = attend(*(x.bfloat16() for x in (q, k, v)), score_bias=bias, backend="sdpa")[0, 0, 0]
+    expected = torch.softmax(torch.arange(4.0), 0)
+    torch.testing.assert_close(weights.float(), expected, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("name", BIASED)
+def test_autocast_does_not_reach_what_is_fp32_on_purpose(name, backend):
+    """It turns matrix products to bf16: FIRE's network, TAPE's inner products, and the scores that a bias joins."""
+    qkv, bias, learned = biased(name, dtype=torch.bfloat16)
+    direction, outcomes = torch.randn(B, 4, S, V), []
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = attend(*qkv, score_bias=bias, backend=backend)
+        gradients = torch.autograd.grad(out, [*qkv, *learned], direction.to(out.dtype), retain_graph=True)
+        outcomes.append([out, *gradients])
+    assert all(torch.equal(*each) for each in zip(*outcomes, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_s_kernels_get_a_bias_in_the_query_s_own_dtype_only(dtype, monkeypatch):
+    """CUDA's take an fp32 mask beside bf16 queries and read its bytes as bf16 (cuDNN) or refuse it (memory-efficient).
+    On a CPU no number shows that."""
+    monkeypatch.setattr(sdpa, "FEW_QUERIES", 0)
+    masks, inner = [], sdpa._sdpa
+    monkeypatch.setattr(sdpa, "_sdpa", lambda q, k, v, mask, *rest: masks.append(mask) or inner(q, k, v, mask, *rest))
+    qkv, bias, _ = biased("alibi", dtype=dtype)
+    attend(*qkv, score_bias=bias, backend="sdpa")
+    assert {mask.dtype for mask in masks} == ({dtype} if dtype == torch.float32 else set())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("encoding", ["alibi", "t5", "tape from alibi"])
+def test_bf16_on_a_gpu_is_the_plain_form(encoding):
+    """Whatever kernel torch picks there; logits of order 3, whose bf16 steps are 0.02."""
+    model, ids = tiny_model(encoding=encoding).cuda().bfloat16(), tokens(2, 200).cuda()
+    logits = []
+    with torch.no_grad():
+        for backend in ("sdpa", "reference"):
+            model.config.attention_backend = backend
+            logits.append(model(ids).logits.float())
+    assert (logits[0] - logits[1]).abs().max() < 0.1
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation makes, backward included."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        out = function(*arguments, **(options or {}))
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, torch.Tensor):
+                self.numel = max(self.numel, each.numel())
+        return out
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "t5", "fire", "cope", "tape from alibi"])
+def test_no_tensor_grows_with_the_square_of_the_length(encoding, monkeypatch):
+    """At 32,768 tokens and 12 heads the whole bias is 48 GiB: it exists a block at a time, in the backward too."""
+    T, H, allowed = 3000, 4, 1 << 19
+    options = {"position_options": {"width": 4}} if encoding == "fire" else {}
+    layers = 2 if encoding == "tape from alibi" else 1  # its first layer's bias has no gradient
+    model, ids = tiny_model(encoding=encoding, num_hidden_layers=layers, **options).train(), tokens(1, T)
+    monkeypatch.setattr(attention_in_blocks, "BIASED_ENTRIES", allowed)
+    with Largest() as seen:
+        model(ids, labels=ids).loss.backward()
+    assert allowed > T * 61, "the logits are smaller"
+    assert seen.numel <= allowed < H * T * T / 50
+    monkeypatch.setattr(attention_in_blocks, "BIASED_ENTRIES", 1 << 40)
+    monkeypatch.setattr(attention_in_blocks, "BIASED_SHARE", 1)
+    with Largest() as seen, torch.no_grad():
+        model(ids[:, :300])
+    assert seen.numel >= H * 300 * 300, "the watch would see it"
+
+
+def test_blocks_are_computed_again_only_where_the_whole_is_large(monkeypatch):
+    """Recomputing costs a third more: a short text keeps its blocks."""
+    kept, again = [], attention_in_blocks.checkpoint
+    monkeypatch.setattr(
+        attention_in_blocks, "checkpoint", lambda *arguments, **options: kept.append(1) or again(*arguments, **options)
+    )
+    qkv, bias, _ = biased("alibi")
+    attend(*qkv, score_bias=bias, backend="sdpa")
+    assert not kept
+    monkeypatch.setattr(attention_in_blocks, "BIASED_ENTRIES", 2 * B * 4 * S)
+    attend(*qkv, score_bias=bias, backend="sdpa")
+    assert len(kept) == 5
+    with torch.no_grad():
+        attend(*qkv, score_bias=bias, backend="sdpa")
+    assert len(kept) == 5

@@ -1,0 +1,438 @@
+"""What becomes of a run decides whether it is started again, and nothing else does: least of all an exit code.
+
+The command is a small program that behaves like a launcher with ranks: it takes locks, writes checkpoints and markers,
+dies, hangs, or leaves ranks behind.
+"""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tape_ds import run_folder
+from tape_ds.errors import UserError
+from tape_ds.resilience import guards, keep_alive, run_lock, watchdog
+from tape_ds.resilience.keep_alive import KeepAlive, LaunchSpec, Patience
+from tape_ds.resilience.stopping import StopRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RANK = f'''
+"""Stands for a launcher and its ranks: does what the file "plan" says for the n-th start."""
+import os, signal, subprocess, sys, time, types
+sys.modules["tape_ds"] = types.ModuleType("tape_ds")
+sys.modules["tape_ds"].__path__ = [{str(ROOT / "tape_ds")!r}]
+from pathlib import Path
+from tape_ds import run_folder
+from tape_ds.resilience import run_lock
+from tape_ds.checkpoint import Manifest
+
+output = Path(sys.argv[1])
+asked = []
+signal.signal(signal.SIGTERM, lambda *arguments: asked.append("SIGTERM"))
+
+def lock(rank=0):
+    run_lock.RunLock(output, rank).acquire()
+
+def save(step):
+    folder = output / f"checkpoint-{{step}}"
+    folder.mkdir(parents=True, exist_ok=True)
+    Manifest(step=step, processes=1, stage=None, files={{}}, identity={{}}).write(folder)
+
+def finish():
+    run_folder.mark_finished(output, 40, {{}})
+
+def stop(step, reason="SIGTERM"):
+    run_folder.mark_stopped(output, step, reason)
+
+def wait(seconds=20, until=lambda: asked):
+    end = time.monotonic() + seconds
+    while not until() and time.monotonic() < end:
+        time.sleep(0.02)
+
+def orphan(seconds, *more):
+    """Leave a rank behind that lives for so long after us."""
+    pid = os.fork()
+    if pid == 0:
+        lock()
+        (output / "orphan").write_text(str(os.getpid()))
+        above = os.getppid()
+        wait(until=lambda: os.getppid() != above)
+        time.sleep(seconds)
+        for each in more:
+            each()
+        os._exit(0)
+    wait(until=(output / "orphan").exists)
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+count = len(list(output.glob("start-*")))
+(output / f"start-{{count}}").write_text(" ".join(sys.argv[2:]))
+lines = (output / "plan").read_text().splitlines()
+exec(lines[min(count, len(lines) - 1)])
+'''
+
+
+class Told(KeepAlive):
+    """A run kept alive whose lines are kept as well."""
+
+    def __init__(self, folder, plan, **patience):
+        self.output = folder / "run"
+        self.output.mkdir(exist_ok=True)
+        (self.output / "plan").write_text("\n".join(plan))
+        (folder / "pretrain_c4.py").write_text(RANK)
+        command = [sys.executable, str(folder / "pretrain_c4.py"), str(self.output)]
+        kept = LaunchSpec([*command, "first"], [*command, "again"], self.output, "pretrain_c4.py")
+        self.lines: list[str] = []
+        super().__init__(kept, Patience(**({"backoff": 0.01} | patience)), StopRequest(), self.lines.append)
+
+    def starts(self):
+        """The words that told the starts apart."""
+        return [path.read_text() for path in sorted(self.output.glob("start-*"))]
+
+
+def nobody_lives(output):
+    return run_lock.living(output) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "starts", "said"),
+    [
+        (["finish()"], 0, 1, "finished"),
+        (["finish(); killed()"], 0, 1, "finished"),
+        (["finish(); sys.exit(7)"], 0, 1, "finished"),
+        (["save(3); killed()", "finish()"], 0, 2, "from checkpoint-3"),
+        (["killed()", "finish()"], 0, 2, "ended by SIGKILL, and the run is not finished; starting it again in 0.01 s"),
+        (["sys.exit(0)", "finish()"], 0, 2, "exit code 0, and the run is not finished; starting it again"),
+        (["sys.exit(4)", "finish()"], 0, 2, "a rank was stuck"),
+        (["sys.exit(2)", "finish()"], 2, 1, "something is to be mended"),
+        (["sys.exit(3)", "finish()"], 3, 1, "a guard stopped it"),
+        (["save(5); stop(5)", "finish()"], 0, 1, "stays stopped; the same command goes on from checkpoint-5"),
+        (["save(5); stop(5); sys.exit(1)", "finish()"], 0, 1, "was stopped (SIGTERM) and stays stopped"),
+        (["stop(0)", "finish()"], 0, 1, "from the beginning: there is no checkpoint"),
+        (["save(5); stop(8); sys.exit(1)", "finish()"], 1, 1, "its last checkpoint is not committed"),
+    ],
+)
+def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
+    told = Told(tmp_path, plan)
+    assert told.run() == code
+    assert told.starts() == ["first", "again"][:starts]
+    assert any(said in line for line in told.lines), told.lines
+
+
+@pytest.mark.parametrize(("left", "end", "code"), [(2, 1, 2), (3, 1, 3), (2, 9, 9)])
+def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(left, end, code, tmp_path, monkeypatch):
+    """torchrun ends with 1 whatever its ranks ended with."""
+    monkeypatch.delenv("RANK", raising=False)
+    told = Told(
+        tmp_path,
+        [f"from tape_ds.resilience import exit_code_file; exit_code_file.leave({left}); sys.exit({end})"],
+        restarts=0,
+    )
+    assert told.run() == code and told.starts() == ["first"]
+
+
+def test_ranks_on_other_machines_that_do_not_leave_are_killed_there(tmp_path, monkeypatch):
+    """A start of the same run would meet their locks, and be refused."""
+    told = Told(tmp_path, ["killed()", "finish()"], grace=1)
+    holders = [run_lock.Holder(1, 71, "far", "now", "x"), run_lock.Holder(2, 72, "far", "now", "x")]
+    told.kept = dataclasses.replace(told.kept, hosts=["far.away"], ssh_port=2222)
+    killed = []
+
+    def kill(hosts, port, processes, of):
+        killed.append((hosts, port, processes, of))
+        holders.clear()
+
+    monkeypatch.setattr(keep_alive.ssh, "kill", kill)
+    monkeypatch.setattr(keep_alive.run_lock, "refuse", lambda output: [])
+    monkeypatch.setattr(keep_alive.run_lock, "living", lambda output: list(holders))
+    assert told.run() == 0 and killed == [(["far.away"], 2222, {"far": [71, 72]}, "pretrain_c4.py")]
+
+
+def test_markers_of_before_do_not_count(tmp_path):
+    """A run that was finished or stopped once, and now dies before it could take those words back."""
+    told = Told(tmp_path, ["killed()", "finish()"])
+    run_folder.mark_finished(told.output, 10, {})
+    run_folder.mark_stopped(told.output, 0, "SIGTERM")
+    assert told.run() == 0 and told.starts() == ["first", "again"]
+
+
+def test_a_run_that_is_finished_already_is_not_started_for_ever(tmp_path):
+    """Its launcher finds nothing to do and leaves the marker there."""
+    told = Told(tmp_path, ["sys.exit(0)"])
+    run_folder.mark_finished(told.output, 10, {})
+    assert told.run() == 0 and told.starts() == ["first"] and told.lines == ["finished"]
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(9)", 9), ("killed()", 1), ("sys.exit(0)", 1)])
+def test_restarts_in_vain_come_to_an_end(end, code, tmp_path):
+    told = Told(tmp_path, [end], restarts=2)
+    assert told.run() == code and len(told.starts()) == 3
+    assert "2 restarts brought no newer checkpoint: giving up" in told.lines[-1]
+
+
+def test_progress_is_what_patience_is_renewed_by(tmp_path):
+    """A checkpoint that takes the place of a damaged one is progress as well."""
+    told = Told(tmp_path, ["save(9); killed()", "killed()", "save(9); killed()", "killed()", "finish()"], restarts=1)
+    assert told.run() == 0 and len(told.starts()) == 5
+
+
+def test_no_restarts_at_all(tmp_path):
+    told = Told(tmp_path, ["sys.exit(9)"], restarts=0)
+    assert told.run() == 9 and told.starts() == ["first"]
+
+
+def test_pauses_double_and_have_a_limit(tmp_path, monkeypatch):
+    told = Told(tmp_path, ["sys.exit(9)"], restarts=4, backoff=0.02)
+    monkeypatch.setattr(keep_alive, "LONGEST_BACKOFF", 0.1)
+    assert told.run() == 9
+    pauses = [re.search(r"starting it again in (\S+) s", line)[1] for line in told.lines[:-1]]
+    assert pauses == ["0.02", "0.04", "0.08", "0.1"]
+
+
+def test_ranks_that_outlive_their_launcher_are_given_time(tmp_path):
+    """They commit and leave; a new start before that would meet their locks."""
+    told = Told(tmp_path, ["orphan(0.5, lambda: save(7)); killed()", "assert not run_lock.living(output); finish()"])
+    assert told.run() == 0 and told.starts() == ["first", "again"]
+    assert "from checkpoint-7" in told.lines[0]
+
+
+def test_ranks_that_finish_without_their_launcher_have_finished(tmp_path):
+    told = Told(tmp_path, ["orphan(0.2, finish); killed()"])
+    assert told.run() == 0 and told.starts() == ["first"]
+
+
+def test_ranks_that_do_not_leave_are_killed(tmp_path):
+    told = Told(tmp_path, ["orphan(60); killed()", "finish()"], grace=1)
+    assert told.run() == 0
+    assert told.lines[0] == "1 processes outlived their launcher by 1 s and were killed"
+    assert not psutil.pid_exists(int((told.output / "orphan").read_text())) or nobody_lives(told.output)
+
+
+def test_whose_folder_it_is_counts_before_anything_is_started(tmp_path):
+    told = Told(tmp_path, ["finish()"])
+    other = subprocess.Popen(
+        [*told.kept.first[:2], str(told.output)], start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    )
+    (told.output / "plan").write_text("lock(); (output / 'locked').touch(); time.sleep(60)")
+    try:
+        wait_for((told.output / "locked").exists)
+        with pytest.raises(UserError, match=f"rank 0: process {other.pid}"):
+            told.run()
+    finally:
+        other.kill()
+        other.wait()
+
+
+def wait_for(what, seconds=20):
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.02)
+
+
+def stopped_when(told, what):
+    """Run it, and ask it to stop when ``what`` holds; returns the exit code and the seconds from there."""
+    asked = []
+
+    def ask():
+        wait_for(what)
+        asked.append(time.monotonic())
+        told.request.request("SIGUSR1")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    code = told.run()
+    thread.join()
+    return code, time.monotonic() - asked[0]
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "said"),
+    [
+        ("wait(); save(4); stop(4)", 0, "was stopped (SIGTERM) and stays stopped"),
+        ("wait(); save(4); stop(4); sys.exit(1)", 0, "was stopped (SIGTERM) and stays stopped"),
+        ("wait(); save(4)", 0, "stopped; the same command goes on from checkpoint-4"),
+        ("wait(); finish()", 0, "finished"),
+        ("wait()", 1, "stopped without a checkpoint"),
+        ("wait(); stop(4)", 1, "not committed"),
+        ("time.sleep(60)", 1, "did not stop within 1 s and were killed"),
+    ],
+)
+def test_a_request_goes_to_the_ranks(plan, code, said, tmp_path):
+    told = Told(tmp_path, [f"lock(); (output / 'locked').touch(); {plan}"], grace=1)
+    found, seconds = stopped_when(told, (told.output / "locked").exists)
+    assert found == code and seconds < 5
+    assert told.lines[0] == "SIGUSR1: asking the ranks to commit a checkpoint and stop"
+    assert said in told.lines[1] and told.starts() == ["first"] and nobody_lives(told.output)
+
+
+def test_ranks_with_nothing_to_lose_are_not_waited_for(tmp_path, monkeypatch):
+    """They may be loading libraries, or wait for a rank that is gone."""
+    monkeypatch.setattr(keep_alive, "STARTING_SECONDS", 0.3)
+    told = Told(tmp_path, ["(output / 'up').touch(); time.sleep(60)"])
+    code, seconds = stopped_when(told, (told.output / "up").exists)
+    assert code == 0 and seconds < 3 and "goes on from the beginning" in told.lines[-1]
+
+
+def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
+    """DeepSpeed's launcher would end them one after another, 30 seconds each."""
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(
+        "import signal, subprocess, sys\n"
+        f"signal.signal(signal.SIGTERM, lambda *arguments: open({str(tmp_path / 'told')!r}, 'w').close())\n"
+        "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
+    )
+    told = Told(tmp_path, ["lock(); (output / 'locked').touch(); wait(); save(4); stop(4)"])
+    told.kept = LaunchSpec(
+        [sys.executable, str(launcher), *told.kept.first[1:]], told.kept.again, told.output, told.kept.script
+    )
+    assert stopped_when(told, (told.output / "locked").exists)[0] == 0
+    assert not (tmp_path / "told").exists()
+
+
+def test_a_request_while_nothing_runs(tmp_path):
+    told = Told(tmp_path, ["save(6); killed()"], backoff=60)
+    code, seconds = stopped_when(told, lambda: any("starting it again" in line for line in told.lines))
+    assert code == 0 and seconds < 3
+    assert told.lines[-1] == "SIGUSR1 while nothing was running; the same command goes on from checkpoint-6"
+
+
+def test_a_second_interrupt_kills(tmp_path, monkeypatch):
+    told = Told(tmp_path, ["lock(); (output / 'locked').touch(); time.sleep(60)"])
+
+    def interrupted(attempt, grace):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keep_alive._Attempt, "ask_to_stop", interrupted)
+    assert stopped_when(told, (told.output / "locked").exists)[0] == 1
+    assert "what was not committed is lost" in told.lines[-1] and nobody_lives(told.output)
+
+
+def test_a_command_that_is_not_there_is_the_user_s(tmp_path):
+    told = Told(tmp_path, ["finish()"])
+    told.kept = LaunchSpec(["no-such-program"], ["no-such-program"], told.output, "pretrain_c4.py")
+    with pytest.raises(UserError, match="'no-such-program': cannot be started: No such file"):
+        told.run()
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "again"),
+    [
+        ("", "--resume auto", "--resume auto"),
+        ("--resume auto", "", "--resume auto"),
+        ("--resume runs/x/checkpoint-3", "", "--resume auto"),
+        ("--resume=true", "", "--resume auto"),
+        ("--resume_from_checkpoint x", "", "--resume_from_checkpoint auto"),
+        ("--resume-from-checkpoint x", "", "--resume_from_checkpoint auto"),
+        ("--start_anew", "", "--resume auto --start_anew false"),
+        ("--start_anew false", "--resume auto", "--resume auto"),
+        ("--start_anew true --resume auto", "", "--resume auto --start_anew false"),
+    ],
+)
+def test_what_a_start_goes_on_from(flags, first, again):
+    """A start of before must not decide the ones after it: it would throw away what was trained since."""
+    command = ["deepspeed", "--num_gpus", "8", "launchers/pretrain_c4.py", *flags.split()]
+    kept = keep_alive.prepare(command)
+    assert kept.first == [*command, *first.split()] and kept.again == [*command, *again.split()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        ("extend_llama.py", "runs/demo"),
+        ("pretrain_c4.py --output_dir here", "here"),
+        ("pretrain_c4.py --output_dir=1e5", "1e5"),
+        ("pretrain_c4.py --recipe RECIPE", "there"),
+        ("pretrain_c4.py --output-dir ~/x --recipe RECIPE", str(Path.home() / "x")),
+        ("pretrain_c4.py --recipe BARE", "runs/bare"),
+        ("pretrain_c4.py --recipe tiny --output_dir null", "runs/tiny"),
+    ],
+)
+def test_where_the_run_lies(arguments, output, tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: tiny\noutput_dir: there\nresume_from_checkpoint: x\n")
+    (tmp_path / "bare.yaml").write_text("launcher: pretrain_c4\ngradient_accumulation_steps: 3\n")
+    names = {"RECIPE": str(tmp_path / "mine.yaml"), "BARE": str(tmp_path / "bare.yaml")}
+    words = [names.get(word, word) for word in arguments.split()]
+    kept = keep_alive.prepare(["python", f"launchers/{words[0]}", *words[1:]])
+    assert kept.output == Path(output) and kept.script == words[0]
+    if "RECIPE" in arguments:
+        assert kept.first[-1] != "auto" and kept.again[-2:] == ["--resume_from_checkpoint", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        ([], "no launcher in it"),
+        (["deepspeed", "train.py"], "no launcher in it"),
+        (["python", "launchers/pretrain_c4.py", "launchers/extend_llama.py"], "several launchers in it"),
+        (["python", "launchers/pretrain_c4.py", "--recipe", "tinny"], "no such recipe"),
+        (["python", "launchers/pretrain_c4.py", "--recipe", "demo"], "it is a recipe of extend_llama.py"),
+        (["python", "launchers/pretrain_c4.py", "stray"], "belongs to no --field"),
+        (["python", "launchers/pretrain_c4.py", "--output_dir", "~no_such_user/x"], "there is no user 'no_such_user'"),
+        (["python", "launchers/pretrain_c4.py", "--dry_run"], "it would train nothing"),
+        (["python", "launchers/pretrain_c4.py", "--print_config", "true"], "it would train nothing"),
+    ],
+)
+def test_what_cannot_be_kept_alive(command, wrong):
+    with pytest.raises(UserError, match=re.escape(wrong)):
+        keep_alive.prepare(command)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["tape-ds"],
+        ["/env/bin/tape-ds"],
+        ["python", "-m", "tape_ds"],
+        ["conda", "run", "-n", "tape-ds", "tape-ds"],
+        ["env", "RUN=/data/tape-ds", "tape-ds"],
+    ],
+)
+def test_a_command_of_tape_ds_is_kept_alive(program, tmp_path):
+    """It was refused, though it is the first that a reader is shown; its options for DeepSpeed stand anywhere."""
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    words = ["extend", "--recipe", "demo", "--hostfile", str(tmp_path / "hosts"), "--output_dir", "here"]
+    kept = keep_alive.prepare([*program, *words])
+    assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
+    assert (kept.output, kept.script, kept.hosts) == (Path("here"), "extend_llama.py", ["a", "b"])
+    with pytest.raises(UserError, match=r"(?s)no launcher in it.*tape-ds extend, tape-ds pretrain"):
+        keep_alive.prepare([*program, "evaluate", "perplexity"])
+
+
+def test_machines_are_those_of_the_hostfile_unless_each_is_started_by_itself(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("a slots=2\nb slots=2\n")
+    runner = ["deepspeed", "--hostfile", str(path), "--ssh_port", "2222"]
+    kept = keep_alive.prepare([*runner, "launchers/pretrain_c4.py", "--recipe", "tiny"])
+    assert kept.hosts == ["a", "b"] and kept.ssh_port == 2222
+    kept = keep_alive.prepare([*runner, "--no_ssh", "launchers/pretrain_c4.py", "--recipe", "tiny"])
+    assert list(kept.hosts) == []
+    path.write_text("a:2\n")
+    with pytest.raises(UserError, match="bad entry: a:2"):
+        keep_alive.prepare([*runner, "launchers/pretrain_c4.py", "--recipe", "tiny"])
+
+
+@pytest.mark.parametrize(
+    ("patience", "names"),
+    [
+        ({}, []),
+        ({"restarts": 0, "backoff": 0, "grace": 1}, []),
+        ({"restarts": -1, "backoff": -1.0, "grace": 0.0}, ["--restarts", "--backoff", "--grace"]),
+        ({"backoff": float("nan")}, ["--backoff"]),
+    ],
+)
+def test_patience_has_its_limits(patience, names):
+    assert [problem.field for problem in Patience(**patience).problems()] == names
+
+
+def test_exit_codes_are_those_that_runs_end_with():
+    assert (keep_alive.GUARD_CODE, keep_alive.WATCHDOG_CODE) == (guards.EXIT_CODE, watchdog.EXIT_CODE)

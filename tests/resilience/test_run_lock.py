@@ -1,0 +1,199 @@
+"""A run's folder is locked as long as its ranks live, and not a moment longer."""
+
+import errno
+import fcntl
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tape_ds.errors import UserError
+from tape_ds.resilience import run_lock
+from tape_ds.resilience.run_lock import RunLock
+
+FORK = multiprocessing.get_context("fork")  # a process that imports everything anew takes seconds
+
+
+def hold_until_told(pipe, output, rank, forks):
+    """Body of a process that holds a lock; ``forks`` one that does nothing."""
+    lock = RunLock(output, rank)
+    lock.acquire()
+    child = os.fork() if forks else None
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    pipe.send(child)
+    while pipe.recv() == "release":
+        lock.release()
+        pipe.send("released")
+
+
+class Holding:
+    """A process that holds a rank's lock."""
+
+    def __init__(self, output, rank, forks=False):
+        self.pipe, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=hold_until_told, args=(theirs, output, rank, forks))
+        self.process.start()
+        theirs.close()
+        self.child = self.pipe.recv()
+        self.pid = self.process.pid
+
+    def release(self):
+        self.pipe.send("release")
+        assert self.pipe.recv() == "released"
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+
+@pytest.fixture
+def hold():
+    """Starts processes that hold a rank's lock, and ends them after the test."""
+    started = []
+
+    def start(*arguments, **options) -> Holding:
+        started.append(Holding(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for holding in started:
+        holding.kill()
+        if holding.child:
+            os.kill(holding.child, signal.SIGKILL)
+
+
+def test_a_lock_of_another_process_is_seen_named_and_given_back(hold, tmp_path):
+    process = hold(tmp_path, 1)
+    (holder,) = run_lock.living(tmp_path)
+    assert (holder.rank, holder.pid, holder.host) == (1, process.pid, socket.gethostname()) and holder.is_here
+    assert holder.started and holder.command == " ".join(sys.argv)
+    process.release()
+    assert run_lock.living(tmp_path) == [] == run_lock.named(tmp_path)
+
+
+def test_a_refusal_names_every_process_and_how_to_end_them(hold, tmp_path):
+    first, second = hold(tmp_path, 0), hold(tmp_path, 1)
+    (problem,) = run_lock.refuse(tmp_path)
+    assert problem.field == "output_dir" and problem.value == str(tmp_path)
+    assert f"rank 0: process {first.pid} on {socket.gethostname()}" in problem.wrong
+    assert f"rank 1: process {second.pid}" in problem.wrong
+    assert f"`kill {first.pid} {second.pid}`" in problem.remedy
+
+
+def test_nobody_there_is_no_problem(tmp_path):
+    assert run_lock.refuse(tmp_path) == []
+
+
+def test_another_process_s_lock_is_not_taken(hold, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
+    process = hold(tmp_path, 0)
+    with pytest.raises(UserError, match=f"process {process.pid}"):
+        RunLock(tmp_path, 0).acquire()
+    assert [holder.pid for holder in run_lock.living(tmp_path)] == [process.pid]
+
+
+def test_a_killed_holder_holds_nothing_and_is_replaced(hold, tmp_path):
+    process = hold(tmp_path, 0)
+    process.kill()
+    assert run_lock.living(tmp_path) == [] and [each.pid for each in run_lock.named(tmp_path)] == [process.pid]
+    lock = RunLock(tmp_path, 0)
+    lock.acquire()
+    assert [holder.pid for holder in run_lock.living(tmp_path)] == [os.getpid()]
+    lock.release()
+
+
+def test_a_forked_child_does_not_keep_it(hold, tmp_path):
+    """As a data-loader worker would that outlives its rank."""
+    process = hold(tmp_path, 0, forks=True)
+    assert [holder.pid for holder in run_lock.living(tmp_path)] == [process.pid]
+    process.kill()
+    assert run_lock.living(tmp_path) == []
+
+
+def asked_by_another(output) -> list:
+    """Numbers of the living, as another process sees them."""
+    mine, theirs = FORK.Pipe()
+    process = FORK.Process(target=lambda: theirs.send([holder.pid for holder in run_lock.living(output)]))
+    process.start()
+    found = mine.recv()
+    process.join()
+    return found
+
+
+def test_looking_at_one_s_own_lock_does_not_lose_it(tmp_path):
+    """Nor is it free for this process itself."""
+    lock = RunLock(tmp_path, 0)
+    lock.acquire()
+    assert [holder.pid for holder in run_lock.living(tmp_path)] == [os.getpid()]
+    lock.acquire()
+    assert run_lock.refuse(tmp_path) and asked_by_another(tmp_path) == [os.getpid()]
+    RunLock(tmp_path, 0).release()
+    assert run_lock.living(tmp_path) == [] and asked_by_another(tmp_path) == []
+    lock.release()
+
+
+@pytest.mark.parametrize("content", ["", '{"pid": 12', "[1]", '{"pid": "x", "host": "h"}'])
+def test_a_half_written_file_is_a_rank_all_the_same(content, hold, tmp_path):
+    hold(tmp_path, 0)
+    (tmp_path / "ranks" / "rank-0").write_text(content)
+    (holder,) = run_lock.living(tmp_path)
+    assert (holder.rank, holder.pid) == (0, None)
+    (problem,) = run_lock.refuse(tmp_path)
+    assert "a process that is just starting" in problem.wrong and problem.remedy == "wait for its end"
+
+
+def test_only_ranks_files_count(tmp_path):
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "notes").write_text("mine")
+    dead = {"pid": 1, "host": "elsewhere", "started": "", "command": ""}
+    (tmp_path / "ranks" / "rank-10").write_text(json.dumps(dead))
+    (tmp_path / "ranks" / "rank-9").write_text(json.dumps(dead))
+    assert [holder.rank for holder in run_lock.named(tmp_path)] == [9, 10] and run_lock.living(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said_once(number, tmp_path, monkeypatch, caplog):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(run_lock, "_warned", False)
+    locks = [RunLock(tmp_path, rank) for rank in range(2)]
+    with caplog.at_level(logging.WARNING):
+        for lock in locks:
+            lock.acquire()
+            lock.release()
+    assert caplog.text.count("knows no locks") == 1
+
+
+def test_a_folder_that_another_job_clears_away_is_made_again(tmp_path, monkeypatch):
+    """A job that is refused takes its empty folders along; one that began at that moment was told that its own was not
+    there."""
+    mkdir, made = Path.mkdir, []
+
+    def cleared_away(path, *args, **kwargs):
+        mkdir(path, *args, **kwargs)
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", cleared_away)
+    lock = RunLock(tmp_path, 0)
+    lock.acquire()
+    assert len(made) == 2 and lock.path.is_file()
+    lock.release()
+
+
+def test_a_folder_that_cannot_be_written_is_the_user_s(tmp_path):
+    (tmp_path / "ranks").write_text("a file in its place")
+    with pytest.raises(UserError, match="output_dir"):
+        RunLock(tmp_path, 0).acquire()

@@ -1,0 +1,441 @@
+"""A rank hears why it should stop, and lives on until it has committed: so do its workers, whoever sent what."""
+
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import psutil
+import pytest
+
+from tape_ds import run_folder
+from tape_ds.resilience import stopping
+from tape_ds.resilience.stopping import StopRequest, TolerantStream
+
+ROOT = Path(__file__).resolve().parents[2]
+# A process of its own that does not wait for all that the package imports.
+LIGHT = f"""
+import sys, types
+sys.modules["tape_ds"] = types.ModuleType("tape_ds")
+sys.modules["tape_ds"].__path__ = [{str(ROOT / "tape_ds")!r}]
+"""
+
+
+@pytest.fixture
+def handlers():
+    """Are put back after the test."""
+    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def request_here(handlers):
+    """This process, listening."""
+    request = StopRequest()
+    request.listen()
+    return request
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_a_signal_is_the_reason_and_the_first_counts(number, request_here):
+    assert request_here.reason is None
+    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert request_here.reason == signal.Signals(number).name and stopping.was_asked(request_here.reason)
+
+
+def test_a_second_ctrl_c_interrupts_but_not_the_same_one_again(request_here, monkeypatch):
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # from the terminal, and from a launcher
+    assert request_here.reason == "SIGINT"
+    monkeypatch.setattr(stopping, "TWICE_SECONDS", 0)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_nohup_ignores_stays_ignored(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    request = StopRequest()
+    request.listen()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert request.reason is None
+
+
+@pytest.mark.parametrize(
+    ("line", "run"),
+    [
+        (["/v/bin/python", "/v/bin/deepspeed", "--num_gpus", "2", "x.py"], "/v/bin/deepspeed"),
+        (["python3.11", "-u", "-m", "deepspeed.launcher.launch", "--world_info=x"], "deepspeed.launcher.launch"),
+        (["python", "-X", "dev", "-u", "launchers/pretrain_c4.py", "-m", "y"], "launchers/pretrain_c4.py"),
+        (["python", "-c", "import deepspeed"], "-c"),
+        (["bash", "run.sh"], "bash"),
+        ([], ""),
+    ],
+)
+def test_what_a_command_line_runs(line, run):
+    assert stopping.program(line) == run
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        (["python", "/v/bin/deepspeed", "x.py"], True),
+        (["python", "-m", "deepspeed.launcher.runner", "x.py"], True),
+        (["python", "/lib/deepspeed/launcher/runner.py"], True),
+        (["python", "launchers/keep_alive.py", "deepspeed"], True),
+        (["/v/bin/torchrun", "x.py"], True),
+        (["python", "-m", "pytest", "deepspeed"], False),
+        (["bash", "deepspeed"], False),
+        (["python", "runner.py"], False),
+        (["python", "-m", "my.deepspeed"], False),
+    ],
+)
+def test_which_ancestors_are_launchers(line, is_one):
+    assert stopping._runs(line) is is_one
+
+
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        (["python", "/v/bin/deepspeed", "--num_gpus", "2", "x.py"], "2"),
+        (["python", "-m", "deepspeed.launcher.runner", "--num_gpus=4", "x.py"], "4"),
+        (["python", "/v/bin/deepspeed", "--num_accelerators", "2", "x.py"], None),
+        (["python", "/v/bin/deepspeed", "x.py"], None),
+        (["python", "-u", "-m", "deepspeed.launcher.launch", "--num_gpus", "2"], None),
+    ],
+)
+def test_what_was_asked_of_the_runner(line, given, monkeypatch):
+    monkeypatch.setattr(stopping, "_launchers_above", lambda: {mock.Mock(): line})
+    assert stopping.runner_option("--num_gpus") == given
+
+
+RUNNER, LAUNCH = ["python", "/v/bin/deepspeed"], ["python", "-u", "-m", "deepspeed.launcher.launch"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "above", "missing"),
+    [
+        ("0", [LAUNCH, RUNNER], False),
+        ("0", [LAUNCH], True),
+        ("0", [[*LAUNCH, "--node_rank=1"]], False),
+        ("0", [], True),
+        (None, [], False),
+        (None, [["python", "launchers/keep_alive.py"]], False),
+    ],
+)
+def test_a_launcher_that_died_while_libraries_loaded(variable, above, missing, monkeypatch):
+    """They load for seconds, and an orphan that looks only then sees no launcher at all."""
+    monkeypatch.delenv("CROSS_RANK", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CROSS_RANK", variable)
+    monkeypatch.setattr(stopping, "_launchers_above", lambda: dict(enumerate(above)))
+    monkeypatch.setattr(stopping, "_is_gone", lambda process: False)
+    request = StopRequest()
+    monkeypatch.setattr(stopping.threading.Thread, "start", lambda thread: None)
+    stopping.watch_launcher(request)
+    assert (request.reason is not None) is missing
+    assert not missing or not stopping.was_asked(request.reason)
+
+
+LAUNCH = ["python", "-u", "-m", "deepspeed.launcher.launch", "--node_rank=1", "train.py"]
+
+
+class Above:
+    """A process above this one."""
+
+    def __init__(self, *line):
+        self.line = list(line)
+
+    def cmdline(self):
+        return self.line
+
+
+@pytest.mark.parametrize(
+    ("chain", "watched"),
+    [
+        ([LAUNCH, ["bash", "-c", "cd x; python"], ["sshd: me@notty"], ["sshd: me [priv]"]], 2),
+        ([LAUNCH, ["sshd-session: me@notty"]], 2),
+        ([LAUNCH, ["deepspeed", "--no_ssh", "train.py"], ["-bash"], ["sshd: me@notty"]], 2),
+        ([LAUNCH, ["-bash"], ["sshd: me@pts/0"]], 1),
+        ([["-bash"], ["sshd: me@notty"]], 0),
+    ],
+    ids=["over ssh", "a newer sshd", "with a runner here", "from a terminal", "no launcher"],
+)
+def test_a_connection_stands_for_the_runner_on_another_machine(chain, watched, monkeypatch):
+    """Killed there, the runner leaves launch.py and the ranks alive here; with a runner here, somebody logged in and
+    may log out again."""
+    above = [Above(*line) for line in chain]
+    monkeypatch.setattr(stopping.psutil, "Process", lambda: type("Own", (), {"parents": lambda self: above})())
+    assert len(stopping._launchers_above()) == watched
+
+
+def test_no_launcher_above_is_no_thread(monkeypatch):
+    monkeypatch.delenv("CROSS_RANK", raising=False)
+    monkeypatch.setattr(stopping, "_launchers_above", dict)
+    assert stopping.watch_launcher(StopRequest()) is None
+
+
+ORPHAN = """
+import logging, os, time
+logging.basicConfig(stream=sys.stderr)
+from tape_ds.resilience import stopping
+from tape_ds.resilience.stopping import StopRequest
+request = StopRequest()
+stopping.tolerate_lost_terminal()
+stopping.tolerate_lost_terminal()
+assert stopping.watch_launcher(request, poll=0.05) is not None
+print("training", os.getpid(), flush=True)
+until = time.monotonic() + 20
+while request.reason is None and time.monotonic() < until:
+    time.sleep(0.02)
+for number in range(100):
+    print("to nobody", "x" * 1000, flush=True)
+    logging.warning("to nobody either")
+sys.stdout.flush()
+open(sys.argv[1], "w").write(str(request.reason))
+os._exit(0)
+"""
+STANDS_BY = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+
+
+def test_ranks_hear_of_their_launcher_s_death_and_outlive_its_terminal(tmp_path):
+    """A runner that is killed leaves its ranks alive, their output a pipe that nobody reads."""
+    (tmp_path / "deepspeed").write_text(STANDS_BY)
+    runner = subprocess.Popen(
+        [sys.executable, str(tmp_path / "deepspeed"), LIGHT + ORPHAN, str(tmp_path / "reason")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert runner.stdout is not None
+    said = runner.stdout.readline().split()
+    assert said[0] == "training", said
+    rank = psutil.Process(int(said[1]))
+    runner.stdout.close()
+    runner.kill()  # a zombie until it is waited for: gone all the same
+    psutil.wait_procs([rank], timeout=20)
+    assert (tmp_path / "reason").read_text() == f"the launcher (process {runner.pid}) died"
+    runner.wait()
+
+
+class Broken(io.StringIO):
+    """A stream whose other end is gone, or whose disk is full."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    def flush(self):
+        raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_written_is_dropped():
+    stream = TolerantStream(Broken("kept"))
+    assert stream.write("abc") == 3
+    stream.writelines(["a", "b"])
+    stream.flush()
+    print("x", file=stream, flush=True)
+    assert stream.getvalue() == "kept" and stream.isatty() is False and stream.readable()
+
+
+def test_what_can_be_written_is():
+    inner = io.StringIO()
+    print("x", file=TolerantStream(inner))
+    assert inner.getvalue() == "x\n"
+
+
+def test_handlers_that_hold_the_old_stream_get_the_new_one(monkeypatch):
+    """Else every line of the log would print a traceback of its own to a terminal that is gone."""
+    broken = Broken()
+    monkeypatch.setattr(sys, "stderr", broken)
+    handler, other = logging.StreamHandler(), logging.StreamHandler(io.StringIO())
+    log = logging.getLogger("tests.stopping")
+    monkeypatch.setattr(log, "handlers", [handler, other])
+    monkeypatch.setattr(logging.Handler, "handleError", lambda *arguments: pytest.fail("the handler failed"))
+    stopping.tolerate_lost_terminal()
+    stopping.tolerate_lost_terminal()
+    assert isinstance(sys.stderr, TolerantStream) and sys.stderr._stream is broken
+    log.warning("to nobody")
+    assert other.stream.getvalue() == "to nobody\n"
+
+
+LOADER = """
+import os, signal, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+from tape_ds.resilience import stopping
+
+class Sequences(Dataset):
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, index):
+        time.sleep(SECONDS if index > 8 else 0)
+        return torch.full((1000,), index)
+
+request = stopping.StopRequest()
+request.listen()
+loader = DataLoader(Sequences(), batch_size=2, num_workers=2, worker_init_fn=stopping.shield_worker)
+sequences = iter(loader)
+next(sequences)
+print("going", flush=True)
+MORE
+os._exit(0) if END == "os" else sys.exit(0)
+"""
+ON = """
+until = time.monotonic() + 20
+while request.reason is None and time.monotonic() < until:
+    next(sequences)
+for _ in range(20):
+    next(sequences)
+print("went on", request.reason, flush=True)
+"""
+
+
+@pytest.fixture
+def started():
+    """Starts a rank with two workers, in a session of its own, and waits until its loader is at work."""
+    ranks = []
+
+    def start(more, end="sys", seconds=0.01):
+        code = LOADER.replace("MORE", more).replace("END", repr(end)).replace("SECONDS", str(seconds))
+        rank = subprocess.Popen(
+            [sys.executable, "-c", LIGHT + code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        ranks.append(rank)
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "going\n"
+        time.sleep(0.3)  # both workers have begun
+        return rank
+
+    yield start
+    for rank in ranks:
+        for number in of_session(rank.pid):
+            os.kill(number, signal.SIGKILL)
+        rank.wait()
+
+
+def of_session(leader):
+    """Living processes of a session."""
+    found = []
+    for number in psutil.pids():
+        try:
+            if os.getsid(number) == leader and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+                found.append(number)
+        except (ProcessLookupError, psutil.Error):
+            continue
+    return found
+
+
+def is_empty_within(leader, seconds):
+    until = time.monotonic() + seconds
+    while of_session(leader) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not of_session(leader)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_outlive_a_signal_to_the_whole_group(number, started):
+    """KempnerForge #177: the workers died first, and their rank with them, before it could commit."""
+    rank = started(ON)
+    assert len(of_session(rank.pid)) == 3
+    os.killpg(rank.pid, number)
+    time.sleep(0.1)
+    os.killpg(rank.pid, signal.SIGTERM)
+    begun = time.monotonic()
+    printed, _ = rank.communicate(timeout=30)
+    assert printed == f"went on {signal.Signals(number).name}\n" and rank.returncode == 0
+    assert time.monotonic() - begun < 5 and is_empty_within(rank.pid, 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        ("", "sys"),  # multiprocessing terminates them at exit, and joins
+        ("stopping.kill_children()", "os"),
+        ("stopping.kill_children()\ntime.sleep(0.5)", "sys"),
+        ("sequences = None", "os"),  # torch terminates them when they have not left after 5 seconds
+    ],
+)
+def test_workers_end_when_their_rank_says_so(more, end, started):
+    """Also in the middle of a sequence that takes long."""
+    begun = time.monotonic()
+    rank = started(more, end, seconds=60)
+    printed, _ = rank.communicate(timeout=30)
+    assert rank.returncode == 0 and printed == "" and is_empty_within(rank.pid, 1)
+    assert time.monotonic() - begun < 25
+
+
+def test_workers_end_when_their_rank_is_killed(started):
+    rank = started("time.sleep(60)", seconds=60)
+    rank.kill()
+    rank.communicate()
+    assert is_empty_within(rank.pid, 5)
+
+
+def test_a_shield_calls_the_worker_s_own_set_up_and_leaves_a_rank_alone():
+    """Workers can also be threads of the rank."""
+    seen = []
+    stopping.shield_worker(3, seen.append)
+    assert seen == [3] and signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        (None, None),
+        ("", ""),
+        ("before_lr-2.5\n", "before_lr-2.5"),
+        ("../elsewhere", ""),
+        ("..", ""),
+        ("two words", ""),
+        ("x" * 64, "x" * 64),
+        ("x" * 65, ""),
+        ("\0\xff", ""),
+    ],
+)
+def test_a_file_asks_for_a_checkpoint_by_name(text, asked, tmp_path, caplog):
+    path = tmp_path / run_folder.SAVE_NOW
+    if text is not None:
+        path.write_text(text)
+        os.utime(path, (0, 0))
+    assert stopping.asked_to_save(tmp_path) == asked
+    assert ("is no name" in caplog.text) is bool(text and not asked)
+    stopping.answered(tmp_path)
+    assert not path.exists() and stopping.asked_to_save(tmp_path) is None
+
+
+def test_a_request_that_is_just_being_written_waits(tmp_path, monkeypatch):
+    (tmp_path / run_folder.SAVE_NOW).touch()
+    assert stopping.asked_to_save(tmp_path) is None
+    monkeypatch.setattr(stopping, "_WRITING_SECONDS", 0)
+    assert stopping.asked_to_save(tmp_path) == ""
+
+
+def test_a_request_that_cannot_be_removed_counts_once(tmp_path, monkeypatch, caplog):
+    """A folder that became read-only must not mean a save at every step."""
+    path = tmp_path / run_folder.SAVE_NOW
+    path.write_text("a")
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        assert stopping.asked_to_save(tmp_path) == "a"
+        stopping.answered(tmp_path)
+        assert stopping.asked_to_save(tmp_path) is None and "cannot be removed" in caplog.text
+    os.utime(path, (0, 0))
+    assert stopping.asked_to_save(tmp_path) == "a"

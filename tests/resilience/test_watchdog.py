@@ -1,0 +1,281 @@
+"""Processes that really hang: named, their stacks written, ended; and those that go on, left alone."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from tape_ds.resilience import watchdog
+from tape_ds.resilience.watchdog import Beat, Watchdog, who_is_behind
+
+HERE = socket.gethostname()
+FORK = multiprocessing.get_context("fork")  # everything is imported already; a new interpreter takes seconds
+
+
+@dataclass
+class Child:
+    """A process of its own, which a test may leave hanging."""
+
+    process: Any
+    folder: Path
+
+    @property
+    def output(self) -> str:
+        """What it wrote to stdout."""
+        return (self.folder / "out").read_text()
+
+    @property
+    def error(self) -> str:
+        """What it wrote to stderr."""
+        return (self.folder / "err").read_text()
+
+    def code(self) -> int | None:
+        """Exit code, when it has ended."""
+        self.process.join(40)
+        return self.process.exitcode
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts functions as processes; none of them outlives its test."""
+    started: list[Child] = []
+
+    def start(work: Callable[..., None], *arguments: Any) -> Child:
+        folder = tmp_path / f"child-{len(started)}"
+        folder.mkdir()
+        process = FORK.Process(target=redirected, args=(folder, work, *arguments), daemon=True)
+        process.start()
+        started.append(Child(process, folder))
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.process.kill()
+        child.process.join()
+
+
+def redirected(folder: Path, work: Callable[..., None], *arguments: Any) -> None:
+    """``work`` with its output in files."""
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    with open(1, "w", closefd=False) as sys.stdout:
+        work(*arguments)
+    os._exit(0)
+
+
+def hang() -> None:
+    """Longer than any test waits."""
+    time.sleep(60)
+
+
+def stuck(folder: Path) -> None:
+    """A run of one process whose data never comes."""
+    with Watchdog(folder, 0, 1, 0.5) as dog:
+        dog.beat(12, "data")
+        print("in the buffer")
+        hang()
+
+
+def one_of_two(folder: Path, rank: int, port: int, who: int, phase: str) -> None:
+    """A rank of a real job, for some seconds; ``who`` hangs in ``phase`` of step 3."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    with Watchdog(folder, rank, 2, 1.5) as dog:
+        for step in range(40):
+            for word in ("data", "backward"):
+                dog.beat(step, word)
+                if (step, rank, word) == (3, who, phase):
+                    hang()
+            distributed.all_reduce(torch.ones(1))
+            time.sleep(0.1)
+            (folder / f"step-{rank}").write_text(str(step))
+
+
+def suspended(folder: Path) -> None:
+    """Works for a while without a word."""
+    with Watchdog(folder, 0, 1, 1.5):
+        (folder / "up").touch()
+        time.sleep(0.5)
+
+
+def until(path: Path) -> None:
+    """Wait for a file."""
+    limit = time.monotonic() + 40
+    while not path.exists():
+        assert time.monotonic() < limit, f"{path.name} never came"
+        time.sleep(0.01)
+
+
+def start_pair(start: Callable[..., Child], folder: Path, who: int | None, phase: str = "") -> list[Child]:
+    """Two ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [start(one_of_two, folder, rank, port, who, phase) for rank in (0, 1)]
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Exit codes with which a watchdog of this process would have ended it."""
+    codes: list[int] = []
+    monkeypatch.setattr(watchdog.os, "_exit", codes.append)
+    return codes
+
+
+def test_a_rank_that_hangs_alone_is_ended_and_leaves_its_stacks(start, tmp_path):
+    """What it had printed is not lost with it."""
+    child = start(stuck, tmp_path / "stacks")
+    assert child.code() == watchdog.EXIT_CODE == 4, child.error
+    assert child.output == "in the buffer\n"
+    path = tmp_path / "stacks" / "rank-0.txt"
+    assert "watchdog: no progress for " in child.error
+    assert f"at step 12 in data; there is no other rank; stacks: {path}" in child.error
+    assert f"rank 0 (process {child.process.pid} on {HERE})" in path.read_text() and "in hang" in path.read_text()
+
+
+@pytest.mark.parametrize(("who", "phase"), [(0, "data"), (1, "data"), (1, "backward")])
+def test_the_rank_that_the_others_wait_for_is_named(start, tmp_path, who, phase):
+    """In a real collective, also when both said the same word last; both leave their stacks, and both end."""
+    pair = start_pair(start, tmp_path, who, phase)
+    hanging, waits = pair[who], pair[1 - who]
+    assert (hanging.code(), waits.code()) == (4, 4), hanging.error + waits.error
+    assert f"watchdog on rank {1 - who}: no progress for " in waits.error and "at step 3 in backward" in waits.error
+    assert f"rank {who} is missing: last seen in '{phase}' of step 3 " in waits.error
+    assert f"(process {hanging.process.pid} on {HERE})" in waits.error
+    assert f"at step 3 in {phase}; the other ranks wait for this one" in hanging.error
+    assert "in hang" in (tmp_path / f"rank-{who}.txt").read_text()
+    assert "all_reduce" in (tmp_path / f"rank-{1 - who}.txt").read_text()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_is_stopped_holds_nobody_up(start, tmp_path, who, monkeypatch):
+    """It can neither speak nor answer; rank 0 takes the job's store with it."""
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 1.0)
+    pair = start_pair(start, tmp_path, who=None)
+    until(tmp_path / f"step-{who}")
+    os.kill(pair[who].process.pid, signal.SIGSTOP)
+    other = pair[1 - who]
+    assert other.code() == 4, other.error
+    said = "the job's store does not answer: rank 0" if who == 0 else "rank 1 is missing: last seen in '"
+    assert said in other.error
+    assert (tmp_path / f"rank-{1 - who}.txt").is_file()
+
+
+def test_progress_is_left_alone(tmp_path, ended):
+    """Twice the limit of each; then the same length without a note."""
+    with Watchdog(tmp_path, 0, 1, 0.6) as dog:
+        for step in range(24):
+            dog.beat(step, "forward")
+            time.sleep(0.05)
+        dog.beat(24, "saving")
+        time.sleep(1.2)
+        assert ended == [], "progress or a save within four times the limit was taken for a hang"
+        dog.beat(24, "data")
+        time.sleep(1.2)
+    assert ended == [4]
+
+
+def test_work_on_another_ranks_data_is_progress_of_all(tmp_path, ended, monkeypatch):
+    """A rank that waits in a collective for one that still tokenises what it had read before."""
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)
+    store = distributed.HashStore()
+    other = distributed.PrefixStore("watchdog", store)
+    with Watchdog(tmp_path, 0, 2, 0.6, store=store) as dog:
+        dog.beat(3, "backward")
+        for _ in range(16):
+            other.add("work", 1)
+            time.sleep(0.1)
+        assert ended == []
+        time.sleep(2.5)
+    assert ended == [4]
+
+
+@pytest.mark.parametrize(("seconds", "wait"), [(0, 0.5), (60, 0.5)])
+def test_a_watchdog_that_was_closed_or_never_bites_says_nothing(tmp_path, ended, seconds, wait):
+    with Watchdog(tmp_path, 0, 1, seconds) as dog:
+        time.sleep(wait)
+    assert ended == [] and list(tmp_path.iterdir()) == []
+    assert not any(thread.is_alive() for thread in dog._threads)
+
+
+def test_a_stopped_process_did_not_hang(start, tmp_path):
+    """Ctrl-Z for longer than the limit, then fg."""
+    child = start(suspended, tmp_path)
+    until(tmp_path / "up")
+    os.kill(child.process.pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    os.kill(child.process.pid, signal.SIGCONT)
+    assert child.code() == 0, child.error
+
+
+def test_stacks_that_cannot_be_written_are_printed(tmp_path, ended, capfd):
+    (tmp_path / "file").write_text("no folder")
+    with Watchdog(tmp_path / "file", 0, 1, 0.2):
+        time.sleep(1)
+    error = capfd.readouterr().err
+    assert ended == [4] and "stacks: above (" in error and "test_stacks_that_cannot_be_written" in error
+
+
+def test_another_ranks_alarm_ends_this_one_too(tmp_path, ended, monkeypatch):
+    """Each rank's clock starts at its own last word: the first to bite must not end the others without their stacks."""
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)
+    store = distributed.HashStore()
+    with Watchdog(tmp_path, 0, 2, 4.0, store=store) as dog:
+        dog.beat(3, "backward")
+        time.sleep(0.6)
+        other = distributed.PrefixStore("watchdog", store)
+        other.set("alarm", "1")
+        time.sleep(2.5)
+    assert ended == [4] and (tmp_path / "rank-0.txt").is_file()
+
+
+def beats(*places) -> list[Beat | None]:
+    """Words at these places; None for a rank that was never heard of."""
+    now = time.time() - 55
+    return [place and Beat(*place[:2], place[2:] == (True,), "data", now, "process 4711 on x") for place in places]
+
+
+@pytest.mark.parametrize(
+    ("rank", "places", "text"),
+    [
+        (0, [(12, 3), (12, 0)], "rank 1 is missing: last seen in 'data' of step 12 55 s ago (process 4711 on x)"),
+        (1, [(12, 3), (12, 0)], "the other ranks wait for this one"),
+        (0, [(12, 0), (11, 9)], "rank 1 is missing: last seen in 'data' of step 11"),
+        (2, [(12, 3), (12, 0), (12, 3)], None),
+        (1, [(12, 0), (12, 3), (12, 3)], "rank 0 is missing"),
+        (0, [(12, 3), (12, 0), (12, 1)], "rank 1 is missing"),
+        (0, [(12, 3), None], "rank 1 is missing: never seen"),
+        (0, [(12, 3, True), (12, 3)], "rank 1 is missing"),
+        (0, [(12, 2, True), (12, 3)], "the other ranks wait for this one"),
+        (0, [(12, 3, True), (12, 3, True)], "all ranks are at the same place"),
+        (0, [(12, 3), (12, 3)], "all ranks are at the same place: a deadlock, a dead network, or work that"),
+        (1, [(12, 3), (12, 3)], None),
+        (0, [(12, 3), *[(12, 0)] * 9], "; 5 more ranks are missing"),
+        (1, [], "the job's store does not answer: rank 0"),
+    ],
+)
+def test_who_is_behind(rank, places, text):
+    """The rank that came least far; one of the others says so, and so does that rank itself."""
+    found = who_is_behind(rank, beats(*places))
+    assert found is None if text is None else text in found
+
+
+def test_words_count_on_within_a_step(tmp_path):
+    """So that accumulation, where phases come again, has places that compare."""
+    dog = Watchdog(tmp_path, 0, 1, 60)
+    places = []
+    for step, phase in [(1, "data"), (1, "forward"), (1, "data"), (2, "data")]:
+        dog.beat(step, phase)
+        places.append((dog._beat.step, dog._beat.notes))
+    assert places == [(1, 0), (1, 1), (1, 2), (2, 0)]

@@ -1,0 +1,310 @@
+"""What a run on conversations assembles, trains and scores, where it can be told without an engine."""
+
+import json
+import shutil
+from datetime import date, timedelta
+
+import pytest
+import torch
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from tape_ds import TapeForCausalLM
+from tape_ds.checkpoint import trained
+from tape_ds.data.chat import sequences
+from tape_ds.data.chat.sequences import rendered
+from tape_ds.data.dataset import IGNORED, collate
+from tape_ds.errors import UserError
+from tape_ds.config.finetuning import load_chat
+from tape_ds.scoring import answers
+from tape_ds.scoring.generation import ends_of
+from tape_ds.training import report
+from tape_ds.training.runs import finetuning
+from tape_ds.training.runs.chat import _ends
+from tape_ds.training.run import build_trainer
+from tests.data.chat.chatml import CHATML, DATED, MARKED, by_hand, conversation, tokenizer, write
+from tests.models.helpers import tiny_config
+
+ENCODINGS = ("tape", "alibi", "sincos")
+TALKS = [
+    conversation(f"which {number % 3}?", "return " * (1 + number % 4), "and?", f"letter {number % 2}")[: 2 + number % 3]
+    for number in range(40)
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Folder with conversations of one answer and of two (some end with a question), an empty recipe, and models."""
+    folder = tmp_path_factory.mktemp("place")
+    write(folder / "train.jsonl", TALKS)
+    write(folder / "held_out.jsonl", [conversation("which 2?", "return letter", "and?", "letter 1")] * 3)
+    (folder / "empty.yaml").write_text("seed: 7\n")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 302, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1}
+    llama = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **sizes)
+    save(LlamaForCausalLM(llama), folder / "llama")
+    for name in ENCODINGS:
+        save(TapeForCausalLM(tiny_config(position_encoding=name, **sizes)), folder / name)
+    save(LlamaForCausalLM(llama), folder / "bare", template=None)
+    return folder
+
+
+def save(model, folder, template=CHATML):
+    model.save_pretrained(folder)
+    tokenizer(template).save_pretrained(folder)
+
+
+def recipe(place, model="llama", **changes):
+    """A recipe without an engine."""
+    fields = {
+        "model": place / model,
+        "train_data": f"jsonl:{place}/train.jsonl",
+        "data_cache": place / "cache",
+        "max_tokens": 128,
+        "global_batch_size": 4,
+        "max_steps": 2,
+        "learning_rate": 0.01,
+        "deepspeed": "null",
+        "output_dir": place / "run",
+    }
+    flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
+    return load_chat(["--recipe", str(place / "empty.yaml"), *flags])
+
+
+def gradients(model, batches):
+    """Mean loss over all targets of some batches, and its gradient by name."""
+    model.zero_grad()
+    targets = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
+    total = 0.0
+    for batch in batches:
+        logits = model(**batch, skip_logits=False).logits
+        labels = batch["labels"][:, 1:].flatten()
+        summed = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction="sum")
+        (summed / targets).backward()
+        total += float(summed.detach()) / targets
+    return total, {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+def one_by_one(item):
+    """The conversations of a packed sequence, each as a sequence of its own."""
+    for owner in item["document_ids"].unique():
+        mine = {name: values[item["document_ids"] == owner] for name, values in item.items()}
+        yield mine | {"document_ids": torch.zeros_like(mine["document_ids"])}
+
+
+@pytest.mark.parametrize("model", ["llama", *ENCODINGS])
+def test_packed_is_one_by_one(place, model):
+    """Loss and gradients; under encodings of absolute positions as well, since each conversation begins with 0."""
+    run = finetuning.assemble(recipe(place, model, max_tokens=250))
+    items = [run.sequences[index] for index in range(4)]
+    alone = [each for item in items for each in one_by_one(item)]
+    assert len(alone) > 2 * len(items), "sequences are shared"
+    whole, of_whole = gradients(run.model.eval(), [collate(items)])
+    parts, of_parts = gradients(run.model, [collate([each]) for each in alone])
+    assert whole == pytest.approx(parts, rel=1e-6)
+    for name, gradient in of_whole.items():
+        torch.testing.assert_close(gradient, of_parts[name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_held_out_answers_are_scored_as_they_are_learnt(place):
+    """Each behind its own prompt gives the loss that the whole conversation's labels give."""
+    run = finetuning.assemble(recipe(place, eval_data=f"jsonl:{place}/held_out.jsonl", eval_examples=1))
+    assert len(run.asked) == 2
+    (callback,) = run.scoring()
+    found = answers.score(run.model, run.asked)
+    turns = json.loads((place / "held_out.jsonl").read_text().splitlines()[0])["messages"]
+    write(place / "same.jsonl", [turns])
+    same = finetuning.assemble(recipe(place, train_data=f"jsonl:{place}/same.jsonl"))
+    expected, _ = gradients(run.model.eval(), [collate([same.sequences[0]])])
+    assert found.nll == pytest.approx(expected, rel=1e-6) and callback.questions == run.asked
+    assert found.targets == int((same.sequences[0]["labels"] != IGNORED).sum())
+
+
+def test_a_share_is_held_out_of_the_sequences(place):
+    whole, less = (finetuning.assemble(recipe(place, eval_share=share)) for share in (0.0, 0.25))
+    assert whole.asked == [] and whole.cut["train"].read == 40
+    assert (less.cut["train"].read, less.cut["held out"].read) == (30, 10)
+    assert finetuning.assemble(recipe(place, eval_share=0.25, eval_examples=0)).asked == []
+
+
+def test_a_run_from_end_to_end(place, tmp_path, capsys):
+    """A model without a template learns with a given one, and is saved with it."""
+    (tmp_path / "mine.jinja").write_text(MARKED)
+    settings = {"output_dir": tmp_path / "run", "max_steps": 30, "eval_data": f"jsonl:{place}/held_out.jsonl"}
+    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", **settings))
+    trainer = build_trainer(run)
+    started = report.begin(run)
+    trainer.train()
+    report.conclude(run, trainer, started)
+    stored = json.loads((tmp_path / "run" / "results" / "run.json").read_text())
+    before, after = stored["figures"]["answer_loss"]
+    assert after["nll"] < before["nll"] - 2 and before["examples"] == 6
+    assert stored["figures"]["cut"]["train"] == {"read": 40, "cut": 0, "cut_tokens": 0, "left_out": 0, "unanswered": 0}
+    assert set(stored["data"]) == {
+        f"chat:jsonl:{place}/{each}" for each in ("train.jsonl/train", "held_out.jsonl/heldout")
+    }
+    printed = capsys.readouterr().out
+    assert "40 conversations in" in printed and "6 answers of" in printed and "answers after" in printed
+    again = AutoTokenizer.from_pretrained(tmp_path / "run" / "trained")
+    assert again.chat_template == MARKED
+
+
+def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
+    settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "output_dir": tmp_path / "whole"}
+    whole = build_trainer(finetuning.assemble(recipe(place, **settings)))
+    whole.train()
+    (tmp_path / "whole" / "checkpoint-4" / "trainer_state.json").unlink()
+    again = finetuning.assemble(recipe(place, resume_from_checkpoint="true", **settings))
+    rest = build_trainer(again)
+    rest.train(resume_from_checkpoint=str(again.resumed.folder))
+    losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (whole, rest)]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+    (tmp_path / "mine.jinja").write_text(MARKED)
+    other = {"chat_template": tmp_path / "mine.jinja", "too_long": "leave_out", "eval_share": 0.5}
+    for name, value in other.items():
+        found = problems(place, resume_from_checkpoint="true", **settings | {name: value})
+        assert list(found) == [name] and "was saved by a run with" in found[name].wrong
+
+
+PLAIN_ENDS = CHATML.replace("<|im_end|>", "|end|")
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "ends"),
+    [(CHATML, "<|im_end|> (id 301); the trained model stops there", [1, 301]), (PLAIN_ENDS, "53 of 53 answers", [1])],
+)
+def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text, named, ends):
+    """The saved model went on after its answers: only the base's EOS, which no conversation has, was an end."""
+    (tmp_path / "mine.jinja").write_text(text)
+    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", output_dir=tmp_path / "run"))
+    assert named in run.outline()["end of an answer"]
+    trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
+    saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
+    assert (saved if isinstance(saved, list) else [saved]) == ends
+    assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
+
+
+def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, tmp_path):
+    """Where a template puts no end; one that ends every answer is an end, if it is a special token or not."""
+    of = tokenizer(PLAIN_ENDS)
+    of.add_tokens(["letter 1", "|end|"])
+    stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
+    assert _ends(stored, of) == {of.convert_tokens_to_ids("|end|"): 53}
+    of.chat_template = CHATML.replace("<|im_end|>", "")
+    stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
+    assert len(sequences.ends(stored)) == 2 and _ends(stored, of) == {-1: 53}
+
+
+def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
+    """Vicuna's have a temperature and no do_sample: transformers refuses them once they are changed, after training."""
+    shutil.copytree(place / "bare", tmp_path / "vicuna")
+    published = {"bos_token_id": 0, "eos_token_id": 1, "temperature": 0.9, "top_p": 0.6}
+    (tmp_path / "vicuna" / "generation_config.json").write_text(json.dumps(published))
+    (tmp_path / "mine.jinja").write_text(CHATML)
+    settings = {"chat_template": tmp_path / "mine.jinja", "output_dir": tmp_path / "run"}
+    run = finetuning.assemble(recipe(place, tmp_path / "vicuna", **settings))
+    trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
+    saved = json.loads((tmp_path / "trained" / "generation_config.json").read_text())
+    assert published | {"eos_token_id": [1, 301]} == {name: saved[name] for name in published}
+
+
+def test_an_end_that_the_base_has_changes_nothing(place, tmp_path):
+    (tmp_path / "mine.jinja").write_text(CHATML.replace("<|im_end|>", "</s>"))
+    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja"))
+    assert run.model.generation_config.eos_token_id == 1
+
+
+class Tomorrow(date):
+    """A clock that is a day ahead."""
+
+    @classmethod
+    def today(cls):
+        """Return the day after."""
+        return date.today() + timedelta(days=1)
+
+
+def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkeypatch):
+    """A template that writes today's date gave other tokens once a run went on after midnight."""
+    (tmp_path / "dated.jinja").write_text(DATED)
+    settings = {"chat_template": tmp_path / "dated.jinja", "output_dir": tmp_path / "run", "save_steps": 2}
+    first = finetuning.assemble(recipe(place, data_cache=tmp_path / "one", **settings))
+    build_trainer(first).train()
+    monkeypatch.setattr(finetuning, "date", Tomorrow)
+    more = {"max_steps": 4, "resume_anyway": "true", "resume_from_checkpoint": "true"}
+    rest = finetuning.assemble(recipe(place, data_cache=tmp_path / "other", **settings | more))
+    assert rest.identity["chat_date"] == first.identity["chat_date"] == date.today().isoformat()
+    assert rest.outline()["date"] == first.outline()["date"]
+    for index in range(len(first.sequences)):
+        assert torch.equal(first.sequences[index]["input_ids"], rest.sequences[index]["input_ids"])
+    anew = finetuning.assemble(recipe(place, **settings | {"output_dir": tmp_path / "anew"}))
+    assert not torch.equal(first.sequences[0]["input_ids"], anew.sequences[0]["input_ids"]), "it starts a day later"
+
+
+def test_columns_that_are_not_read_are_named(place, tmp_path):
+    spec = write(tmp_path / "x.jsonl", TALKS[1:2], id=3, source="web")
+    assert finetuning.assemble(recipe(place, train_data=spec)).outline()["not read"] == "the columns id, source"
+
+
+def test_conversations_beyond_the_native_length_are_refused_unless_forced(place, tmp_path):
+    """The model was trained at angles that it never saw, and saved as one for max_tokens."""
+    longest = conversation("which?", "return " * 150)
+    spec = write(tmp_path / "x.jsonl", [longest, *TALKS[:3]])
+    settings = {"train_data": spec, "max_tokens": 2000, "output_dir": tmp_path / "run"}
+    found = problems(place, **settings)["max_tokens"]
+    size = len(by_hand(longest, tokenizer())[0])
+    assert (
+        f"1 of 4 conversations are longer than the model's native length, 128 tokens (the longest: {size})"
+        in found.wrong
+    )
+    assert "--max_tokens 128" in found.remedy and "--force" in found.remedy
+    forced = finetuning.assemble(recipe(place, force="true", **settings))
+    assert forced.config.max_position_embeddings == size and "native length" in forced.outline()["length"]
+    short = finetuning.assemble(recipe(place, max_tokens=2000))
+    assert short.config.max_position_embeddings == 128 and "length" not in short.outline()
+    assert finetuning.assemble(recipe(place, "alibi", **settings)).config.max_position_embeddings == size
+
+
+def problems(place, **changes):
+    with pytest.raises(UserError) as caught:
+        finetuning.assemble(recipe(place, **changes))
+    return {each.field: each for each in caught.value.problems}
+
+
+def test_what_only_the_tokens_can_tell(place, tmp_path):
+    """Before any weight is loaded or a folder of the run is written."""
+    output = {"output_dir": tmp_path / "never"}
+    found = problems(place, max_tokens=8, **output)
+    assert "no conversation is left" in found["max_tokens"].wrong
+    found = problems(place, eval_share=0.01, **output)
+    assert "no held-out conversation is left" in found["eval_share"].wrong
+    (tmp_path / "broken.jinja").write_text("{% for")
+    found = problems(place, chat_template=tmp_path / "broken.jinja", **output)
+    assert "not a jinja template" in found["chat_template"].wrong
+    (tmp_path / "strict.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    found = problems(place, chat_template=tmp_path / "strict.jinja", **output)
+    assert "train.jsonl:1: the chat template does not render it" in found["train_data"].wrong
+    broken = write(tmp_path / "broken.jsonl", [*TALKS[:2], [{"role": "user"}]])
+    assert "broken.jsonl:3: turn 1" in problems(place, train_data=broken, **output)["train_data"].wrong
+    assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]
+
+
+def test_a_run_of_one_step_takes_it_at_the_full_rate(place):
+    """chat_tiny's polynomial schedule ended in ZeroDivisionError behind its only step, which had a rate of 0."""
+    changes = {"lr_scheduler_type": "polynomial", "warmup_steps": 0.1, "output_dir": place / "one"}
+    trainer = build_trainer(finetuning.assemble(recipe(place, max_steps=1, **changes)))
+    trainer.train()
+    (logged,) = [each["learning_rate"] for each in trainer.state.log_history if "learning_rate" in each]
+    assert trainer.state.global_step == 1 and logged == 0.01
+
+
+def test_rows_with_what_is_not_rendered_count_as_bad_rows_of_the_run(place, tmp_path):
+    talk = conversation("which 2?", "return letter")
+    others = [{}, {"system": "Be brief."}, {"tools": "get_weather"}, {"id": 3}]
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"messages": talk} | each) for each in others))
+    changes = {"train_data": f"jsonl:{tmp_path}/x.jsonl", "data_cache": tmp_path, "eval_share": 0}
+    with pytest.raises(UserError, match=r"x\.jsonl:3: tools .*\n.*raise skip_bad_rows"):
+        finetuning.assemble(recipe(place, skip_bad_rows=1, output_dir=tmp_path / "a", **changes))
+    run = finetuning.assemble(recipe(place, skip_bad_rows=2, output_dir=tmp_path / "b", **changes))
+    assert [each.wrong[:9] for each in run.bad_rows.problems] == ["x.jsonl:2", "x.jsonl:3"]
+    assert run.cut["train"].taken == 2

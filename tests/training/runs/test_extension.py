@@ -1,0 +1,167 @@
+"""What an extension run assembles, where it can be told without an engine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from tape_ds import TapeForCausalLM
+from tape_ds.errors import UserError
+from tape_ds.models.loading import weight_files
+from tape_ds.config.extension import load
+from tape_ds.scoring.passkey import Passkey, Reply
+from tape_ds.scoring.span_losses import SpanLosses
+from tape_ds.training.callbacks import PasskeyRetrieval
+from tape_ds.training.held_out import write_passkeys, write_scores
+from tape_ds.training.runs import extension
+from tape_ds.training.run import build_trainer
+from tests import hub_cache
+from tests.models.helpers import randomised, tiny_config, tokens
+
+TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A tiny rope model with a tokenizer of words, and text beside it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted(set(TEXT.split()))
+    tokenizer = Tokenizer(models.WordLevel({word: 3 + i for i, word in enumerate(words)} | {"<s>": 0}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(1)
+    TapeForCausalLM(tiny_config(encoding="rope")).save_pretrained(tmp_path / "model")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<s>").save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "model"
+
+
+def recipe(model, /, **changes):
+    """A recipe without an engine."""
+    fields = {
+        "model": model,
+        "method": "tape",
+        "target_length": 64,
+        "rope_parameters": "{}",
+        "train_data": f"text:{model.parent}/text.txt",
+        "eval_data": "",
+        "passkey_lengths": "[]",
+        "data_cache": model.parent / "cache",
+        "window": 16,
+        "pose_chunks": 1,
+        "global_batch_size": 4,
+        "deepspeed": "null",
+        "bf16": "false",
+        "output_dir": model.parent / "run",
+    }
+    flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
+    return load(flags)
+
+
+def test_epochs_are_counted_once(model):
+    """The sequences served hold every epoch; transformers ran its own epochs over all of them: 9 passes for 3."""
+    prepared = extension.assemble(recipe(model, max_steps=-1, num_train_epochs=3))
+    passes = len(prepared.sequences) / len(prepared.sequences.stored)
+    assert 3 <= passes < 3.2
+    trainer = build_trainer(prepared)
+    steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
+    assert steps == prepared.steps == len(prepared.sequences) // 4
+
+
+def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert extension.base_path("model") == extension.base_path("~/model") == str(model)
+    assert extension.base_path("smollm2") == "smollm2" and extension.base_path("owner/name") == "owner/name"
+
+
+def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, monkeypatch):
+    """A hub id without a revision names another model tomorrow, and a path whatever lies there."""
+    (file,) = weight_files.files(model)
+    own = extension.assemble(recipe(model)).record
+    assert (own.base, own.base_commit) == (str(model), None)
+    assert own.base_files == {file.name: weight_files.fingerprint(file)}
+    hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", {"a" * 40: model}, {"main": "a" * 40, "v1": "a" * 40})
+    for name in ("org/tiny", "org/tiny@v1"):
+        run = extension.assemble(recipe(model, model=name, output_dir=tmp_path / name))
+        assert (run.record.base, run.record.base_commit) == ("org/tiny", "a" * 40)
+        assert run.record.base_files == own.base_files and f"base.{file.name}" in run.identity
+
+
+def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path):
+    """A merged TAPE model extended once more: its options were dropped where the recipe gave none, and "untouched" was
+    said of it as a Llama, without its position updates."""
+    torch.manual_seed(2)
+    options = {"rank": 3, "start": "alibi"}
+    base = randomised(TapeForCausalLM(tiny_config(position_options=options))).eval()
+    base.save_pretrained(model)
+    prepared = extension.assemble(recipe(model))
+    assert prepared.config.position_options == options and prepared.variants == {"untouched": None}
+    ids = tokens(1, 20)
+    with torch.no_grad():
+        assert torch.equal(prepared.model.eval()(ids).logits, base(ids).logits)
+    linear = '{"rope_type": "linear"}'
+    scaled = extension.assemble(recipe(model, rope_parameters=linear, target_length=128))
+    assert scaled.variants == {"linear x2, untrained": None}
+    assert extension.assemble(recipe(model, position_options='{"rank": 3, "start": "rope"}')).variants == {
+        "theta 10000, untrained": None
+    }
+
+
+def test_a_rate_of_position_parameters_that_the_base_s_own_options_leave_out_is_refused(model):
+    """The recipe gives no options, so that TAPE's defaults, which learn, are not what is trained."""
+    options = {"attention_update": "off", "feed_forward": False}
+    TapeForCausalLM(tiny_config(position_options=options)).save_pretrained(model)
+    with pytest.raises(UserError, match="position_learning_rate = '10x': no parameters of a positional encoding"):
+        extension.assemble(recipe(model, position_learning_rate="10x"))
+
+
+def test_a_trained_folder_is_no_base(model):
+    """It has a config.json, so everything went well until its weights were looked for."""
+    (model / "model.safetensors").unlink()
+    (model / "trained.json").write_text("{}")
+    with pytest.raises(UserError, match="merge_adapter"):
+        extension.assemble(recipe(model))
+
+
+def test_a_model_without_a_tokenizer_is_one_message(model):
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    (model / "tokenizer_of_another_library.json").write_text("{}")
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        extension.assemble(recipe(model))
+
+
+def test_held_out_documents_of_one_name_are_told_apart(model):
+    """Scores are kept by name: of two files called long.txt one vanished."""
+    specs = []
+    for folder in ("a", "b"):
+        (model.parent / folder).mkdir()
+        (model.parent / folder / "long.txt").write_text(folder + " " + TEXT)
+        specs.append(f"text:{model.parent}/{folder}/*.txt")
+    prepared = extension.assemble(recipe(model, eval_data=",".join(specs)))
+    names = [document.name for document in prepared.held_out]
+    assert names == ["long.txt", f"long.txt ({specs[1]})"]
+
+
+def test_scores_of_an_earlier_run_are_not_this_one_s(model):
+    """A run that scores nothing in a folder that holds another's scores."""
+    prepared = extension.assemble(recipe(model))
+    write_scores(prepared.output / extension.SCORES, {"untouched": {"old.py": SpanLosses(16, (0,), (2.0,), (15,))}})
+    write_passkeys(prepared.output / extension.PASSKEYS, {"untouched": [Passkey(64, (Reply(0, 64, 0.5, 7, " 7"),))]})
+    assert prepared.figures() == {"native_length": 64, "loss_by_position": {}, "passkey": []}
+    assert prepared.scoring() == []
+
+
+def test_passkeys_are_asked_of_every_method_alike(model):
+    """Prompts follow from the seed and the recipe's lengths; no held-out text is needed for them."""
+    asked = {"passkey_lengths": "400,500", "passkey_trials": 3, "seed": 5}
+    one, other = (extension.assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
+    assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
+    assert one.prompts == other.prompts
+    (asking,) = one.scoring()
+    assert isinstance(asking, PasskeyRetrieval) and list(asking.before) == ["untouched"]
+    assert list(asking.after) == ["norms, trained"]
+    with pytest.raises(UserError, match="without any filler"):
+        extension.assemble(recipe(model, passkey_lengths="5"))

@@ -1,0 +1,113 @@
+"""Decoders of transformers through the whole training room, by their own classes: assembled, trained with PoSE or
+packed, scored, saved, loaded again, exported."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tape_ds.checkpoint.trained import load_trained
+from tape_ds.errors import UserError
+from tape_ds.export import card, folder, source_model
+from tape_ds.training.execution import execute
+from tape_ds.training.runs import extension
+from tests.training.runs.test_extension import TEXT, recipe
+from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 61,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.15,
+}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 12}
+FAMILIES = {
+    "gemma3_text": WINDOWS | {"head_dim": 8},
+    "phi3": {},
+    "olmo2": {},
+    "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.5},
+    "smollm3": {"no_rope_layers": [1, 1, 0]},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "mistral": {"sliding_window": 12},
+}
+"""What each computes that a Llama does not is reached within a text."""
+POSE = {
+    "rope_parameters": '{"rope_type": "yarn"}',
+    "pose_chunks": 2,
+    "window": 16,
+    "eval_span": 16,
+    "max_steps": 4,
+    "learning_rate": 0.01,
+    "report_to": "none",
+    "use_cpu": "true",
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, words):  # noqa: F811
+    torch.manual_seed(1)
+    (words / "model.safetensors").unlink()
+    config = AutoConfig.for_model(request.param, **SIZES, **FAMILIES[request.param])
+    AutoModelForCausalLM.from_config(config).save_pretrained(words)
+    (words.parent / "held.txt").write_text(TEXT[: len(TEXT) // 2])
+    return words
+
+
+def executed(base, **changes):
+    """What was prepared, once its run is over."""
+    evaluated = {"eval_data": f"text:{base.parent}/held.txt", "passkey_lengths": "[]"}
+    prepared = extension.assemble(recipe(base, **(POSE | evaluated | changes)))
+    assert execute(prepared) == 0
+    return prepared
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_trained_with_pose_scored_loaded_again_and_exported(family, method, tmp_path):
+    trained = {"train_embeddings": True} if method == "full" else {}
+    prepared = executed(family, method=method, activation_checkpointing="true", **trained)
+    scores = json.loads((prepared.output / extension.SCORES).read_text())
+    assert list(scores) == ["untouched", "yarn x2, untrained", f"{method}, trained"]
+    means = [part["held.txt"]["mean"] for part in scores.values()]
+    assert len(set(means)) == 3 and means[2] < means[1]
+    again, ids = load_trained(prepared.output / "trained").eval(), torch.randint(3, 15, (1, 40))
+    source = source_model.find(str(prepared.output))
+    assert folder.is_plain(source)
+    folder.write(source, tmp_path / "exported", card.Wishes("tiny", None))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
+    assert type(plain).__module__.startswith("transformers.") and type(plain) is not type(again)
+    with torch.no_grad():
+        trained = prepared.model.eval()(ids).logits
+        torch.testing.assert_close(again(ids).logits, trained, rtol=0, atol=1e-6)
+        torch.testing.assert_close(plain(ids).logits, trained, rtol=0, atol=2e-5)
+
+
+def test_the_start_is_scaled_without_training(family):
+    prepared = executed(family, method="ntk", rope_parameters="{}")
+    scores = json.loads((prepared.output / extension.SCORES).read_text())
+    assert list(scores) == ["untouched", "ntk x2, untrained"]
+    assert scores["untouched"] != scores["ntk x2, untrained"]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text"], indirect=True)
+@pytest.mark.parametrize(
+    "changes, wrong",
+    [
+        ({"method": "tape"}, "extended by its own class"),
+        ({"method": "longlora"}, "does not attend in groups"),
+        ({"method": "lora", "lora_targets": "c_attn"}, "'c_attn': no linear map of a gemma3_text block"),
+        ({"method": "full", "train_embeddings": "true", "train_router": "true"}, "has no router"),
+        ({"method": "lora", "attention_backend": "triton"}, "attention_backend"),
+    ],
+)
+def test_what_a_family_has_not_is_refused(family, changes, wrong):
+    with pytest.raises(UserError, match=wrong):
+        extension.assemble(recipe(family, **(POSE | changes)))

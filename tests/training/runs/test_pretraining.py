@@ -1,0 +1,241 @@
+"""What a pretraining run assembles, trains and scores, where it can be told without an engine."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tape_ds import TapeForCausalLM, storage
+from tape_ds.checkpoint import trained
+from tape_ds.data.sources.base import dated_identities
+from tape_ds.data.streaming import StreamedSequences
+from tape_ds.errors import Problem, UserError
+from tape_ds.models.llama import evaluated_at
+from tape_ds.config.pretraining import load
+from tape_ds.scoring import perplexity
+from tape_ds.training import report, run
+from tape_ds.training.held_out import perplexities, read_perplexities
+from tape_ds.training.runs import pretraining
+from tape_ds.training.run import build_trainer
+
+FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Folder with four files to train on, two long ones and a short one held out, and a cache."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name, functions in {
+        "train": [range(100 * i, 100 * i + 100) for i in range(4)],
+        "held": [range(400, 480)] * 2,
+    }.items():
+        (folder / name).mkdir()
+        for number, part in enumerate(functions):
+            (folder / name / f"{number}.txt").write_text("".join(FUNCTION.format(i) for i in part))
+    (folder / "held" / "short.txt").write_text(FUNCTION.format(9))
+    return folder
+
+
+def recipe(texts, **changes):
+    """A recipe without an engine."""
+    fields = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "position_encoding": "rope",
+        "vocab_size": 300,
+        "train_data": f"text:{texts}/train/*.txt",
+        "eval_data": f"text:{texts}/held/*.txt",
+        "eval_lengths": "32,64,128",
+        "data_cache": texts / "cache",
+        "window": 32,
+        "global_batch_size": 4,
+        "max_steps": 3,
+        "learning_rate": 0.01,
+        "deepspeed": "null",
+        "output_dir": texts / "run",
+    }
+    flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
+    (texts / "empty.yaml").write_text("seed: 7\n")
+    return load(["--recipe", str(texts / "empty.yaml"), *flags])
+
+
+def test_a_tokenizer_is_trained_once_where_none_is_given(texts):
+    first = pretraining.assemble(recipe(texts))
+    assert len(first.tokenizer) == first.config.vocab_size == 300
+    assert (first.config.bos_token_id, first.config.eos_token_id, first.config.pad_token_id) == (1, 2, None)
+    again = pretraining.assemble(recipe(texts, position_encoding="alibi"))
+    assert again.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+    assert len(list((texts / "cache").glob("tokenizer-*/"))) == 1
+
+
+def test_a_given_tokenizer_has_its_own_number_of_entries(texts, tmp_path):
+    pretraining.assemble(recipe(texts)).tokenizer.save_pretrained(tmp_path)
+    given = recipe(texts, tokenizer=tmp_path, vocab_size="null")
+    assert pretraining.assemble(given).config.vocab_size == 300
+    with pytest.raises(UserError, match="has 300 entries") as caught:
+        pretraining.assemble(recipe(texts, tokenizer=tmp_path, vocab_size=301))
+    assert caught.value.problems[0].field == "vocab_size"
+    (tmp_path / "tokenizer.json").write_text("not JSON")
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        pretraining.assemble(recipe(texts, tokenizer=tmp_path, vocab_size="null"))
+
+
+def test_an_encoding_takes_what_it_needs_from_the_tokenizer(texts):
+    run = pretraining.assemble(recipe(texts, position_encoding="bipe_rope"))
+    ends = {run.tokenizer.decode([index]).strip(" ") for index in run.config.position_options["separators"]}
+    assert ends == {".", "\n"}
+
+
+def test_sequences_are_packed_or_streamed_and_are_of_the_same_text(texts):
+    packed = pretraining.assemble(recipe(texts)).sequences
+    streamed = pretraining.assemble(recipe(texts, streaming="true", stream_workers=2)).sequences
+    assert isinstance(streamed, StreamedSequences) and streamed.stream.workers == 2
+    assert len(packed) == len(streamed) == 12
+    assert packed[0].keys() == streamed[0].keys() and len(streamed[11]["input_ids"]) == 32
+    other = pretraining.assemble(recipe(texts, seed=8)).sequences
+    assert not all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(packed, other, strict=True))
+
+
+def test_held_out_documents_are_whole_blocks_of_the_longest_length(texts):
+    run = pretraining.assemble(recipe(texts))
+    lengths = [document.input_ids_1T.shape[1] for document in run.held_out]
+    assert [document.name for document in run.held_out] == ["0.txt", "1.txt"] and run.left_out == 1
+    assert lengths[0] == lengths[1] >= 512 and all(length % 128 == 0 for length in lengths)
+    capped = pretraining.assemble(recipe(texts, eval_tokens=lengths[0] + 300))
+    assert [document.input_ids_1T.shape[1] for document in capped.held_out] == [lengths[0], 256]
+    with pytest.raises(UserError, match="no document has 100000 tokens") as caught:
+        pretraining.assemble(recipe(texts, eval_lengths="32,100000"))
+    assert caught.value.problems[0].field == "eval_data"
+
+
+def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path, capsys):
+    run = pretraining.assemble(recipe(texts, output_dir=tmp_path, position_encoding="tape"))
+    trainer = build_trainer(run)
+    started = report.begin(run)
+    trainer.train()
+    report.conclude(run, trainer, started)
+    printed = capsys.readouterr().out
+    assert "new, " in printed and "trained on train_data, 300 entries" in printed and "(1 shorter than" in printed
+    figures = json.loads((tmp_path / "results" / "run.json").read_text())["figures"]
+    assert list(figures["perplexity"]) == ["32", "64", "128"] and figures["steps"] == 3
+    assert figures["perplexity"]["64"]["perplexity"] < 300
+    assert trained.read_record(tmp_path / "trained").base is None
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "trained")
+    assert isinstance(model, TapeForCausalLM) and model.config.use_cache and model.config.max_position_embeddings == 32
+    assert tokenizer("def f").input_ids == run.tokenizer("def f").input_ids
+    documents = [document.input_ids_1T for document in run.held_out]
+    assert perplexity.score(model, documents, 64).nll == pytest.approx(figures["perplexity"]["64"]["nll"], abs=1e-6)
+    for name, weight in trained.load_trained(tmp_path / "trained").named_parameters():
+        assert torch.equal(weight, dict(trainer.model.named_parameters())[name]), name
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_run_says_what_its_sources_gave(texts, tmp_path, capsys, streaming):
+    specs = [f"text:{texts}/train/[0-2].txt", f"text:{texts}/train/3.txt"]
+    entries = [{"source": spec, "weight": weight} for spec, weight in zip(specs, (3, 1), strict=True)]
+    changes = {"output_dir": tmp_path, "streaming": streaming, "max_steps": 5, "eval_data": "", "logging_steps": 2}
+    run = pretraining.assemble(recipe(texts, train_data=json.dumps(entries), **changes))
+    trainer = build_trainer(run)
+    started = report.begin(run)
+    trainer.train()
+    report.conclude(run, trainer, started)
+    given = run.sequences.tokens(20)
+    assert sum(given.values()) == 20 * 32 and list(given) == specs
+    printed = capsys.readouterr().out
+    shares = [f"{spec} {tokens:,} ({100 * tokens / 640:.4g} %)" for spec, tokens in given.items()]
+    assert "tokens of each source: " + "; ".join(shares) in " ".join(printed.split())
+    often = ", streamed by 1 workers" if streaming == "true" else " times through its "
+    assert "75 % text:" in printed and "25 % text:" in printed and often in printed
+    result = json.loads((tmp_path / "results" / "run.json").read_text())
+    assert result["figures"]["tokens_by_source"] == given and list(result["data"])[:2] == specs
+    assert result["config"]["train_data"] == entries
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["tokens_by_source"] for line in lines] == [run.sequences.tokens(4 * line["step"]) for line in lines]
+    assert "tokens_by_source" not in printed
+
+
+def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
+    """Scored with the trained angles at every length it would be plain rope."""
+    rope_parameters = (
+        '{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "original_max_position_embeddings": 32}'
+    )
+    run = pretraining.assemble(recipe(texts, position_encoding="yarn", rope_parameters=rope_parameters))
+    rope = pretraining.assemble(recipe(texts))
+    documents = [document.input_ids_1T for document in run.held_out]
+    with torch.no_grad():
+        for model in (run.model, rope.model):
+            model.lm_head.weight.mul_(40)  # sharp enough for angles to tell
+    found, plain = (perplexities(model, run.held_out, [32, 128]) for model in (run.model, rope.model))
+    assert found[32].nll == plain[32].nll
+    with evaluated_at(run.model, 128):
+        assert found[128].nll == perplexity.score(run.model, documents, 128).nll
+    assert found[128].nll != plain[128].nll
+
+
+def test_scores_of_an_earlier_run_go_when_training_begins(texts, tmp_path):
+    file = tmp_path / pretraining.SCORES
+    file.parent.mkdir()
+    file.write_text('{"9": {}}')
+    run = pretraining.assemble(recipe(texts, output_dir=tmp_path, eval_data=""))
+    assert run.figures() == {"perplexity": {}} and run.scoring() == []
+    scored = pretraining.assemble(recipe(texts, output_dir=tmp_path, eval_lengths="32", max_steps=1))
+    build_trainer(scored).train()
+    assert list(read_perplexities(file)) == [32]
+
+
+def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_with_data_that_were_not(
+    texts, tmp_path, monkeypatch
+):
+    """A large file was known by its date alone: a resume on another disk was refused, and its text tokenised again."""
+    monkeypatch.setattr(storage, "HASHED_WHOLE", 3)
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 1)
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    shutil.copytree(texts / "train", data)
+    given = {"train_data": f"text:{data}/*.txt", "data_cache": cache, "eval_data": "", "save_steps": 1}
+    given |= {"resume_from_checkpoint": "auto", "output_dir": tmp_path / "run"}
+
+    def one_more(step):
+        run = pretraining.assemble(recipe(texts, max_steps=step, resume_anyway="true", **given))
+        build_trainer(run).train(resume_from_checkpoint=None if run.resumed is None else str(run.resumed.folder))
+        return None if run.resumed is None else run.resumed.manifest.step
+
+    with dated_identities():
+        assert one_more(1) is None
+    folders = sorted(path.name for path in cache.glob("*/"))
+    assert one_more(2) == 1 and sorted(path.name for path in cache.glob("*/")) == folders
+    for path in data.iterdir():
+        os.utime(path, ns=(1, 1))
+    assert one_more(3) == 2
+    (data / "0.txt").write_text("another text of no common length")
+    with pytest.raises(UserError, match="restore the data"):
+        one_more(4)
+
+
+def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(texts, monkeypatch):
+    """It came after hours of it."""
+    monkeypatch.setattr(run.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
+    monkeypatch.setattr(pretraining, "training_sequences", lambda *_: pytest.fail("tokenised"))
+    with pytest.raises(UserError, match="too little"):
+        pretraining.assemble(recipe(texts))
+
+
+@pytest.mark.parametrize("encoding", ["randpe", "fire"])
+def test_resumed_equals_uninterrupted_to_the_last_digit(texts, tmp_path, encoding):
+    """Random positions are drawn from where the checkpoint left off, and packed sequences served from there on."""
+    changes = {"position_encoding": encoding, "max_steps": 6, "save_steps": 3, "logging_steps": 1, "eval_data": ""}
+    whole = build_trainer(pretraining.assemble(recipe(texts, output_dir=tmp_path / "whole", **changes)))
+    whole.train()
+    changes["resume_from_checkpoint"] = tmp_path / "whole" / "checkpoint-3"
+    run = pretraining.assemble(recipe(texts, output_dir=tmp_path / "rest", **changes))
+    rest = build_trainer(run)
+    rest.train(resume_from_checkpoint=str(run.resumed.folder))
+    mine, theirs = ([entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (rest, whole))
+    assert len(theirs) == 6 and mine[-3:] == theirs[-3:]
+    for (name, a), b in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
