@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
-from tape_ds.scoring.exact_match import Answered
+from tape_ds.scoring.exact_match import AnswerCount
 
 COLOURS = "cividis"
 """Even in lightness, and the same to colour-blind readers."""
@@ -50,7 +50,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
 def summary(figures: Mapping[str, Any]) -> str:
     """Return a line for each test, or the means of the grid's parts and what to know of them."""
     if "tests" in figures:
-        return "\n".join(f"- {each.label}: {each}" for each in map(Answered.from_dict, figures["tests"]))
+        return "\n".join(f"- {each.label}: {each}" for each in map(AnswerCount.from_dict, figures["tests"]))
     lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"

@@ -11,9 +11,8 @@ from typing import Any
 from tape_ds import results
 from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
-from tape_ds.scoring import published
-from tape_ds.scoring.published import Number, PublishedTable, Quantity
-from tools.experiment import readings
+from tools.experiment import published, readings
+from tools.experiment.published import Number, PublishedTable, Quantity
 from tools.experiment.readings import Numbers, Rows
 from tools.experiment.table import PAPER
 
@@ -50,7 +49,8 @@ def typed(command: Sequence[str]) -> str:
     name = Path(first).name
     if (ROOT / "launchers" / name).exists():
         return shlex.join(["deepspeed", f"launchers/{name}", *(w for w in rest if not w.startswith("--local_rank"))])
-    return shlex.join(["python", "-m", f"tools.{Path(first).stem}", *rest])
+    package = "tools.experiments" if (ROOT / "tools" / "experiments" / name).exists() else "tools"
+    return shlex.join(["python", "-m", f"{package}.{Path(first).stem}", *rest])
 
 
 def machine(hardware: Mapping[str, Any]) -> str:

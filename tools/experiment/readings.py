@@ -13,9 +13,9 @@ from typing import Any
 
 from tape_ds import results
 from tape_ds.results import WITHOUT_UPDATES, passkeys_of
-from tape_ds.scoring import published
-from tape_ds.scoring.published import Quantity
 from tape_ds.scoring.span_losses import SpanLosses
+from tools.experiment import published
+from tools.experiment.published import Quantity
 
 Numbers = dict[Quantity, float]
 Rows = dict[str, Numbers]
@@ -187,7 +187,7 @@ def arithmetic(result: results.Result) -> Rows:
 
 
 def flops(result: results.Result) -> Rows:
-    """Of ``tools/flops.py --table3``: what this project counts, in the paper's convention and in the other."""
+    """Read ``table3.json`` of tools.experiments.flops: this project's counts, in both conventions."""
     columns = {
         "FLOPs (G)": Quantity("cost", "gflop"),
         "MACs (G)": Quantity("cost", "gmac"),
@@ -203,7 +203,7 @@ def flops(result: results.Result) -> Rows:
 
 
 def stability(result: results.Result) -> Rows:
-    """Of ``tools/stability.py``: in the units of Table 8's halves, which the names of tasks tell apart."""
+    """Of ``tools/experiments/stability.py``: in the units of Table 8's halves, which the names of tasks tell apart."""
     rows: Rows = {}
     for row in result.figures["models"]:
         found = rows.setdefault(row["name"], {})
@@ -216,7 +216,7 @@ def stability(result: results.Result) -> Rows:
 
 
 def differences(result: results.Result) -> Rows:
-    """Of ``tools/visualise.py``: how far two models' attention is apart in each layer, 0 to 2."""
+    """Of ``tools/experiments/visualise.py``: how far two models' attention is apart in each layer, 0 to 2."""
     found = result.figures.get("attention_l1_between_models") or {}
     names = " - ".join(each["name"] for each in result.figures["models"])
     return {names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}}

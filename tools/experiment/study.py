@@ -13,11 +13,10 @@ from typing import Any
 from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import NOT_AVAILABLE, number
-from tape_ds.scoring import statistics
-from tape_ds.scoring.published import Quantity
-from tape_ds.scoring.statistics import Sample
-from tools.experiment import readings
+from tools.experiment import readings, statistics
+from tools.experiment.published import Quantity
 from tools.experiment.readings import BY_UPDATES
+from tools.experiment.statistics import Sample
 
 ALPHA = 1 - statistics.CONFIDENCE
 PERCENT = ("accuracy", "exact_match", "f1", "rouge")

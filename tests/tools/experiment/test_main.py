@@ -9,9 +9,9 @@ import pytest
 
 from tape_ds import results
 from tape_ds.config import generated
-from tape_ds.scoring.published import Quantity
 from tools.experiment import __main__ as experiment
 from tools.experiment import page, runs
+from tools.experiment.published import Quantity
 
 FILE = """
 about: RoPE and TAPE look back

@@ -6,9 +6,8 @@ import pytest
 
 from tape_ds import results
 from tape_ds.installation import ROOT
-from tape_ds.scoring import published
-from tape_ds.scoring.published import Quantity
-from tools.experiment import readings
+from tools.experiment import published, readings
+from tools.experiment.published import Quantity
 
 
 def result(figures, **config):

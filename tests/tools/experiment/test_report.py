@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tape_ds import results
-from tape_ds.scoring.published import Quantity
 from tools.experiment import readings, report, runs
+from tools.experiment.published import Quantity
 from tools.experiment.runs import ExperimentWork, Starting
 from tools.experiment.table import Experiment
 

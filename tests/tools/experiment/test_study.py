@@ -6,8 +6,8 @@ import pytest
 
 from tape_ds import results
 from tape_ds.errors import UserError
-from tape_ds.scoring.published import Quantity
 from tools.experiment import study as studies
+from tools.experiment.published import Quantity
 from tools.experiment.study import Measure, Study, StudyRow, verdict
 
 LOSS = Quantity("", "loss_past_native")
