@@ -4,9 +4,9 @@ Perplexity at a length means different things in different papers, and the numbe
 
 - ``all_tokens``: a window at every multiple of the stride, every token of it but the first scored, so most tokens are
   scored many times, with short and long context. LongLoRA's evaluation and TAPE's (stride 256, Table 2).
-- ``new_tokens``: same windows, but only the tokens that no earlier window scored: each once, and except in the
-  first window with at least ``length - stride`` tokens of context. PoSE's and YaRN's evaluations, and Hugging Face's guide to
-  perplexity of models of fixed length.
+- ``new_tokens``: the same windows, but only the tokens that no earlier window scored: each once, and except in the
+  first window with at least ``length - stride`` tokens of context. PoSE's and YaRN's evaluations, and Hugging Face's
+  guide to perplexity of models of fixed length.
 - ``blocks``: disjoint windows, every token but the first scored. TAPE's evaluation of models trained from scratch
   (Tables 6 and 7).
 

@@ -1,7 +1,6 @@
-"""What TAPE's paper (arXiv:2501.00712) published: the tables of ``published.yaml``, and what to know to read them.
+"""Numbers published in TAPE's paper (arXiv:2501.00712): the tables of ``published.yaml``.
 
-Each table says what it was measured on and where its conventions differ from the usual; a page that shows such a number
-beside one of ours says so too.
+Each table names the setting and, if its conventions differ from the usual ones, caveats, which every page shows.
 """
 
 import re
@@ -18,13 +17,13 @@ Number = float | None
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a number is of; two numbers may stand in one row only where this is the same."""
+    """What a number measures; two numbers share a row only if this is equal."""
 
     task: str
     """Data set or benchmark, as this project names it."""
     metric: str
     length: int | None = None
-    """Tokens of context; None where that is no variable."""
+    """Tokens of context, if it varies."""
 
     def __str__(self) -> str:
         return " ".join([self.task, self.metric] + ([] if self.length is None else [f"{self.length:,}"]))
@@ -35,7 +34,7 @@ class PublishedTable:
     """One published table, a row per method."""
 
     name: str
-    """As the paper calls it."""
+    """In the paper."""
     setting: str
     """The model that was measured."""
     unit: str
@@ -43,7 +42,7 @@ class PublishedTable:
     rows: Mapping[str, tuple[Number, ...]]
     """Method -> a number for each quantity."""
     convention: str | None = None
-    """Of perplexity: how it was scored, as ``python -m evaluation perplexity`` names it."""
+    """Of perplexity, as ``python -m evaluation perplexity`` names it."""
     caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,14 +50,13 @@ class PublishedTable:
             assert len(values) == len(self.quantities), f"{self.name}: a number for each quantity"
 
     def value(self, method: str, wanted: Quantity) -> Number:
-        """Return a number; None for what is not published."""
         return self.rows[method][self.quantities.index(wanted)] if wanted in self.quantities else None
 
     def places(self, wanted: Quantity) -> int:
-        """Decimals that the paper prints of a quantity; of one that it does not print, those of its most exact one."""
+        """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
         printed = [self.quantities.index(wanted)] if wanted in self.quantities else range(len(self.quantities))
         numbers = [repr(float(row[at] or 0)) for row in self.rows.values() for at in printed]
-        decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # 1e-5 is written so
+        decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # such as 1e-5
         return max((len(each) for each in decimals if each != "0"), default=0)
 
 
@@ -70,27 +68,25 @@ def _read() -> Iterator[PublishedTable]:
 
 
 TABLES = tuple(_read())
-"""Every published table, in the order of their names."""
 TEXTS = {
     "proof_pile": re.compile(r"proof[-_]?pile", re.I),
     "pg19": re.compile(r"pg[-_]?19", re.I),
     "github": re.compile(r"((^|[/_.:-])github([-_]?test)?(\.\w+|/[^/]*)?|pile_set_name=github)$", re.I),
 }
-"""Published test set -> how a data spec of it looks."""
+"""Published test set -> pattern of its data specs."""
 
 
-def find(name: str) -> PublishedTable:
-    """Return the table that the paper calls so."""
+def find_table(name: str) -> PublishedTable:
     return next(table for table in TABLES if table.name == name)
 
 
 def text_of(spec: str) -> str | None:
     """Return the published test set that a data spec names, if it names one."""
-    data = re.sub(r"#[^?]*", "", spec)  # without what names a column
-    return next((name for name, looks in TEXTS.items() if looks.search(data)), None)
+    data = re.sub(r"#[^?]*", "", spec)  # without the name of a column
+    return next((name for name, pattern in TEXTS.items() if pattern.search(data)), None)
 
 
 def tables_for(wanted: Iterable[Quantity]) -> Iterator[PublishedTable]:
-    """Tables that hold a number for one of the quantities."""
+    """Return the tables that hold a number for one of the quantities."""
     asked = set(wanted)
     return (table for table in TABLES if asked & set(table.quantities))

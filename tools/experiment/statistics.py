@@ -1,8 +1,8 @@
-"""What a few runs with different seeds say of a figure: its mean with an interval, and whether two models differ.
+"""Statistics over a few seeds: intervals of means, and tests of whether two models differ.
 
-Models that are compared share their seeds, so differences are taken seed by seed: what a seed does to all of them alike
-falls out. An interval is Student's (it takes differences as normal); the sign-flip test takes them as symmetric about 0
-if there is no difference, and nothing else. Several claims at once are corrected by Holm's method.
+Models that are compared share their seeds, so differences are taken seed by seed, which removes what a seed does to all
+of them. Intervals are Student's (they assume normal differences); the sign-flip test assumes only that differences are
+symmetric about 0 under the null hypothesis. Holm's method corrects for several claims at once.
 """
 
 import math
@@ -15,34 +15,29 @@ import numpy as np
 CONFIDENCE = 0.95
 """Of every interval."""
 MOST_FLIPPED = 20
-"""Differences whose sign patterns are all tried: a million."""
+"""Limit of the differences whose sign patterns are all tried: a million."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Values of one figure, summed up."""
+    """Values of one figure, summarised."""
 
     n: int
     mean: float
     sd: float | None
-    """Standard deviation with n - 1; None for a single value, or where one is not finite."""
+    """Standard deviation with n - 1; None for a single value, or if one is not finite."""
     half_width: float | None
     """Of Student's interval of the mean; None as for ``sd``."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """From where to where the interval goes, if there is one."""
         return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
 
 
 def sample(values: Sequence[float]) -> Sample:
-    """Return mean, standard deviation and the 95 % interval of the mean.
-
-    Raises:
-        ValueError: there are no values.
-    """
+    """Return mean, standard deviation and the 95 % interval of the mean."""
     if not values:
-        raise ValueError("no values: nothing to sum up")
+        raise ValueError("no values: nothing to summarise")
     count, mean = len(values), sum(values) / len(values)
     if count == 1 or not all(map(math.isfinite, values)):
         return Sample(count, mean, None, None)
@@ -54,25 +49,19 @@ def sample(values: Sequence[float]) -> Sample:
 
 
 def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> dict[int, float]:
-    """``values`` less ``reference``, by the seeds that both have, ascending."""
+    """Return ``values`` minus ``reference`` by the seeds that both have, ascending."""
     return {seed: values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())}
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Exact two-sided p of the sign-flip (permutation) test: in how many of all 2^n patterns of signs the sum is at
-    least as far from 0 as it is.
+    """Return the exact two-sided p of the sign-flip (permutation) test: the share of the 2^n patterns of signs whose sum
+    is at least as far from 0 as the observed one; at least 2 / 2^n.
 
     Args:
         differences: paired, finite, 1 to :data:`MOST_FLIPPED`.
-
-    Returns:
-        2 / 2^n at least; 1 where all are 0.
-
-    Raises:
-        ValueError: there are none, too many, or one is not finite.
     """
     if not 1 <= len(differences) <= MOST_FLIPPED or not all(map(math.isfinite, differences)):
-        raise ValueError(f"1 to {MOST_FLIPPED} finite differences are wanted")
+        raise ValueError(f"1 to {MOST_FLIPPED} finite differences are needed")
     sums = np.array([differences[0]])  # the other sign of the first mirrors all of them
     for each in differences[1:]:
         sums = np.concatenate([sums + each, sums - each])
@@ -81,8 +70,7 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return each p adjusted for there being several (Holm 1979), in the given order: those at most 0.05 hold together
-    with 95 % confidence."""
+    """Return each p adjusted for several tests (Holm 1979), in the given order."""
     adjusted, least = [0.0] * len(ps), 0.0
     for rank, at in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         least = max(least, min(1.0, (len(ps) - rank) * ps[at]))

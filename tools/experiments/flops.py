@@ -126,7 +126,7 @@ def table_3() -> list[dict[str, Any]]:
         return {name: round(cell, 2) for name, cell in cells.items()}
 
     rows: list[dict[str, Any]] = []
-    for row, (gflops, gmacs, millions) in published.find("Table 3").rows.items():
+    for row, (gflops, gmacs, millions) in published.find_table("Table 3").rows.items():
         name = row.lower()
         config = TapeConfig(**PAPER, position_encoding=name)
         full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))

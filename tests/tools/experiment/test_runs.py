@@ -219,7 +219,7 @@ def test_processes_are_started_as_a_user_would(monkeypatch):
     assert hosts == [*runner, "--hostfile", "hosts", "--module", "evaluation"]
     assert Starting(3).line(["python", "tools/plan.py"]) == [
         sys.executable,
-        str(ROOT / "tools/experiments/flops.py"),
+        str(ROOT / "tools/plan.py"),
     ]
     assert Starting(2).shown(["launch", "--module", "x"]) == "deepspeed --num_accelerators 2 --module x"
     assert Starting(1).shown(["launch", "--module", "x", "y"]) == "python -m x y"

@@ -55,7 +55,7 @@ def test_of_a_share_more_is_better_and_differences_are_points():
 def test_an_interval_with_0_in_it_tells_nothing_apart():
     text = sentence(ROPE, moved("tape", -1.0, 3.0, -2.0, 0.5))
     assert text.startswith(
-        "tape: not told apart from rope; on average worse than rope by 0.125 (95 %: -3.335 to 3.585, n = 4)."
+        "tape: no significant difference from rope; on average worse than rope by 0.125 (95 %: -3.335 to 3.585, n = 4)."
     )
     assert "on average the same as rope (95 %: 0.000 to 0.000" in sentence(ROPE, moved("tape", *[0.0] * 8))
 
@@ -113,7 +113,7 @@ def test_a_difference_is_held_against_nothing_but_0():
     made = study(norms, rows("tape", [0.25, 0.5], by_updates), asked="loss_by_updates")
     (claim,) = made.claims
     assert (claim.arm, claim.differences) == ("tape", {0: 0.25, 1: 0.5})
-    assert "tape: not told apart from itself with updates off; on average worse than" in studies.text(made)
+    assert "tape: no significant difference from itself with updates off; on average worse than" in studies.text(made)
     assert made.figures()["reference"] == "itself with updates off"
 
 

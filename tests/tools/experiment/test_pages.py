@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tape_ds import results
-from tools.experiment import readings, report, runs
+from tools.experiment import pages, readings, runs
 from tools.experiment.published import Quantity
 from tools.experiment.runs import ExperimentWork, Starting
 from tools.experiment.table import Experiment
@@ -22,6 +22,6 @@ def test_the_untouched_model_of_a_seed_is_counted_once(tmp_path, monkeypatch):
         yield folder / "results" / "run.json", results.collect(), {"": {LOSS: 5.0}, "untouched": {LOSS: 7.0 + seed}}
 
     monkeypatch.setattr(readings, "of_run", of_run)
-    _, made, _ = report.gather(ExperimentWork("x", asked, Path("o"), Starting(2)), planned, None)
+    _, made, _ = pages.gather(ExperimentWork("x", asked, Path("o"), Starting(2)), planned, None)
     assert sorted(row.figures[LOSS] for row in made if row.arm == "untouched") == [7.0, 8.0]
     assert sum(row.arm in ("a", "b") for row in made) == 4
