@@ -54,8 +54,8 @@ def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> dict[
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Return the exact two-sided p of the sign-flip (permutation) test: the share of the 2^n patterns of signs whose sum
-    is at least as far from 0 as the observed one; at least 2 / 2^n.
+    """Return the exact two-sided p of the sign-flip (permutation) test: the share of all 2^n patterns of signs with a
+    sum at least as far from 0 as the observed one; at least 2 / 2^n.
 
     Args:
         differences: paired, finite, 1 to :data:`MOST_FLIPPED`.

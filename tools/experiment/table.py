@@ -114,11 +114,7 @@ def check(asked: Experiment) -> list[Problem]:
     problems = []
     own_fields = {f"arms.{arm}": own for arm, own in asked.arms.items()} | {"fields": asked.fields}
     for place, own in own_fields.items():
-        problems += [
-            Problem(place, own.get(name), f"{name} is decided by the runner", "remove it")
-            for name in OWN
-            if name in own
-        ]
+        problems += [Problem(place, own[name], f"{name} is the runner's", "remove it") for name in OWN if name in own]
     for arm, own in asked.arms.items():
         if not folder_of(arm):
             problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))

@@ -139,7 +139,7 @@ def test_a_figure_of_unknown_direction_decides_nothing():
     """Of a correlation more is better: taken for a loss, the verdict would have the wrong sign."""
     correlation = Quantity("cola", "mcc")
     found = study(rows("rope", [20.0] * 6, correlation), rows("tape", [40.0] * 6, correlation), asked="mcc")
-    with pytest.raises(UserError, match="whether more or less of it is better is not known"):
+    with pytest.raises(UserError, match="unknown whether more or less of it is better"):
         _ = found.primary
 
 
