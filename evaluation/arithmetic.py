@@ -14,7 +14,7 @@ from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test
 from tape_ds.data.generated.vocabulary import ids_of
 from tape_ds.errors import Problem, command, raise_if_any
-from tape_ds.scoring import arithmetic_tables, exact_match, models, resumable
+from tape_ds.scoring import exact_match, heat_maps, models, resumable
 from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.scoring.generation import continue_prompts
 from tape_ds.scoring.models import FoundModel
@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     def show(figures: Mapping[str, Any]) -> None:
-        written = arithmetic_tables.write(figures, evaluation.folder, f"{options.task} by {model.name_or_path}")
-        print(arithmetic_tables.summary(figures))
+        written = heat_maps.write_generated(figures, evaluation.folder, f"{options.task} by {model.name_or_path}")
+        print(heat_maps.generated_summary(figures))
         print(", ".join(str(path) for path in written))
 
     return evaluation.run(lambda: ask_all(evaluation, options, model, task), show, overwrite=options.overwrite)

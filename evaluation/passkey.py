@@ -15,7 +15,7 @@ from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import PasskeyQuestion
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
-from tape_ds.scoring import models, passkey, passkey_tables, resumable
+from tape_ds.scoring import heat_maps, models, passkey, resumable
 from tape_ds.scoring import options as shared
 from tape_ds.scoring.models import FoundModel
 from tape_ds.scoring.passkey import Passkey, Reply
@@ -163,9 +163,9 @@ def summarise(pairs: Sequence[tuple[PasskeyQuestion, Reply]], form: str) -> dict
 
 def report(figures: Mapping[str, Any], folder: Path, title: str, model: FoundModel) -> None:
     """The pictures and tables beside the result, and the table and the wrong replies on the terminal."""
-    written = passkey_tables.write(figures["cells"], folder, title=title, native_length=model.known_length)
+    written = heat_maps.write_passkeys(figures["cells"], folder, title=title, native_length=model.known_length)
     print(f"\n{title}\n")
-    print(passkey_tables.markdown(figures["cells"]))
+    print(heat_maps.passkey_table(figures["cells"]))
     by_length = [Passkey.from_dict(each) for each in figures["passkeys"]]
     tables.print_passkeys({model.name_or_path: by_length}, model.known_length or by_length[-1].length)
     print(", ".join(str(path) for path in written))

@@ -1,13 +1,12 @@
-"""Count parameters, multiply-adds and FLOPs of the model that the TAPE paper pretrains, with any positional encoding.
+"""Count parameters, multiply-adds and FLOPs of the TAPE paper's pretrained model, with each positional encoding.
 
     python -m tools.experiments.flops                                  every encoding, a sequence of 1,024 tokens
     python -m tools.experiments.flops --table3                         the TAPE paper's Table 3 beside our count
     python -m tools.experiments.flops --table3 --output runs/table3    and table3.json there
 
-MACs come in two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a
-causal kernel computes. FLOPs are 2 x MACs; the paper's also hold small operations that its MACs leave out. "M" is 2^20
-parameters, as in the paper. What a cache keeps of a token is in 16 bits. No model of this size is loaded or run; a
-recipe's own is counted by ``tools/plan.py``.
+MACs have two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a causal
+kernel computes. FLOPs are 2 x MACs; the paper's include small operations that its MACs leave out. "M" is 2^20, as in the
+paper. The cache is in 16 bits. No model of this size is loaded or run; tools/plan.py counts a recipe's model.
 Exit codes: 0 done; 2 something to mend.
 """
 
@@ -43,45 +42,62 @@ PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "bipe_alibi": {"position_options": {"separators": [0, 1]}},
     "cope": {"attention_backend": "sdpa"},
 }
-"""What some encodings cannot be built without; none of it changes a count."""
+"""Required options of some encodings; none changes a count."""
 TOKENS = 1_024
-"""Of a sequence: one forward, batch 1."""
+"""Of the one sequence of a forward pass."""
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Parse, check, count, store, print."""
-    given = sys.argv[1:] if argv is None else argv
-    parser = Parser(description=__doc__)
+    typed = sys.argv[1:] if argv is None else argv
+    parser = Parser(prog="python -m tools.experiments.flops", description=__doc__)
     parser.add_argument("--table3", action="store_true", help="the TAPE paper's Table 3")
     parser.add_argument("--output", help="folder of table3.json, or flops.json")
-    options = parser.parse_args(given)
+    options = parser.parse_args(typed)
     raise_if_any(check_folder("output", options.output or "."))
     rows = table_3() if options.table3 else every_encoding()
     if options.output is not None:
-        begun = results.collect(command=[Path(__file__).name, *given], config={"length": TOKENS, **PAPER})
+        started = results.collect(command=[Path(__file__).name, *typed], config={"length": TOKENS, **PAPER})
         file = Path(options.output) / f"{'table3' if options.table3 else 'flops'}.json"
-        results.save(begun.finish({"rows": rows}), file)
-    print(markdown_table(list(rows[0]), [[_shown(cell) for cell in row.values()] for row in rows]))
+        results.save(started.finish({"rows": rows}), file)
+
+    def shown(cell: Any) -> str:
+        if cell is None:
+            return "-"
+        return f"{cell:,.3f}".removesuffix("0") if isinstance(cell, float) else str(cell)
+
+    print(markdown_table(list(rows[0]), [[shown(cell) for cell in row.values()] for row in rows]))
     return 0
 
 
 def every_encoding() -> list[dict[str, Any]]:
     """Return a row for each encoding."""
+    from tape_ds.models import flops
     from tape_ds.models.configuration import TapeConfig
 
     rows = []
     for name in encodings.available():
         config = TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))
-        rows.append(count(config) | {"cache (KiB a token)": round(2 * cached_numbers(config) / 1024, 2)})
+        full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
+        rows.append(
+            {
+                "encoding": name,
+                "parameters (M)": round(flops.parameters(config) / flops.MEBI, 2),
+                "of the encoding (M)": round(flops.position_parameters(config) / flops.MEBI, 3),
+                "MACs full (G)": round(full / 1e9, 2),
+                "MACs causal (G)": round(causal / 1e9, 2),
+                "FLOPs full (G)": round(2 * full / 1e9, 2),
+                "FLOPs causal (G)": round(2 * causal / 1e9, 2),
+                "training FLOPs a token (G)": round(flops.training_flops_per_token(config, TOKENS, 1.0) / 1e9, 3),
+                "cache (KiB a token)": round(2 * cached_numbers(config) / 1024, 2),
+            }
+        )
     return rows
 
 
 def cached_numbers(config: TapeConfig) -> float:
-    """Return how many numbers of a token a cache keeps, keys and values included.
-
-    A model with few words and a narrow feed-forward, in which the cache has no part, reads a short text.
-    """
+    """Return the numbers that a cache keeps of a token, by running a model that is narrow outside attention."""
     import torch
     from transformers import DynamicCache
 
@@ -95,31 +111,13 @@ def cached_numbers(config: TapeConfig) -> float:
     return sum(kept) / ids.numel()
 
 
-def count(config: TapeConfig) -> dict[str, Any]:
-    """Return one row of the table."""
-    from tape_ds.models import flops
-
-    full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
-    return {
-        "encoding": config.position_encoding,
-        "parameters (M)": round(flops.parameters(config) / flops.MEBI, 2),
-        "of the encoding (M)": round(flops.position_parameters(config) / flops.MEBI, 3),
-        "MACs full (G)": round(full / 1e9, 2),
-        "MACs causal (G)": round(causal / 1e9, 2),
-        "FLOPs full (G)": round(2 * full / 1e9, 2),
-        "FLOPs causal (G)": round(2 * causal / 1e9, 2),
-        "training FLOPs a token (G)": round(flops.training_flops_per_token(config, TOKENS, 1.0) / 1e9, 3),
-    }
-
-
 def table_3() -> list[dict[str, Any]]:
     """Return the paper's Table 3: published, counted here, and TAPE counted as its published code is."""
     from tape_ds.models import flops
     from tape_ds.models.configuration import TapeConfig
-    from tools.experiment import published  # here: a script finds it once tape_ds is imported
+    from tools.experiment import published
 
     def counted(parameters: int, full: float, causal: float | None = None) -> dict[str, Any]:
-        """A row's cells; FLOPs are 2 x MACs."""
         cells = {"FLOPs (G)": 2 * full / 1e9, "MACs (G)": full / 1e9, "parameters (M)": parameters / flops.MEBI}
         if causal is not None:
             cells |= {"FLOPs causal (G)": 2 * causal / 1e9, "MACs causal (G)": causal / 1e9}
@@ -139,11 +137,11 @@ def table_3() -> list[dict[str, Any]]:
 
 
 def published_tape() -> tuple[int, float]:
-    """Return parameters and MACs of TAPE as its published code has it.
+    """Return parameters and MACs of TAPE's published code.
 
-    Every layer, the last one too, has W_x, W_up, W_down and an H x H matrix; attention runs over cosines and sines K
-    wide each, although their halves are equal; the gate is evaluated twice. Its contractions across heads are einsums,
-    which the paper's profiler counted as FLOPs but not as MACs.
+    Every layer, including the last one, has W_x, W_up, W_down and an H x H matrix; attention runs over cosines and
+    sines of width K each, although their halves are equal; the gate is evaluated twice. Its contractions across heads are
+    einsums, which the paper's profiler counted as FLOPs but not as MACs.
     """
     from tape_ds.models import flops
     from tape_ds.models.configuration import TapeConfig
@@ -155,12 +153,6 @@ def published_tape() -> tuple[int, float]:
     macs = flops.multiply_adds(rope, length, causal=False)
     macs += layers * (2 * length**2 * hidden + 2 * length * hidden * PAPER_RANK)
     return parameters, macs
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.3f}".removesuffix("0") if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ Names = Mapping[int, str]
 def compare(
     caption: str, scores: Sequence[Score], names: Names, *, places: int | None = None, lowest: bool = False
 ) -> list[Markup]:
-    """Return a table of scores, the lowest of a row in bold if ``lowest``, and a warning if a row has means over different
-    numbers of samples. ``places``: decimals of scores without a standard error."""
+    """Return a table of scores, the lowest of a row in bold if ``lowest``, and a warning if a row has means over
+    different numbers of samples. ``places``: decimals of scores without a standard error."""
     columns = list(dict.fromkeys(each.column for each in scores))
     found: dict[str, dict[int, Score]] = {}
     for each in sorted(scores, key=lambda score: score.tokens):

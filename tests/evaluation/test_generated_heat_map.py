@@ -3,7 +3,7 @@
 import pytest
 from matplotlib import image
 
-from tape_ds.scoring import arithmetic_tables
+from tape_ds.scoring import heat_maps
 
 YELLOW, BLUE, ORANGE, GREY = (0.996, 0.909, 0.217), (0.0, 0.135, 0.305), (0.835, 0.369, 0.0), (0.8, 0.8, 0.8)
 
@@ -21,7 +21,7 @@ def grid(reach, last=6, trained=(3, 3), samples=lambda i, j: 10):
 
 def drawn(tmp_path, figures):
     """How much of the picture has a colour."""
-    pixels = image.imread(arithmetic_tables.draw(figures, tmp_path / "map.png", "a title, no $ formula $x^"))[..., :3]
+    pixels = image.imread(heat_maps.draw_generated(figures, tmp_path / "map.png", "a title, no $ formula $x^"))[..., :3]
     return lambda colour: int((abs(pixels - colour).max(axis=-1) < 0.02).sum())
 
 
@@ -36,7 +36,7 @@ def test_the_first_operand_goes_upwards(tmp_path):
     figures = grid(0)
     for cell in figures["cells"]:
         cell["correct"] = cell["samples"] * (cell["first"] == 6 and cell["second"] > 3)
-    pixels = image.imread(arithmetic_tables.draw(figures, tmp_path / "map.png", "t"))[:, :450, :3]  # without the bar
+    pixels = image.imread(heat_maps.draw_generated(figures, tmp_path / "map.png", "t"))[:, :450, :3]  # without the bar
     down, across = (abs(pixels - YELLOW).max(axis=-1) < 0.02).nonzero()
     assert down.max() < pixels.shape[0] / 2 and across.min() > 200
 
@@ -55,4 +55,4 @@ def test_a_cell_of_which_nothing_was_asked_is_grey(tmp_path):
 
 @pytest.mark.parametrize(("share", "text"), [(0.25, "25.0%"), (1.0, "100.0%"), (None, "N/A")])
 def test_means_are_written_as_per_cents(share, text):
-    assert arithmetic_tables.percent(share) == text
+    assert heat_maps.percent(share) == text
