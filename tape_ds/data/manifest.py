@@ -47,7 +47,7 @@ class Settings:
 
     split: str
     tokenizer: str
-    """Fingerprint, see :func:`tape_ds.data.packing.tokenizer_fingerprint`."""
+    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
     tokenizer_name: str
     """Where it was loaded from; for people, as are the data specs: both hold only where it was run."""
     addresses: list[str]

@@ -2,7 +2,7 @@
 
 The inputs (files, mostly) are dealt in their order to ``parts``, each a run of neighbours. A part is one task: its
 documents are tokenised one after another into shards of about ``shard_tokens`` tokens, ``PPPPP-SSSSS.arrow``, as
-:func:`tape_ds.data.packing.encode` does it. Both numbers decide the shards and the number of workers does not.
+:func:`tape_ds.data.tokenized.encode` does it. Both numbers decide the shards and the number of workers does not.
 
 Beside a shard, once it is whole, a record of it is written into the subfolder ``records``; when all are there, the
 manifest (:mod:`tape_ds.data.manifest`). Killed at any moment and started again, or started again with a shard deleted,
@@ -36,8 +36,8 @@ from tape_ds import building, storage
 from tape_ds.data import manifest
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.manifest import MANIFEST, RECORDS, DataManifest, Settings, ShardEntry
-from tape_ds.data.packing import document_features, encode, tokenizer_fingerprint
 from tape_ds.data.sources import Document, Shard, parse_all
+from tape_ds.data.tokenized import document_features, encode, tokenizer_fingerprint
 from tape_ds.errors import Problem, UserError, raise_if_any, redacted
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def write_shard(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: 
 
     Args:
         path: made or written over; whole and on the disk when this returns, and as it was when it raises.
-        rows: of :func:`tape_ds.data.packing.encode`; what is raised in reading them is passed on.
+        rows: of :func:`tape_ds.data.tokenized.encode`; what is raised in reading them is passed on.
         limit: tokens, 1 or more.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds.data import cache, packing
+from tape_ds.data import cache, tokenized
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError
@@ -57,7 +57,7 @@ def select(
     """Return documents of the data ``specs``, in their order, that are long enough.
 
     Args:
-        specs, tokenizer, split, cache_dir, bad_rows: see :func:`tape_ds.data.packing.tokenize`.
+        specs, tokenizer, split, cache_dir, bad_rows: see :func:`tape_ds.data.tokenized.tokenize`.
         min_tokens: shorter documents are left out.
         max_documents: reading ends with this many documents that are long enough, so that a few can be had from a
             corpus too large to tokenise; only those are stored, and both numbers are part of the cache's key. None:
@@ -68,12 +68,12 @@ def select(
     """
     from datasets import concatenate_datasets
 
-    identity, room = packing.tokenizer_fingerprint(tokenizer), max_documents
+    identity, room = tokenized.tokenizer_fingerprint(tokenizer), max_documents
     parts: list[Selection] = []
     bad_rows = bad_rows or BadRows()
-    for source in parse_all(specs, packing.FIELD_OF[split], bad_rows):
+    for source in parse_all(specs, tokenized.FIELD_OF[split], bad_rows):
         if room is None or source.tokenised:
-            documents = packing.tokenized(source, tokenizer, identity, split, Path(cache_dir), bad_rows)
+            documents = tokenized.tokenized(source, tokenizer, identity, split, Path(cache_dir), bad_rows)
             part = _long_enough(documents, min_tokens, room)
         else:
             part = _first(source, tokenizer, identity, split, Path(cache_dir), min_tokens, room, bad_rows)
@@ -86,7 +86,7 @@ def select(
     if len(found.documents) == 0:
         wrong = f"none of {found.read_documents} documents has {min_tokens} tokens or more"
         remedy = "name longer documents, or lower min_document_tokens"
-        raise UserError(Problem(packing.FIELD_OF[split], list(specs), wrong, remedy))
+        raise UserError(Problem(tokenized.FIELD_OF[split], list(specs), wrong, remedy))
     return found
 
 
@@ -132,15 +132,15 @@ def _first(
 
     def name() -> str:
         origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
-        return cache.key("first", format=packing.FORMAT, **origin, **limits)
+        return cache.key("first", format=tokenized.FORMAT, **origin, **limits)
 
     key = cache.known(cache_dir, name)
-    features = packing.document_features()
+    features = tokenized.document_features()
     own = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
     read = Counter(tokens=0, read_documents=0, read_tokens=0)
 
     def long_ones() -> Iterator[dict[str, Any]]:
-        for row in packing.encoded_rows(source.documents(split), tokenizer):
+        for row in tokenized.encoded_rows(source.documents(split), tokenizer):
             size = len(row["input_ids"])
             read.update({"read_documents": 1, "read_tokens": size})
             if size >= min_tokens:
@@ -152,7 +152,7 @@ def _first(
         if (first := next(rows, None)) is None:  # datasets writes nothing without a row
             folder.mkdir()
         else:
-            packing.write(key, features, lambda: chain([first], rows), folder)
+            tokenized.write(key, features, lambda: chain([first], rows), folder)
         (folder / "read.json").write_text(json.dumps(read), encoding="utf-8")
 
     folder = cache.folder_with_record(own, cache_dir, key, build)

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from tape_ds.data import manifest, prepared
-from tape_ds.data.packing import document_features, encode, pack, tokenize
 from tape_ds.data.prepared import _in_processes, prepare, verify, write_shard
 from tape_ds.data.sources import Document, parse
+from tape_ds.data.tokenized import document_features, encode, pack, tokenize
 from tape_ds.errors import DiskError, Problem, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 from tests.disks import files, mounted
@@ -513,6 +513,6 @@ def test_bytes_do_not_depend_on_the_tokenizers_batches(tmp_path, monkeypatch):
     """A shard that a resumed run begins is batched differently than in the run that was killed."""
     documents = [Document(str(n), f"def f{n}(a, b): return {n}" * (n % 5)) for n in range(40)]
     write_shard(tmp_path / "one.arrow", encode(documents, build_tokenizer()), 10**6)
-    monkeypatch.setattr("tape_ds.data.packing._BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("tape_ds.data.tokenized._BATCH_DOCUMENTS", 3)
     write_shard(tmp_path / "two.arrow", encode(documents, build_tokenizer()), 10**6)
     assert (tmp_path / "one.arrow").read_bytes() == (tmp_path / "two.arrow").read_bytes()

@@ -10,10 +10,10 @@ from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateP
 
 from evaluation import generate
 from tape_ds.data import passkey, passkey_protocols
-from tape_ds.data.packing import scored_rows
 from tape_ds.data.prompting import appended, around, prompt_ids
 from tape_ds.data.scrolls import datasets as scrolls_data
 from tape_ds.data.scrolls import prompts as scrolls
+from tape_ds.data.tokenized import scored_rows
 from tape_ds.training import samples
 from tests.data.conftest import build_tokenizer
 
@@ -112,7 +112,7 @@ def test_a_document_is_scored_without_the_end(tmp_path):
 
 DOCUMENTS = {
     "tape_ds/data/prompting.py": "the one place that prompts",
-    "tape_ds/data/packing.py": "documents, which a tokenizer may end",
+    "tape_ds/data/tokenized.py": "documents, which a tokenizer may end",
     "tape_ds/data/scrolls/prompts.py": "the middle of a text, add_special_tokens=False",
     "tape_ds/data/chat/template.py": "a rendered conversation, add_special_tokens=False",
     "tape_ds/data/tokenizer.py": "the BOS before an empty text",

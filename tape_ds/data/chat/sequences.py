@@ -1,6 +1,6 @@
 """Sequences of chat tuning: conversations rendered once, cut or left out where they are too long, and packed.
 
-Two caches, as for documents (:mod:`tape_ds.data.packing`): every conversation whole, with the mask of its assistant's
+Two caches, as for documents (:mod:`tape_ds.data.tokenized`): every conversation whole, with the mask of its assistant's
 tokens; and sequences packed from those that a run takes. How long a conversation may be, and which are held out,
 changes only the second.
 """
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from tape_ds.data import cache, packing
+from tape_ds.data import cache, tokenized
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.chat import conversations, template
 from tape_ds.data.chat.conversations import COLUMN, TooLong
 from tape_ds.data.chat.template import UnfitTemplateError
-from tape_ds.data.dataset import item
+from tape_ds.data.order import item
+from tape_ds.data.pack import whole
 from tape_ds.data.scrolls.sequences import AnswerSequences
 from tape_ds.data.selection import spread, token_counts
-from tape_ds.data.sequences import whole
 
 if TYPE_CHECKING:
     import datasets
@@ -119,7 +119,7 @@ def rendered(
     features = Features({**columns, "unread": List(Value("string"))})
     text = tokenizer.chat_template
     dated = {"day": day.isoformat()} if template.is_dated(tokenizer) else {}
-    field, identity = packing.FIELD_OF[split], packing.tokenizer_fingerprint(tokenizer)
+    field, identity = tokenized.FIELD_OF[split], tokenized.tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [conversations.parse(spec, field) for spec in specs]:
         own = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
@@ -130,9 +130,9 @@ def rendered(
 
         def rows(source: conversations.Source = source) -> Iterator[dict[str, Any]]:
             none = source.problem("it has no rows", "give data with a conversation a row")
-            return packing.some(_rendered_rows(source, split, tokenizer, day), none)
+            return tokenized.some(_rendered_rows(source, split, tokenizer, day), none)
 
-        parts.append(packing.cached(Path(cache_dir), cache.known(cache_dir, name), features, rows, own))
+        parts.append(tokenized.cached(Path(cache_dir), cache.known(cache_dir, name), features, rows, own))
     return concatenate_datasets(parts)
 
 
@@ -199,7 +199,7 @@ def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: i
 
 
 def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
-    """Return the sequences that ``chosen`` fill, no conversation cut (:func:`tape_ds.data.sequences.whole`).
+    """Return the sequences that ``chosen`` fill, no conversation cut (:func:`tape_ds.data.pack.whole`).
 
     Returns:
         Rows ``{input_ids: list<int32>, targets: list<int8>, document_ids: list<int32>}`` of at most ``max_tokens``.
@@ -222,7 +222,7 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
             ids, targets = sequence["input_ids"].T
             yield {"input_ids": ids, "targets": targets.astype(np.int8), "document_ids": sequence["document_ids"]}
 
-    return packing.cached(Path(cache_dir), key, features, rows)
+    return tokenized.cached(Path(cache_dir), key, features, rows)
 
 
 class ChatSequences(AnswerSequences):

@@ -5,9 +5,9 @@ import random
 
 import torch
 
-from tape_ds.data.dataset import item
 from tape_ds.data.generated.task import GeneratedSample, Size, Task
 from tape_ds.data.generated.vocabulary import ids_of
+from tape_ds.data.order import item
 
 _MEASURED = 1024
 """Sequences over which the mean length is taken."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from tape_ds.data import cache, packing
+from tape_ds.data import cache, tokenized
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
-from tape_ds.data.dataset import Orders, item
+from tape_ds.data.order import Orders, item
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
@@ -61,7 +61,7 @@ class CutText:
         return f"{texts}; {self.answers:,} answers cut by {self.answer_tokens:,}"
 
 
-def tokenized(
+def tokenize(
     name: str,
     split: str,
     data_dir: str | Path | None,
@@ -90,7 +90,7 @@ def tokenized(
     """
     from datasets import Features, List, Value
 
-    about = {"tokenizer": packing.tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
+    about = {"tokenizer": tokenized.tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
 
     def key() -> str:
         return cache.key("answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about)
@@ -106,7 +106,7 @@ def tokenized(
         for row in read() if questions is None else _first_rows(read, questions):
             yield _row(name, row, tokenizer, form)
 
-    return packing.cached(Path(cache_dir), cache.known(cache_dir, key), features, chosen, own)
+    return tokenized.cached(Path(cache_dir), cache.known(cache_dir, key), features, chosen, own)
 
 
 def _first_rows(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:
@@ -144,7 +144,7 @@ def _row(
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    """Return what the sequences of :func:`tokenized` have lost."""
+    """Return what the sequences of :func:`tokenize` have lost."""
     prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
     return CutText(
         len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())
@@ -154,7 +154,7 @@ def cut(rows: "datasets.Dataset") -> CutText:
 class AnswerSequences(torch.utils.data.Dataset):
     """A run's samples: a pure function of (seed, index, sequences of a step), on any number of ranks.
 
-    Every pass over the sequences has its own order, as in :class:`tape_ds.data.dataset.TrainingSequences`. Within each
+    Every pass over the sequences has its own order, as in :class:`tape_ds.data.order.TrainingSequences`. Within each
     stretch of ``step_sequences`` samples, those of one optimizer step, the longest come first: micro-batches follow one
     another there, so sequences that are padded together are of similar length, and ranks have as much to do at the same
     time.
@@ -168,7 +168,7 @@ class AnswerSequences(torch.utils.data.Dataset):
     """Columns of ``stored``, those that :meth:`item` reads."""
 
     def __init__(self, stored: "datasets.Dataset", *, samples: int, seed: int, step_sequences: int):
-        """Serve ``samples`` samples of ``stored`` (of :func:`tokenized`), ``step_sequences`` to a step."""
+        """Serve ``samples`` samples of ``stored`` (of :func:`tokenize`), ``step_sequences`` to a step."""
         self.stored = stored.with_format("numpy", columns=list(self.COLUMNS), dtype=np.int64)
         self.samples = samples
         self.order = Orders(seed, len(stored))

@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 import torch
 
-from tape_ds.data.dataset import collate
 from tape_ds.data.generated import addressing, arithmetic, vocabulary
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
 from tape_ds.data.generated.tasks import TASKS, make
+from tape_ds.data.order import collate
 
 ADDRESSING = [name for name, task in TASKS.items() if not isinstance(task, ArithmeticTask)]
 

@@ -85,7 +85,7 @@ class TrainingSequences(torch.utils.data.Dataset):
         """Serve ``samples`` samples from ``stored``.
 
         Args:
-            stored: of :func:`tape_ds.data.packing.pack`, or with ``pose`` of :func:`tape_ds.data.selection.select`.
+            stored: of :func:`tape_ds.data.tokenized.pack`, or with ``pose`` of :func:`tape_ds.data.selection.select`.
             samples: how many samples the run consumes; may exceed the sequences (several epochs).
             seed: 0 or more.
             pose: draws from documents; None serves packed sequences as they are.
@@ -120,7 +120,7 @@ class TrainingSequences(torch.utils.data.Dataset):
 
 
 def packed_item(sequence: dict[str, np.ndarray], attend_across: bool = False) -> dict[str, torch.Tensor]:
-    """Return the item (see :class:`TrainingSequences`) of a sequence of :mod:`tape_ds.data.sequences`."""
+    """Return the item (see :class:`TrainingSequences`) of a sequence of :mod:`tape_ds.data.pack`."""
     owners = np.zeros_like(sequence["document_ids"]) if attend_across else sequence["document_ids"]
     return item(sequence["input_ids"], np.flatnonzero(np.diff(owners) == 0) + 1, document_ids=owners)
 

@@ -15,10 +15,9 @@ from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
-from tape_ds.data import streaming
-from tape_ds.data.dataset import collate, generator
+from tape_ds.data.order import collate, generator
 from tape_ds.data.sources import Document, Shard
-from tape_ds.data.streaming import Stream, StreamedSequences, StreamError, shuffled
+from tape_ds.data.stream import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
 from tape_ds.resilience.watchdog import Watchdog
 from tests.data.conftest import build_tokenizer, same
@@ -180,7 +179,7 @@ def test_loader_processes_change_nothing(open_sequences, workers):
 
 def test_a_forked_worker_leaves_our_files_alone(open_sequences, folder, monkeypatch):
     """Forked while a stream worker reads, a process that read on would move the place in the file they share."""
-    monkeypatch.setattr(streaming, "BUFFER_DOCUMENTS", 1)
+    monkeypatch.setattr("tape_ds.data.stream.BUFFER_DOCUMENTS", 1)
     write(folder / "large.jsonl", texts_of(7, 1500))
 
     def large():
@@ -400,7 +399,7 @@ def test_golden_order(stream):
 
 def test_shuffling_loses_and_doubles_nothing(monkeypatch):
     for buffer in (1, 2, 7, 100):
-        monkeypatch.setattr(streaming, "BUFFER_DOCUMENTS", buffer)
+        monkeypatch.setattr("tape_ds.data.stream.BUFFER_DOCUMENTS", buffer)
         assert sorted(order(shuffled(documents(50), np.random.default_rng(0)))) == list(range(50))
     assert list(shuffled([], np.random.default_rng(0))) == []
 
@@ -413,7 +412,7 @@ def test_shuffling_within_the_buffer_is_uniform():
 @pytest.mark.parametrize(("limit", "value"), [("BUFFER_DOCUMENTS", 6), ("BUFFER_CHARACTERS", 60)])
 def test_the_buffer_is_bounded(monkeypatch, limit, value):
     """With room for six, document n is not met before n - 6 others have left."""
-    monkeypatch.setattr(streaming, limit, value)
+    monkeypatch.setattr(f"tape_ds.data.stream.{limit}", value)
     read = []
 
     def counted():

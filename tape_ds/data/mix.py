@@ -1,6 +1,6 @@
 """Sources mixed by weight: each gives a share of the tokens of the training sequences, exact in expectation.
 
-As in :mod:`tape_ds.data.dataset`, sample ``i`` is a pure function of (seed, i). Every source has sequences of its own
+As in :mod:`tape_ds.data.order`, sample ``i`` is a pure function of (seed, i). Every source has sequences of its own
 (packed, drawn by PoSE or streamed), shuffled with a seed of its own, and goes through them in epochs of its own: a
 small one begins again while a large one is in its first. Which source sample ``i`` is of is drawn from (seed, i) alone,
 and it is the source's next sequence: its number is how many samples before ``i`` were of this source, which is counted
@@ -10,7 +10,7 @@ A source is drawn with a probability in proportion to ``share / mean tokens of i
 tokens also where sequences are not all full.
 
 **Streamed sources.** Sample ``i`` is of stream worker ``i % W`` of its source, whose sequences are counted for each
-worker alone. So ranks read with workers of their own as without weights (:mod:`tape_ds.data.streaming`).
+worker alone. So ranks read with workers of their own as without weights (:mod:`tape_ds.data.stream`).
 
 ``datasets.interleave_datasets`` is not used: its probabilities are those of examples, however long they are; it ends
 with the first source, or begins it anew unshuffled; and a stream of it is resumed from a state, not from a number.
@@ -24,10 +24,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from tape_ds.data.dataset import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
+from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
 from tape_ds.data.selection import token_counts
 from tape_ds.data.sources.weights import Entry, percent, shares_of, specs_of
-from tape_ds.data.streaming import StreamedSequences
+from tape_ds.data.stream import StreamedSequences
 
 Built = TypeVar("Built", bound=TrainingSequences | StreamedSequences)
 
@@ -72,7 +72,7 @@ class WeightedSource:
 
 
 class MixedSequences(torch.utils.data.Dataset):
-    """A run's samples out of several sources; items as of :class:`tape_ds.data.dataset.TrainingSequences`."""
+    """A run's samples out of several sources; items as of :class:`tape_ds.data.order.TrainingSequences`."""
 
     def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
         """Serve ``samples`` samples.

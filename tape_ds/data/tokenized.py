@@ -26,8 +26,8 @@ from tape_ds import building, storage
 from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
+from tape_ds.data.pack import FILL, Packing, ended
 from tape_ds.data.prompting import appended
-from tape_ds.data.sequences import FILL, Packing, ended
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 
@@ -102,13 +102,13 @@ def pack(
     *,
     specs: Sequence[str] = (),
 ) -> "Dataset":
-    """Return sequences of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.sequences` has it.
+    """Return sequences of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.pack` has it.
 
     Args:
         documents: with a column ``input_ids``; their order is kept.
         length: tokens per sequence, 2 or more.
         cache_dir: as for :func:`tokenize`; keyed by the dataset's own fingerprint and the other arguments.
-        packing: a name of :data:`tape_ds.data.sequences.FILL`. Only the sequences of ``whole`` may be shorter than
+        packing: a name of :data:`tape_ds.data.pack.FILL`. Only the sequences of ``whole`` may be shorter than
             ``length``.
         end: a token put behind each document; None: no token.
         specs: what the documents are of, for messages.

@@ -1,6 +1,6 @@
 """Training sequences from text that is read as it is needed: no token is stored, no corpus is tokenised ahead.
 
-For corpora such as C4, too large to tokenise before every run. As in :mod:`tape_ds.data.dataset`, sample ``i`` is a
+For corpora such as C4, too large to tokenise before every run. As in :mod:`tape_ds.data.order`, sample ``i`` is a
 pure function of (seed, i), shuffling included. (The shuffled streams of ``datasets`` do not resume exactly: their
 buffer is filled anew with what comes next.)
 
@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.dataset import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
-from tape_ds.data.packing import FIELD_OF, encode
-from tape_ds.data.sequences import PackedSequence, cut
+from tape_ds.data.order import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
+from tape_ds.data.pack import PackedSequence, cut
 from tape_ds.data.sources import Document, Shard, parse_all
+from tape_ds.data.tokenized import FIELD_OF, encode
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Stream:
                     return
 
     def sequences(self, worker: int, first: int) -> Iterator[PackedSequence]:
-        """Return the worker's sequences from sequence ``first`` on, as :func:`tape_ds.data.sequences.cut` gives
+        """Return the worker's sequences from sequence ``first`` on, as :func:`tape_ds.data.pack.cut` gives
         them."""
         return cut(self.tokens(worker, skip=first * self.window), self.window)
 
@@ -142,7 +142,7 @@ class StreamError(UserError):
 
 class StreamedSequences(torch.utils.data.Dataset):
     """A run's samples, packed sequences of ``window`` tokens; items as of
-    :class:`tape_ds.data.dataset.TrainingSequences`.
+    :class:`tape_ds.data.order.TrainingSequences`.
 
     Reading in rising order, as a sequential sampler does, is cheap: every stream worker stays where it is. A sample
     behind that place begins its worker anew. It may be pickled, or inherited by a forked process, at any time. Any
