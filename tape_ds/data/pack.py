@@ -1,28 +1,83 @@
-"""How documents fill sequences: :func:`cut`, :func:`single` or :func:`whole`. Arrays in, sequences out; nothing is
-stored here.
+"""Documents packed into training sequences by :func:`cut`, :func:`single` or :func:`whole`; :func:`pack` caches them.
 
-Each takes token arrays [n_i] and a sequence's ``length``, and yields ``{"input_ids", "document_ids"}``, both int32 [t].
-``document_ids`` count from 0 in each sequence and say which document a token is of. The rest of a document that is cut
-is a document of the next sequence, without what came before.
+The three take token arrays [n_i] and a sequence's ``length``, and yield ``{"input_ids", "document_ids"}``, both int32
+[t]. ``document_ids`` count from 0 in each sequence. The rest of a document that is cut is a document of the next
+sequence, without what came before.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from tape_ds.data import cache
+from tape_ds.errors import Problem
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PackedSequence = dict[str, np.ndarray]
 Packing = Literal["cut", "single", "whole"]
 
-OPEN_SEQUENCES = 64
-"""Sequences that :func:`whole` fills side by side."""
+OPEN_SEQUENCES = 64  # that whole() fills at a time
+# Part of every key: raise it when the code below gives other output for the same input.
+FORMAT = 1
+
+
+def pack(
+    documents: "Dataset",
+    length: int,
+    cache_dir: str | Path,
+    packing: Packing = "cut",
+    end: int | None = None,
+    *,
+    specs: Sequence[str] = (),
+) -> "Dataset":
+    """Return sequences of at most ``length`` tokens, filled with ``documents``.
+
+    Args:
+        documents: with a column ``input_ids``; their order is kept.
+        length: tokens per sequence, 2 or more.
+        cache_dir: the key is the dataset's fingerprint and the other arguments.
+        packing: a name of :data:`FILL`. Only ``whole`` gives sequences shorter than ``length``.
+        end: a token after each document that does not end with it; None: no token.
+        specs: the documents' data specs, for messages.
+
+    Returns:
+        Rows ``{input_ids: list<int32>, document_ids: list<int32>}``.
+
+    Raises:
+        UserError: the documents do not fill one sequence.
+    """
+    from datasets import Features, List, Value
+
+    column = List(Value("int32"), -1 if packing == "whole" else length)
+    features = Features({"input_ids": column, "document_ids": column})
+    key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
+    of = f" of {', '.join(specs)}" * bool(specs)
+    wrong = f"no document{of} alone fills" if packing == "single" else f"not even all documents{of} together fill"
+    too_few = Problem("window", length, f"{wrong} a sequence", "name more data, or make the window smaller")
+
+    def arrays() -> Iterator[np.ndarray]:
+        for batch in documents.with_format("arrow", columns=["input_ids"]).iter(batch_size=64):
+            for row in batch.column("input_ids").combine_chunks():
+                tokens = row.values.to_numpy()
+                if end is not None and not (len(tokens) and tokens[-1] == end):
+                    tokens = np.append(tokens, np.array(end, tokens.dtype))
+                yield tokens
+
+    def rows() -> Iterator[dict[str, Any]]:
+        return cache.some(FILL[packing](arrays(), length), too_few)
+
+    return cache.rows(cache_dir, key, features, rows)
 
 
 def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
-    """Yield sequences of exactly ``length``: the documents one after another, cut without regard to their borders.
+    """Yield sequences of exactly ``length``: the documents concatenated, and cut regardless of their borders.
 
-    The last tokens, too few for a sequence, are dropped (fewer than ``length`` of the whole corpus): a padded sequence
-    would weigh as much as a full one.
+    The last tokens, fewer than ``length`` of the whole corpus, are dropped: a padded sequence would have the weight of
+    a full one.
     """
     ids, owners = np.empty(length, np.int32), np.empty(length, np.int32)
     filled = owner = 0
@@ -39,28 +94,25 @@ def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence
 
 
 def single(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
-    """Yield sequences of exactly ``length``, each of one document; what a document has left over is dropped.
-
-    So every token of a sequence has all tokens before it to attend to.
-    """
+    """Yield sequences of exactly ``length``, each of one document, so that every token can attend to all before it; the
+    rest of a document is dropped."""
     for tokens in documents:
-        for piece in _pieces(tokens, length):
-            if len(piece) == length:
-                yield _joined([piece])
+        for start in range(0, len(tokens) - length + 1, length):
+            yield _joined([tokens[start : start + length]])
 
 
 def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
-    """Yield sequences of at most ``length`` in which no document is cut that fits a sequence; nothing is dropped.
+    """Yield sequences of at most ``length`` without cutting a document that fits a sequence; nothing is dropped.
 
-    A longer document is cut into full sequences, yielded at once, and what is left over is placed like a short
-    document. First fit over :data:`OPEN_SEQUENCES` sequences: a document goes into the oldest that has room. Where none
-    has, the oldest is yielded as it is, and the collator pads it. So a sequence's documents were near one another, and
-    memory is bounded.
+    A longer document is cut into full sequences, yielded at once, and its rest is placed like a short document. First
+    fit over :data:`OPEN_SEQUENCES` sequences: a document goes into the oldest with enough room. If none has, the oldest
+    is yielded and the collator pads it. So a sequence's documents were near one another, and memory is bounded.
     """
     sequences: list[list[np.ndarray]] = []
     room: list[int] = []
     for tokens in documents:
-        for piece in _pieces(tokens, length):
+        for start in range(0, len(tokens), length):
+            piece = tokens[start : start + length]
             if len(piece) == length:
                 yield _joined([piece])
                 continue
@@ -80,26 +132,13 @@ def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequen
     yield from map(_joined, sequences)
 
 
+def _joined(pieces: list[np.ndarray]) -> PackedSequence:
+    owners = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces])
+    return {"input_ids": np.concatenate(pieces).astype(np.int32), "document_ids": owners}
+
+
 FILL: dict[Packing, Callable[[Iterable[np.ndarray], int], Iterator[PackedSequence]]] = {
     "cut": cut,
     "single": single,
     "whole": whole,
 }
-
-
-def ended(documents: Iterable[np.ndarray], end: int) -> Iterator[np.ndarray]:
-    """Yield the documents, each with the token ``end`` behind it; one that has it there already gets no second."""
-    for tokens in documents:
-        yield tokens if len(tokens) and tokens[-1] == end else np.append(tokens, np.array(end, tokens.dtype))
-
-
-def _pieces(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """``tokens`` in pieces of ``length``, the last one shorter."""
-    for start in range(0, len(tokens), length):
-        yield tokens[start : start + length]
-
-
-def _joined(pieces: list[np.ndarray]) -> PackedSequence:
-    """Return one sequence of several documents, or parts of them."""
-    owners = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces])
-    return {"input_ids": np.concatenate(pieces).astype(np.int32), "document_ids": owners}

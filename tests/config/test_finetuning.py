@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds.config.finetuning import load
-from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.training import plan
 from tests.config import helpers
 

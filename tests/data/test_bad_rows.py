@@ -218,7 +218,7 @@ def test_questions(tmp_path, tokenizer):
         cache = tmp_path / "cache"
         return scrolls.tokenize("qasper", "train", tmp_path, tokenizer, form, cache, bad_rows=bad_rows)
 
-    for limit, line in ((0, "line 2 has no text"), (2, "line 4 is no JSON")):
+    for limit, line in ((0, "line 2 has no text"), (2, "line 4 is not JSON")):
         with pytest.raises(UserError, match=line):
             read(BadRows(limit))
     for _ in range(2):

@@ -8,6 +8,7 @@ import pytest
 
 from tape_ds import building, storage
 from tape_ds.data import cache, tokenized
+from tape_ds.data.pack import pack
 from tape_ds.errors import DiskError, UserError
 from tests.disks import files, make_read_only, mounted
 
@@ -170,7 +171,7 @@ def test_a_finished_folder_is_read_from_a_cache_that_takes_nothing(tmp_path, tok
         again = tokenise_onto(disk, tmp_path, tokenizer)
         assert again[0] == made[0]
         with pytest.raises(DiskError, match=r"data_cache = .*cannot be written .Read-only file system"):
-            tokenized.pack(again, 64, disk / "cache")
+            pack(again, 64, disk / "cache")
         del made, again
 
 

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from tape_ds.data import manifest, prepared
+from tape_ds.data.pack import pack
 from tape_ds.data.prepared import _in_processes, prepare, verify, write_shard
 from tape_ds.data.sources import Document, parse
-from tape_ds.data.tokenized import document_features, encode, pack, tokenize
+from tape_ds.data.tokenized import document_features, encode, tokenize
 from tape_ds.errors import DiskError, Problem, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 from tests.disks import files, mounted

@@ -9,9 +9,9 @@ import pytest
 from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
 from evaluation import generate
-from tape_ds.data import passkey, passkey_protocols
+from tape_ds.data import passkey
 from tape_ds.data.prompting import appended, around, prompt_ids
-from tape_ds.data.scrolls import datasets as scrolls_data
+from tape_ds.data.scrolls import examples as scrolls_data
 from tape_ds.data.scrolls import prompts as scrolls
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.training import samples
@@ -82,10 +82,10 @@ def question(tokenizer, _):
 PLACES = {
     "passkeys of a run": lambda tokenizer, _: passkey.draw(tokenizer, [700], 2, seed=1),
     "evaluate passkey, grid": lambda tokenizer, _: [
-        each.write() for each in passkey_protocols.grid(tokenizer, [700], [0.5], 2, seed=1, form="pose", reply=8)
+        each.write() for each in passkey.grid(tokenizer, [700], [0.5], 2, seed=1, form="pose", reply=8)
     ],
     "evaluate passkey, published": lambda tokenizer, _: [
-        each.write() for each in passkey_protocols.published(tokenizer, [2000], 2)
+        each.write() for each in passkey.published(tokenizer, [2000], 2)
     ],
     "ids of a key": lambda tokenizer, _: (passkey.answer_ids(tokenizer, 71), passkey.same_ids(tokenizer, " 71", 71)),
     "generate": lambda tokenizer, _: generate.ids_of("return a", tokenizer, chat=False),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tape_ds.data import tokenized
-from tape_ds.data.tokenized import pack, tokenize, tokenizer_fingerprint
+from tape_ds.data.pack import pack
+from tape_ds.data.tokenized import tokenize, tokenizer_fingerprint
 from tape_ds.errors import UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
@@ -169,7 +170,7 @@ def test_pack_respects_a_selection(cache):
 def test_pack_reuses_its_cache(texts, tokenizer, cache, monkeypatch):
     sequences = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     assert len(folders(cache)) == 2
-    monkeypatch.setattr(tokenized, "FILL", {})
+    monkeypatch.setattr("tape_ds.data.pack.FILL", {})
     again = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     assert again.to_dict() == sequences.to_dict()
     monkeypatch.undo()
@@ -211,7 +212,8 @@ def test_same_cache_key_in_every_process(texts, tokenizer, cache):
     sequences = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     program = f"""
 from tests.data.conftest import CountingTokenizer, build_tokenizer
-from tape_ds.data.tokenized import pack, tokenize
+from tape_ds.data.pack import pack
+from tape_ds.data.tokenized import tokenize
 sequences = pack(tokenize([{texts!r}], build_tokenizer(), "train", {str(cache)!r}), 8, {str(cache)!r})
 print(CountingTokenizer.texts, sequences._fingerprint)
 """

@@ -13,7 +13,8 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.mix import MixedSequences, mix
-from tape_ds.data.tokenized import pack, scored_rows, tokenize
+from tape_ds.data.pack import pack
+from tape_ds.data.tokenized import scored_rows, tokenize
 from tape_ds.data.sources import weights
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.errors import Problem, UserError, raise_if_any

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tape_ds.data.order import AnswerSequences
 from tape_ds.data.scrolls import sequences
-from tape_ds.data.scrolls.sequences import AnswerSequences, SequenceForm
+from tape_ds.data.scrolls.sequences import SequenceForm
 from tape_ds.data.selection import token_counts
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 

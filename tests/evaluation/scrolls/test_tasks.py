@@ -11,7 +11,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from tape_ds.data.scrolls import examples, prompts, sequences
-from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.errors import UserError
 from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
