@@ -112,7 +112,7 @@ def test_orders_of_two_epochs_are_kept_and_no_more():
     first = [sequences.row_of(index) for index in range(30)]
     for index in range(90):
         sequences.row_of(index)
-    assert len(sequences.order._kept) == 2
+    assert len(sequences.order._cached) == 2
     assert [sequences.row_of(index) for index in range(30)] == first
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tape_ds.data import manifest, prepared
+from tape_ds.data import prepared
 from tape_ds.data.pack import pack
 from tape_ds.data.prepared import _in_processes, prepare, verify, write_shard
 from tape_ds.data.sources import Document, parse
@@ -86,7 +86,7 @@ def test_rows_are_those_of_tokenize(spec, silent, done, tmp_path):
 
 
 def test_shards_hold_what_the_manifest_says(done, spec):
-    result = manifest.read(done)
+    result = prepared.read_manifest(done)
     assert shards(done) == [entry.file for entry in result.shards]
     assert len(result.shards) > 4
     for entry in result.shards:
@@ -123,7 +123,7 @@ def test_folder_may_be_moved(silent, done, tmp_path):
 def test_finished_folder_is_left_as_it_is(spec, silent, done):
     before = contents(done)
     result = prepare([spec], silent, done, **SETTINGS, processes=4, report=pytest.fail)
-    assert result == manifest.read(done)
+    assert result == prepared.read_manifest(done)
     assert contents(done) == before
     assert CountingTokenizer.texts == 0
 

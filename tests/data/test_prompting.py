@@ -116,7 +116,6 @@ DOCUMENTS = {
     "tape_ds/data/scrolls/prompts.py": "the middle of a text, add_special_tokens=False",
     "tape_ds/data/chat/template.py": "a rendered conversation, add_special_tokens=False",
     "tape_ds/data/tokenizer.py": "the BOS before an empty text",
-    "tape_ds/config/generated.py": "makes a tokenizer",
 }
 
 
