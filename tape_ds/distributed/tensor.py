@@ -77,7 +77,7 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     for parameter in model.parameters():
         if parameter.requires_grad and cut_of(parameter) is None:
             parameter.register_hook(group.sum)
-    bare.base_model.share_sequences = ShareModel(part, bare.config)
+    bare.base_model.sequence_sharding = ShareModel(part, bare.config)
     marked: Any = model
     marked.ds_autotp_parsed = True
 
@@ -157,7 +157,7 @@ def _tell_sizes(module: nn.Module) -> None:
 
 
 class ShareModel:
-    """How a decoder shares sequences and itself with a group; see :class:`tape_ds.models.sharding.ShareSequences`."""
+    """How a decoder shares sequences and itself with a group; see :class:`tape_ds.models.sharding.SequenceSharding`."""
 
     always = caches = True
 

@@ -43,7 +43,7 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
         UserError: its heads cannot be shared by so many processes.
         ValueError: it has no decoder that shares sequences.
     """
-    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "share_sequences")]
+    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "sequence_sharding")]
     if not decoders:
         raise ValueError(f"{type(model).__name__} has no decoder that could share sequences")
     for decoder in decoders:
@@ -52,11 +52,11 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
         raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
     share = ShareTokens(RankGroup.of(layout, rank, timeout))
     for decoder in decoders:
-        decoder.share_sequences = share
+        decoder.sequence_sharding = share
 
 
 class ShareTokens:
-    """How a decoder shares sequences with a group; see :class:`tape_ds.models.sharding.ShareSequences`."""
+    """How a decoder shares sequences with a group; see :class:`tape_ds.models.sharding.SequenceSharding`."""
 
     always = caches = False
 

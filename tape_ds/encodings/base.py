@@ -3,10 +3,9 @@
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), H query heads, G key/value heads, K head
 size, D hidden size, C carried columns, N integers that place a token.
 
-A model forward asks the ``PositionEncoding``, once, where its tokens stand (``locate``), lets it touch the embeddings
-(``embed``) and takes from it what all layers share (``start``). Each block then has a ``PositionLayer``. Beside
-``start`` travels ``state``, a tensor that layers may update (None until one does): two flat tensors, so that activation
-checkpointing sees and differentiates both.
+A forward calls the ``PositionEncoding`` once: for the positions of its tokens (``positions_for``), for a term of the
+embeddings (``embed``), and for what all layers share (``start``). Each block has a ``PositionLayer``. Layers may also
+update ``state``, a tensor that is None until one does; activation checkpointing differentiates it.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ EVERY_HEAD = slice(None)
 
 def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
     """Return the key/value heads, of ``groups``, that some of a model's query heads read."""
-    read, of_group = range(query_heads)[heads], query_heads // groups
-    return slice(read[0] // of_group, read[-1] // of_group + 1)
+    read, heads_per_group = range(query_heads)[heads], query_heads // groups
+    return slice(read[0] // heads_per_group, read[-1] // heads_per_group + 1)
 
 
-class Text(NamedTuple):
+class TokenContext(NamedTuple):
     """What a forward knows of its tokens beside their position ids."""
 
     ids_BT: Tensor | None
@@ -45,8 +44,8 @@ class Text(NamedTuple):
     offset: int | Tensor
     """Place of the first token of this call on the key axis."""
     past_BSN: Tensor | None
-    """What ``locate`` said of the tokens in the cache; at a tensor offset (a compiled static cache) the whole buffer,
-    whose unused positions are 0. None without a cache, with an empty one, or for an encoding that remembers nothing."""
+    """Result of ``positions_for`` for the tokens in the cache; at a tensor offset (a compiled static cache) the whole
+    buffer, whose unused positions are 0. None without a cache, with an empty one, or if the encoding remembers none."""
 
     def whole(self, new_BTN: Tensor) -> Tensor:
         """Return the cached tokens' positions followed by those of this call, [B, S, N]."""
@@ -88,12 +87,12 @@ class PositionEncoding(nn.Module):
         """Whether a forward in training draws random numbers, by torch's CPU generator."""
         return self.random_shift > 0
 
-    def locate(self, positions_BT: Tensor, text: Text) -> Tensor:
+    def positions_for(self, positions_BT: Tensor, concontext: TokenContext) -> Tensor:
         """Return where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
 
         Args:
             positions_BT: int64 position ids, any offsets and jumps; B may be 1.
-            text: what else is known of the tokens.
+            context: what else is known of the tokens.
         """
         return self.shifted(positions_BT)[..., None]
 
@@ -213,14 +212,14 @@ class PositionLayer(nn.Module):
         return None
 
     def next_state(
-        self, start: Tensor | None, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor
+        self, start: Tensor | None, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
     ) -> Tensor | None:
         """Return the state as the next block reads it.
 
         Args:
             start: see :meth:`PositionEncoding.start`.
             state: as this block read it.
-            moved_BHTC: what attention made of :meth:`carry`'s columns.
+            attended_BHTC: what attention made of :meth:`carry`'s columns.
             y_BTD: the MLP's output before it joins the residual stream.
         """
         return state

@@ -27,22 +27,22 @@ from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds import encodings
 from tape_ds.attention.attend import attend, attend_with_weights
-from tape_ds.attention.borders import Borders
+from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
 from tape_ds.encodings import base, log_scale, registry
 from tape_ds.models import cached_positions, flops
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import (
     Documents,
-    own_embeddings,
+    dedupe_positions,
+    local_embeddings,
     past_length,
-    positions_that_differ,
     require_weights,
     resolve_backend,
 )
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.output_head import OutputHead
-from tape_ds.models.sharding import UNSHARED, Shards, ShareSequences, shards_of
+from tape_ds.models.sharding import UNSHARED, SequenceSharding, Shards, shards_of
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -87,7 +87,7 @@ class TapeAttention(nn.Module):
         position: base.InAttention,
         start: Tensor | None,
         state: Tensor | None,
-        borders: Borders | None,
+        layout: DocumentLayout | None,
         offset: int | Tensor,
         query_positions: Tensor | None,
         key_positions: Tensor | None,
@@ -134,7 +134,7 @@ class TapeAttention(nn.Module):
 
         key_width = k_BGTK.shape[-1]
         past_keys = functools.partial(cached_positions.keys_before, past_key_values, self.layer_idx, offset)
-        k_BGTK = position.accumulate(k_BGTK, past_keys, None if borders is None else borders.ids_BS, offset)
+        k_BGTK = position.accumulate(k_BGTK, past_keys, None if layout is None else layout.ids_BS, offset)
         k_BGSK, v_BGSV = k_BGTK, v_BGTV
         if past_key_values is not None:
             k_BGTK = k_BGTK if remembered is None else cached_positions.attach(k_BGTK, remembered)
@@ -142,7 +142,7 @@ class TapeAttention(nn.Module):
             k_BGSK = k_BGSK[..., :key_width]
         carried_BGSC = v_BGSV[..., width:] if wide and carried_BGTC is not None else carried_BGTC
         score_bias = position.score_bias(query_positions, carried_BGTC, key_positions, carried_BGSC, heads_read)
-        arguments: dict[str, Any] = {"borders": borders, "offset": offset, "score_bias": score_bias}
+        arguments: dict[str, Any] = {"layout": layout, "offset": offset, "score_bias": score_bias}
         arguments["scale"] = width**-0.5  # whatever columns the encoding added to queries and keys
         values = [v_BGSV] if wide or carried_BGSC is None else [v_BGSV, carried_BGSC]
         backend = resolve_backend(self.config)
@@ -155,7 +155,7 @@ class TapeAttention(nn.Module):
                     f"{self.config.position_encoding} adds a bias to the scores, which attention within groups cannot: "
                     "train with an encoding that rotates queries and keys, or with attention over everything"
                 )
-            groups: dict[str, Any] = {"group": self.group_tokens, "borders": borders, "backend": backend}
+            groups: dict[str, Any] = {"group": self.group_tokens, "layout": layout, "backend": backend}
             outs = (attend_in_groups(q_BHTK, k_BGSK, v_BGSV, scale=arguments["scale"], **groups),)
         elif backend == "reference":
             outs, weights = attend_with_weights(q_BHTK, k_BGSK, values, **arguments)
@@ -165,8 +165,8 @@ class TapeAttention(nn.Module):
         outs = tuple(shards.to_tokens(out_BHTV) for out_BHTV in outs)
         if wide and carried_BGTC is not None:
             outs = outs[0].split((width, outs[0].shape[-1] - width), dim=-1)
-        out_BHTK, moved_BHTC = outs if len(outs) == 2 else (outs[0], None)
-        return shards.scatter(self.o_proj(out_BHTK.transpose(1, 2).flatten(2))), weights, moved_BHTC
+        out_BHTK, attended_BHTC = outs if len(outs) == 2 else (outs[0], None)
+        return shards.scatter(self.o_proj(out_BHTK.transpose(1, 2).flatten(2))), weights, attended_BHTC
 
 
 class TapeDecoderLayer(GradientCheckpointingLayer):
@@ -185,7 +185,7 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         hidden_BTD: Tensor,
         state: Tensor | None,
         start: Tensor | None = None,
-        borders: Borders | None = None,
+        layout: DocumentLayout | None = None,
         offset: int | Tensor = 0,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
@@ -198,16 +198,16 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
         x_BTD = self.input_layernorm(hidden_BTD)
         past_key_values = past_key_values if use_cache else None
-        places = (borders, offset, query_positions, key_positions)
+        places = (layout, offset, query_positions, key_positions)
         kept = (past_key_values, remembered)
         query_scale = query_scale if self.position.log_scaled else None
-        attended_BTD, _, moved_BHTC = self.self_attn(
+        attended_BTD, _, attended_BHTC = self.self_attn(
             x_BTD, self.position.in_attention(), start, state, *places, *kept, shards, query_scale
         )
         hidden_BTD = hidden_BTD + attended_BTD
         y_BTD = shards.scatter(self.mlp(shards.gather(self.post_attention_layernorm(hidden_BTD))))
-        start, moved_BHTC = shards.to_update(start, moved_BHTC)
-        state = self.position.next_state(start, state, moved_BHTC, y_BTD)
+        start, attended_BHTC = shards.to_update(start, attended_BHTC)
+        state = self.position.next_state(start, state, attended_BHTC, y_BTD)
         return hidden_BTD + y_BTD, state
 
 
@@ -237,7 +237,7 @@ class TapePreTrainedModel(PreTrainedModel):
 class TapeModel(TapePreTrainedModel):
     """Embedding, blocks and final norm."""
 
-    share_sequences: ShareSequences | None = None
+    sequence_sharding: SequenceSharding | None = None
     """How sequences are shared with other processes, see :mod:`tape_ds.models.sharding`; None: they are not."""
 
     def __init__(self, config: TapeConfig):
@@ -266,7 +266,7 @@ class TapeModel(TapePreTrainedModel):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states of one call; of this process's tokens under sequence parallelism (``share_sequences``).
+        """Return hidden states of one call; this process's tokens under sequence parallelism.
 
         Args:
             input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
@@ -303,23 +303,23 @@ class TapeModel(TapePreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         offset = past_length(past_key_values)
         packed = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
-        borders = packed.borders(given.shape[0], tokens, offset)
-        cut_ahead(borders, self.layers[0].self_attn)
-        documents = None if borders is None else borders.ids_BS
+        layout = packed.layout(given.shape[0], tokens, offset)
+        cut_ahead(layout, self.layers[0].self_attn)
+        documents = None if layout is None else layout.ids_BS
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         if cu_seq_lens_q is None and document_ids is None:  # else a collator has looked, without asking the device
-            position_ids = positions_that_differ(position_ids)
+            position_ids = dedupe_positions(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
-        text = base.Text(input_ids, documents, offset, past_positions)
+        text = base.TokenContext(input_ids, documents, offset, past_positions)
         if self.encoding.draws:
             shards.agree_on_draws(given.device)
-        positions_BTN = self.encoding.locate(position_ids, text)
+        positions_BTN = self.encoding.positions_for(position_ids, text)
         query_positions = self.encoding.for_layers(positions_BTN)
         key_positions = self.encoding.for_layers(text.whole(positions_BTN))
         embedding: Any = getattr(self, "embed_tokens", None)  # peft's Shadow takes it away, and gives embeddings
-        hidden_BTD = own_embeddings(shards, embedding, input_ids, inputs_embeds, borders)
+        hidden_BTD = local_embeddings(shards, embedding, input_ids, inputs_embeds, layout)
         hidden_BTD = self.encoding.embed(hidden_BTD, shards.mine(positions_BTN))
         start = self.encoding.start(shards.rotated(positions_BTN))
         query_scale = None
@@ -332,7 +332,7 @@ class TapeModel(TapePreTrainedModel):
                 hidden_BTD,
                 state,
                 start=start,
-                borders=borders,
+                layout=layout,
                 offset=offset,
                 query_positions=query_positions,
                 key_positions=key_positions,

@@ -171,7 +171,7 @@ def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
     return F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:]
 
 
-def own_targets(
+def local_targets(
     shards: Shards,
     labels_BT: Tensor,
     num_items_in_batch: Tensor | int | None = None,

@@ -86,7 +86,7 @@ class Shards:
 UNSHARED = Shards()
 
 
-class ShareSequences(Protocol):
+class SequenceSharding(Protocol):
     """What a decoder asks how its sequences are shared."""
 
     always: bool
@@ -99,12 +99,12 @@ class ShareSequences(Protocol):
 
 
 def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
-    """Return how ``decoder`` shares sequences of so many tokens; see :class:`ShareSequences`.
+    """Return how ``decoder`` shares sequences of so many tokens; see :class:`SequenceSharding`.
 
     Raises:
         ValueError: sequences are shared so that no cache can be kept, and ``cached``.
     """
-    share: ShareSequences | None = getattr(decoder, "share_sequences", None)
+    share: SequenceSharding | None = getattr(decoder, "sequence_sharding", None)
     if share is None or not (decoder.training or share.always):
         return UNSHARED
     if cached and not share.caches:
