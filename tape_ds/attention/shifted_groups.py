@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from tape_ds.attention.attend import attend
 from tape_ds.attention.document_layout import DocumentLayout, PackedLayout
-from tape_ds.models.sharding import UNSHARED, Shards
 
 
 def attend_in_groups(
@@ -90,15 +89,6 @@ def use_groups(model: nn.Module, group_tokens: int | None) -> None:
         raise ValueError(f"{type(model).__name__} has no attention that could work within groups")
     for block in blocks:
         block.group_tokens = group_tokens
-
-
-def require_every_head(shards: Shards) -> None:
-    """Raise ValueError where a process computes some of the heads only: which half a head is of goes by its number."""
-    if shards is not UNSHARED:
-        raise ValueError(
-            "attention within groups needs every head in one process, and processes that share sequences share heads: "
-            "train without sequence or tensor parallelism, or with attention over everything"
-        )
 
 
 def check_group(group: int) -> None:

@@ -116,18 +116,6 @@ class PositionEncoding(nn.Module):
         return None
 
 
-class InAttention(NamedTuple):
-    """The hooks of a :class:`PositionLayer` that attention calls: not the module itself, which accelerate, finding it
-    among a block's arguments, would move to the arguments' device, weights on disk and all."""
-
-    observe: Callable[..., Tensor | None]
-    rotate: Callable[..., tuple[Tensor, Tensor]]
-    scaled: Callable[..., Tensor]
-    accumulate: Callable[..., Tensor]
-    carry: Callable[..., Tensor | None]
-    score_bias: Callable[..., ScoreBias | ContentBias | None]
-
-
 class PositionLayer(nn.Module):
     """The part of an encoding that runs in every block."""
 
@@ -141,10 +129,6 @@ class PositionLayer(nn.Module):
     def __init__(self, *made_of: Any):
         """Every layer is made of a configuration, its options and the layer's index; this one reads none of them."""
         super().__init__()
-
-    def in_attention(self) -> InAttention:
-        """Return what attention is given of this layer."""
-        return InAttention(self.observe, self.rotate, self.scaled, self.accumulate, self.carry, self.score_bias)
 
     def observe(self, x_BTD: Tensor, heads: slice = EVERY_HEAD) -> Tensor | None:
         """Return what :meth:`rotate` needs for the query heads ``heads``: of attention's input, a token at a time, or

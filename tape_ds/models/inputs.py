@@ -66,13 +66,13 @@ def local_embeddings(
     """
     if inputs_embeds is None:
         assert input_ids is not None
-        hidden_BTD, tokens = shards.embed(embedding, input_ids), input_ids.shape[1]
+        hidden_BTD, tokens = embedding(shards.mapped_tokens(input_ids, filling=0)), input_ids.shape[1]
     else:
-        hidden_BTD, tokens = shards.mine(inputs_embeds, filling=0), inputs_embeds.shape[1]
+        hidden_BTD, tokens = shards.local_tokens(inputs_embeds, filling=0), inputs_embeds.shape[1]
     if layout is None or not (layout.may_pad or shards.splits_sequences):
         return hidden_BTD
     places = torch.arange(tokens, device=hidden_BTD.device) + layout.offset
-    own_BT = shards.mine(layout.ids_BS.index_select(1, places), filling=-1)
+    own_BT = shards.local_tokens(layout.ids_BS.index_select(1, places), filling=-1)
     return hidden_BTD.masked_fill((own_BT < 0)[..., None], 0.0)
 
 

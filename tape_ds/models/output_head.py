@@ -187,7 +187,7 @@ def local_targets(
     """
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    own_BT = shards.mine(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
+    own_BT = shards.local_tokens(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
     return {"shift_labels": own_BT, "num_items_in_batch": items}
 
 
