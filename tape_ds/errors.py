@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
+from tape_ds.exit_codes import ExitCode
 
-EXIT_CODE = 2
 GRACE_SECONDS = 5
 """How long other ranks wait before they exit: a launcher kills the whole job at the first exit code that is not 0, and
 rank 0 must have spoken by then."""
@@ -72,7 +72,7 @@ class UserError(ValueError):
     """Whether a single rank may have found it, so that this rank has to speak for itself."""
     stands = "nothing was started"
     """What has become of the work."""
-    exit_code = EXIT_CODE
+    exit_code = ExitCode.USER_ERROR
     """Of the command."""
 
     def __init__(self, problems: Problem | Iterable[Problem]):

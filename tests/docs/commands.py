@@ -53,8 +53,8 @@ PAST = re.compile(r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|
 """What made results that are stored, at the commit that stands with them, and is there no more."""
 OWN = ("make ", "tape-ds ")
 """What begins a command of ours without a script's name."""
-WRAPPERS = ("launchers.keep_alive", "launchers.on_hosts")
-"""They read their own options, and hand on a command."""
+WRAPPERS = ("launchers.keep_alive",)
+"""Read their own options, and hand on a command."""
 NOT_HERE = re.compile(r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline")
 """Said of what this machine lacks, and the reader has: data, models, checkpoints, a GPU."""
 
