@@ -18,7 +18,7 @@ SCRIPTS = ("launchers", "evaluation", "tools", "benchmarks")
 MAY_IMPORT = {
     "__init__": {"installation", "models", "registration"},
     "__main__": {"errors", "installation"},
-    "arguments": {"errors"},
+    "arguments": {"errors", "exit_codes"},
     "attention": {"errors", "kernels", "models"},
     "building": {"errors", "storage"},
     "checkpoint": {
@@ -48,9 +48,10 @@ MAY_IMPORT = {
         "paths",
     },
     "data": {"building", "errors", "fields", "models", "paths", "storage"},
-    "distributed": {"config", "errors", "kernels", "models", "resilience", "results"},
+    "distributed": {"errors", "exit_codes", "kernels", "models", "results"},
     "encodings": {"attention", "errors", "kernels", "models"},
-    "errors": {"storage"},
+    "errors": {"exit_codes", "storage"},
+    "exit_codes": set(),
     "export": {
         "attention",
         "building",
@@ -77,11 +78,11 @@ MAY_IMPORT = {
     "planning": {"encodings", "errors", "kernels", "models"},
     "registration": set(),
     "resilience": {
-        "__main__",
         "checkpoint",
         "config",
         "distributed",
         "errors",
+        "exit_codes",
         "numbers",
         "paths",
         "run_folder",
@@ -115,6 +116,7 @@ MAY_IMPORT = {
         "distributed",
         "encodings",
         "errors",
+        "exit_codes",
         "installation",
         "kernels",
         "markdown_table",

@@ -15,7 +15,7 @@ from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.utils import handle_non_serializable, set_torch_seed
 
 from tape_ds import storage
-from tape_ds.data.scrolls import datasets
+from tape_ds.data.scrolls import examples as scrolls
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.markdown_table import markdown_table
 
@@ -173,7 +173,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def submission_files(folder: Path, tasks: Iterable[str]) -> list[Path]:
     """Return SCROLLS' files of those ``tasks`` that ask a whole data set."""
-    return [folder / SCROLLS / f"{name}.json" for name in datasets.available() if f"{SCROLLS_TASK}{name}" in tasks]
+    return [folder / SCROLLS / f"{name}.json" for name in scrolls.available() if f"{SCROLLS_TASK}{name}" in tasks]
 
 
 def write_submission(folder: Path, samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -184,7 +184,7 @@ def write_submission(folder: Path, samples: Mapping[str, Sequence[Mapping[str, A
         folder: of the results.
         samples: lm-eval's, by task.
     """
-    for path in submission_files(folder, [f"{SCROLLS_TASK}{name}" for name in datasets.available()]):
+    for path in submission_files(folder, [f"{SCROLLS_TASK}{name}" for name in scrolls.available()]):
         path.unlink(missing_ok=True)
     for path in submission_files(folder, samples):
         rows = sorted(samples[SCROLLS_TASK + path.stem], key=lambda row: row["doc_id"])

@@ -1,6 +1,6 @@
 """Inspect one forward pass layer by layer: attention weights, and positions as each layer computes with them.
 
-Hooks on the blocks show both, so the model has no code for it. A layer is passed to the caller once it is computed, then
+Hooks on the blocks show both, so the model needs no code for it. A layer is passed to the caller once computed, then
 dropped: at most one layer's weights exist in addition to those that the caller keeps.
 
 *Positions* are one number for a pair of tokens n and m, from the layer's own encoding: the dot product ``e_n . e_m`` of

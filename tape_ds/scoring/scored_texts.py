@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tape_ds import storage
-from tape_ds.data import packing, prompting, selection
+from tape_ds.data import prompting, selection, tokenized
 from tape_ds.data.sources import Source
 from tape_ds.errors import UserError
 
@@ -76,7 +76,7 @@ def read(
             unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
             ids = row.values.to_numpy()
             ids = ids[: len(ids) - end]
-            ids = packing.without_ends(ids, tokenizer) if bare else ids
+            ids = tokenized.without_ends(ids, tokenizer) if bare else ids
             texts.append(ScoredText(unique, ids[:max_tokens], source.stream))
     if join is None:
         return texts

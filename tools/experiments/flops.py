@@ -5,8 +5,8 @@
     python -m tools.experiments.flops --table3 --output runs/table3    and table3.json there
 
 MACs have two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a causal
-kernel computes. FLOPs are 2 x MACs; the paper's include small operations that its MACs leave out. "M" is 2^20, as in the
-paper. The cache is in 16 bits. No model of this size is loaded or run; tools/plan.py counts a recipe's model.
+kernel computes. FLOPs are 2 x MACs; the paper's include small operations that its MACs leave out. "M" is 2^20, as in
+the paper. The cache is in 16 bits. No model of this size is loaded or run; tools/plan.py counts a recipe's model.
 Exit codes: 0 done; 2 something to mend.
 """
 
@@ -140,8 +140,8 @@ def published_tape() -> tuple[int, float]:
     """Return parameters and MACs of TAPE's published code.
 
     Every layer, including the last one, has W_x, W_up, W_down and an H x H matrix; attention runs over cosines and
-    sines of width K each, although their halves are equal; the gate is evaluated twice. Its contractions across heads are
-    einsums, which the paper's profiler counted as FLOPs but not as MACs.
+    sines of width K each, although their halves are equal; the gate is evaluated twice. Its contractions across heads
+    are einsums, which the paper's profiler counted as FLOPs but not as MACs.
     """
     from tape_ds.models import flops
     from tape_ds.models.configuration import TapeConfig
