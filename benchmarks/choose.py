@@ -26,7 +26,7 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.installation import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-TABLE = ROOT / "tape_ds" / "model" / "attention" / "table.json"
+TABLE = ROOT / "tape_ds" / "attention" / "table.json"
 PREFIX = "attend "
 GROUPS = ("attention", "decode")
 """Those that ``auto`` learns from."""

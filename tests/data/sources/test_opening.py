@@ -100,7 +100,7 @@ def test_what_cannot_be_had_is_named(hub, monkeypatch):
         (f"jsonl:hf://{SCRIPT_ONLY}/train/*.jsonl#text", "no file matches"),
         (f"jsonl:hf://{SCRIPT_ONLY}/none.jsonl#text", "none.jsonl cannot be read"),
         (f"jsonl:zip://other.jsonl::hf://{SCRIPT_ONLY}/set.zip#input", "other.jsonl cannot be read"),
-        (f"jsonl:zip://inner/test.jsonl::hf://{SCRIPT_ONLY}/one.txt#input", "cannot be looked for"),
+        (f"jsonl:zip://inner/test.jsonl::hf://{SCRIPT_ONLY}/one.txt#input", "cannot be found"),
         (f"jsonl:hf://{SCRIPT_ONLY}/test/deep/c.jsonl", "no '#field'"),
         ("jsonl:nowhere://a/b.jsonl#text", "Protocol not known: nowhere"),
         ("jsonl:zip://x.jsonl::nowhere://a/b.zip#text", "Protocol not known: nowhere"),
@@ -117,7 +117,7 @@ def test_what_cannot_be_had_is_named(hub, monkeypatch):
     with pytest.raises(UserError, match=r"one.txt cannot be read: no network\n.*check the URL and the network"):
         read(f"text:hf://{SCRIPT_ONLY}/one.txt")
     monkeypatch.setattr(LocalHub, "glob", silent)
-    with pytest.raises(UserError, match="cannot be looked for: no network"):
+    with pytest.raises(UserError, match="cannot be found: no network"):
         read(f"text:hf://{SCRIPT_ONLY}/*.txt")
 
 
@@ -194,9 +194,9 @@ def test_a_condition_is_part_of_the_fingerprint(pile):
 
 def test_conditions_that_cannot_hold_are_refused(pile):
     for condition, wrong in (
-        ("long", "'long' is no condition"),
-        ("=true", "'=true' is no condition"),
-        ("long=true&", "is no condition"),
+        ("long", "'long' is not a condition"),
+        ("=true", "'=true' is not a condition"),
+        ("long=true&", "is not a condition"),
         ("meta.set=Github", r"pile.jsonl:1 has no 'meta\.set'"),
         ("text.length=2", r"has no 'text\.length'"),
     ):

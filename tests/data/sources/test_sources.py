@@ -444,7 +444,7 @@ def test_file_problems(folder):
     for spec in ("text:.", "text:/", "text:DIR"):
         assert wrong(spec) == ["a folder, not a file"], spec
     assert wrong("text:DIR/a.txt#body") == ["a text file has no '#field'"]
-    assert wrong("jsonl:DIR/absent") == ["no '#field' says which column holds the text", "no such file"]
+    assert wrong("jsonl:DIR/absent") == ["no '#field' names the column of the text", "no such file"]
     assert wrong("jsonl:DIR/x.jsonl#bod") == ["x.jsonl:1 has no column 'bod'"]
     assert wrong("parquet:DIR/z.parquet#body") == ["z.parquet has no column 'body'"]
     assert "cannot be read" in wrong("parquet:DIR/a.txt#body")[0]
