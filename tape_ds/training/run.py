@@ -200,12 +200,12 @@ def start(
             folder holds another run's; the run would not fit. On all ranks.
         NothingToDo: ``resume: auto``, and the run has come to its end.
     """
-    comparison.check(recipe, decides)
+    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     rank_sync, output = RankSync(), Path(arguments.output_dir)
     _claim(output, rank_sync)
-    raise_if_any(_everyones(comparison.unshared(output, rank_sync), rank_sync))
+    raise_if_any(_everyones(run_lock.not_shared(output, rank_sync), rank_sync))
     resumed = None
     if recipe.trains:
         resumed = resume.choose(recipe.resume_from_checkpoint, output, rank_sync)

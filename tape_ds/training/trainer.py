@@ -200,7 +200,7 @@ class TapeTrainer(Trainer):
             whole = self.model.num_parameters(exclude_embeddings=True)
             use_tensor_parallelism(self.model, self.layout, self.rank_sync.rank, timeout)
             self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
-            distributed_map.work_in_teams(self.layout.tensor)
+            distributed_map.set_team_size(self.layout.tensor)
 
     @property
     def skipped_steps(self) -> int:

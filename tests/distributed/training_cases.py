@@ -191,7 +191,7 @@ def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
 
 def _forget_groups() -> None:
     """The engine keeps a job's groups for as long as its process lives, and what tp_model_init was told."""
-    distributed_map.work_in_teams(1)
+    distributed_map.set_team_size(1)
     for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mpu"):
         setattr(groups, name, None)
     init_utils._TP_MODEL_INIT_ARGS = None

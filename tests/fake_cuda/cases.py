@@ -14,7 +14,7 @@ from transformers import DynamicCache, TrainerCallback, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds import TapeForCausalLM, methods
-from tape_ds.attention import borders, flex
+from tape_ds.attention import document_layout, flex
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import order
 from tape_ds.kernels import linear_cross_entropy
@@ -269,20 +269,24 @@ def use_stand_ins(cuda: FakeCuda, case: Case) -> None:
     flex._compiled = lambda: flexed
     cuda.answers["tape_ds/models/decoder.py:has_plain_head"] = itertools.repeat(True)
     if case.rows != "padded":
-        cuda.answers["tape_ds/attention/borders.py:borders_of"] = itertools.repeat(True)  # one document a row
+        cuda.answers["tape_ds/attention/document_layout.py:layout_of_ids"] = itertools.repeat(
+            True
+        )  # one document a row
     lengths = [TOKENS // 4] * 8
     lengths[-1] -= SHORTER if case.rows == "padded" else 0
     cuda.answers["tape_ds/attention/sdpa.py:_lengths"] = itertools.cycle(lengths)
 
-    def packed(own: borders.Borders) -> borders.Packed:
-        cuda.waits["tape_ds/attention/borders.py:_pack"] = "several"
+    def packed(own: document_layout.DocumentLayout) -> document_layout.PackedLayout:
+        cuda.waits["tape_ds/attention/document_layout.py:_pack"] = "several"
         ids = batch("padded")["document_ids"]
-        return borders.Packed(*map(on_device, _pack(borders.Borders(ids, own.queries, own.offset))))
+        return document_layout.PackedLayout(
+            *map(on_device, _pack(document_layout.DocumentLayout(ids, own.queries, own.offset)))
+        )
 
-    borders._pack = packed
+    document_layout._pack = packed
 
 
-_pack = borders._pack
+_pack = document_layout._pack
 
 
 def flexed(
