@@ -1,7 +1,8 @@
 """``text``, ``jsonl`` and ``parquet``: documents in the files of a glob.
 
 The readers of ``datasets`` differ. Its ``text`` converts every line break to a line feed; its ``json`` takes the
-columns of the first block for those of all files, converts texts that look like dates, and does not name the broken line.
+columns of the first block for those of all files, converts texts that look like dates, and does not name the line that
+is broken.
 """
 
 import glob
