@@ -58,8 +58,8 @@ APART = PackingLayout(lambda v, e: (v, e))
 ALONE = PLAIN._replace(at_once=True)
 TOGETHER = APART._replace(at_once=True)
 WIDE = PackingLayout(lambda v, e: (_joined((v, e)),))
+# Backends of the model that come first: a run may be cut short, and the others compile for long or are missing
 USUAL = ("varlen", "triton", "sdpa", "auto")
-"""Backends of the model that come first: a run may be cut short, and the others compile for long or are missing."""
 
 
 class Implementation(NamedTuple):

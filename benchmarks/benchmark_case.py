@@ -18,15 +18,13 @@ from torch import Tensor
 
 from benchmarks.measure import Runner, Summary, TimedSample, bytes_of, clock, interleaved, peak_bytes, summarise
 
-BASELINE = "rope"
-"""The encoding that the others' times are divided by."""
+BASELINE = "rope"  # the encoding that the others' times are divided by
 TIMED, WRONG, REFUSED = "timed", "wrong", "refused"
-FIRST = 3
-"""Samples of an implementation before all are timed in turn."""
+FIRST = 3  # samples of an implementation before all are timed in turn
 STRETCHES = 16
 FACTOR = 2.0
+# Relative error that is nobody's fault: plain PyTorch is exact by luck at times
 FLOOR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-4, torch.bfloat16: 2e-3}
-"""Relative error that is nobody's fault: plain PyTorch is exact by luck at times."""
 
 
 class Setting(NamedTuple):

@@ -39,14 +39,10 @@ from tape_ds.results import now
 
 WORK = ROOT / ".cache"
 LEAST_SECONDS = 5  # a stage is not begun with less
-GRACE = 3
-"""Seconds at the end of a stage's limit in which it may stop by itself, and print where it was."""
-REHEARSAL = 4
-"""By how much longer all limits are in a rehearsal."""
-LOGGED = 1 << 20
-"""Bytes that are kept of a log: its end."""
-SKIPPED = 77
-"""Exit code of a stage that cannot do here what it is for."""
+GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
+REHEARSAL = 4  # by how much longer all limits are in a rehearsal
+LOGGED = 1 << 20  # bytes that are kept of a log: its end
+SKIPPED = 77  # exit code of a stage that cannot do here what it is for
 DONE, FAILED, LATE, LACKING = "done", "failed", "late", "skipped"
 
 

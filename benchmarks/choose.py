@@ -28,12 +28,9 @@ from tape_ds.installation import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "tape_ds" / "attention" / "table.json"
 PREFIX = "attend "
-GROUPS = ("attention", "decode")
-"""Those that ``auto`` learns from."""
-SPAN = 2
-"""A measured length holds for lengths from half of it to twice it."""
-DECODED = 16
-"""A step of decoding of one token holds for as many as the decoding kernel takes."""
+GROUPS = ("attention", "decode")  # those that ``auto`` learns from
+SPAN = 2  # a measured length holds for lengths from half of it to twice it
+DECODED = 16  # a step of decoding of one token holds for as many as the decoding kernel takes
 
 
 class ShapeKind(NamedTuple):

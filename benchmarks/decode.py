@@ -14,8 +14,8 @@ from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Settin
 from benchmarks.measure import Runner
 from benchmarks.shapes import Decode
 
+# Those that ``choose`` chooses from, and what it has chosen
 BACKENDS = {"cuda": ("triton", "sdpa", "flash", "auto"), "cpu": ("auto",)}
-"""Those that ``choose`` chooses from, and what it has chosen."""
 
 
 def case(shape: Decode, setting: Setting) -> BenchmarkCase:

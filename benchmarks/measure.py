@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FLUSHED_BYTES = 256 << 20
-"""More than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)."""
-HEAD_START_CYCLES = 2_000_000
-"""About a millisecond."""
+FLUSHED_BYTES = 256 << 20  # more than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)
+HEAD_START_CYCLES = 2_000_000  # about a millisecond
 
 
 class Runner(NamedTuple):

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 
+# By the name of a shape's field
 LETTERS = {
     "batch": "B",
     "heads": "H",
@@ -22,7 +23,6 @@ LETTERS = {
     "layers": "L",
     "documents": "N",
 }
-"""By the name of a shape's field."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,8 @@ from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
 QUANTILES = ("p20", "p50", "p80")
-OURS = "ours"
-"""The baseline where nothing is RoPE."""
-SPEEDS = ("recipe", "encodings")
-"""Groups with a column of tokens a second."""
+OURS = "ours"  # the baseline where nothing is RoPE
+SPEEDS = ("recipe", "encodings")  # groups with a column of tokens a second
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
 
 

@@ -26,17 +26,15 @@ from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention import why_not_shapes
 from tape_ds.kernels.tape_attention_tiles import load, move, queries_end, rows_present, store, tile, visible
 
-LONGEST = 16
-"""Most queries per sequence; with more, programs over queries keep a GPU busy."""
+LONGEST = 16  # most queries per sequence; with more, programs over queries keep a GPU busy
 MOST_SPLITS = 128
-LEAST_KEYS = 256
-"""A part shorter than this costs more to join than to compute."""
+LEAST_KEYS = 256  # a part shorter than this costs more to join than to compute
+# Rows are at most this many, a power of 2 that holds what a group has is enough: up to 64 rows read a cache once
 SPLIT: Table = {
     **{(capability, width): (Launch(64, 64, 8, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
     (90, 128): (Launch(64, 64, 8, 3),),  # with 2 stages 16 rows spill under Triton 3.9
     **{(INTERPRETER, width): (Launch(32, 16),) for width in (16, 32, 64, 128)},
 }
-"""Rows are at most this many, a power of 2 that holds what a group has is enough: up to 64 rows read a cache once."""
 JOIN = Launch(16, 0, 4, 2)
 
 

@@ -42,8 +42,7 @@ class Launch(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
 
-Table = Mapping[tuple[int, int], Sequence[Launch]]
-"""(capability, padded head size) -> launches, the default first."""
+Table = Mapping[tuple[int, int], Sequence[Launch]]  # (capability, padded head size) -> launches, the default first
 
 
 def padded(width: int) -> int:

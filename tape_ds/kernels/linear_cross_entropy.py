@@ -18,13 +18,11 @@ from torch.nn import functional as F
 
 from tape_ds.kernels.reference import upcast
 
+# fp32 logits of one chunk: 1,024 tokens at 32,000 entries, 256 at 128,256. Large enough for matrix products that fill a
+# GPU (and fewer passes over the fp32 sum of a trained weight's gradient), small beside a model that needs this.
 CHUNK_BYTES = 128 * 2**20
-"""fp32 logits of one chunk: 1,024 tokens at 32,000 entries, 256 at 128,256. Large enough for matrix products that fill
-a GPU (and fewer passes over the fp32 sum of a trained weight's gradient), small beside a model that needs this."""
-CHUNK_MULTIPLE = 128
-"""A chunk is a multiple of this, and at least this: rows of the usual tile of a matrix product."""
-SCALED_ELEMENTS = 2**24
-"""Elements of a 16-bit gradient that are fp32 at one time while the backward scales it."""
+CHUNK_MULTIPLE = 128  # a chunk is a multiple of this, and at least this: rows of the usual tile of a matrix product
+SCALED_ELEMENTS = 2**24  # elements of a 16-bit gradient that are fp32 at one time while the backward scales it
 
 
 def chunk_tokens(vocabulary: int) -> int:

@@ -31,27 +31,26 @@ from tape_ds.kernels.position_mix_inputs import Inputs, empty
 from tape_ds.kernels.position_mix_plain import product, split
 from tape_ds.kernels.strides import near, strides
 
+# By the padded number of groups; columns are channels. A warp for every 16 groups: more would repeat each other.
 FORWARD: Table = {
     **{(capability, 16): (Launch(8, 32, 1), Launch(8, 32, 2)) for capability in (80, 90)},
     **{(capability, 32): (Launch(8, 64, 4), Launch(8, 128, 8)) for capability in (80, 90)},
     **{(capability, 64): (Launch(8, 32, 4),) for capability in (80, 90)},
     **{(INTERPRETER, groups): (Launch(4, 32),) for groups in (16, 32, 64)},
 }
-"""By the padded number of groups; columns are channels. A warp for every 16 groups: more would repeat each other."""
+# Of pairs, half as many columns of each number. Fewer warps spill: of 16 groups under Triton 3.9, of 32 with one token.
 FORWARD_UNIT: Table = {
     **FORWARD,
     **{(capability, 16): (Launch(8, 64, 4),) for capability in (80, 90)},
     (80, 32): FORWARD[80, 32][1:],
 }
-"""Of pairs, half as many columns of each number. Fewer warps spill: of 16 groups under Triton 3.9, of 32 with one
-token."""
+# By the padded larger of G and H / 2: with several query heads for a group, their tiles are what registers hold
 BACKWARD: Table = {
     **{(capability, 16): (Launch(8, 16, 1), Launch(16, 16, 1)) for capability in (80, 90)},
     **{(capability, 32): (Launch(8, 32, 2, 1), Launch(8, 32, 4)) for capability in (80, 90)},
     **{(capability, 64): (Launch(8, 16, 4),) for capability in (80, 90)},
     **{(INTERPRETER, most): (Launch(4, 32),) for most in (16, 32, 64)},
 }
-"""By the padded larger of G and H / 2: with several query heads for a group, their tiles are what registers hold."""
 
 
 @jit

@@ -18,8 +18,7 @@ from tape_ds.kernels.strides import empty_rows, rows
 from tape_ds.kernels.tape_attention_backward import Saved
 from tape_ds.kernels.tape_attention_forward import ForwardCall, whole_blocks
 
-WIDEST = 128
-"""Largest head size."""
+WIDEST = 128  # largest head size
 
 
 def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None) -> str | None:

@@ -35,8 +35,8 @@ VALUES: Table = {
     (80, 16): (Launch(128, 32, 8, 2),),
     **_INTERPRETED,
 }
+# Documents need registers for ids and for loads that wait
 VALUES_DOCUMENTS: Table = {**VALUES, (90, 128): (Launch(128, 32, 8, 2),)}
-"""Documents need registers for ids and for loads that wait."""
 KEYS_AND_QUERIES: Table = {
     (90, 128): (Launch(128, 64, 8, 2),),
     (90, 64): (Launch(128, 64, 8, 2),),
@@ -50,8 +50,8 @@ KEYS_AND_QUERIES: Table = {
 }
 _TRITON = (3, 7) if triton is None else tuple(map(int, triton.__version__.split(".")[:2]))
 _ROWS = 64 if _TRITON < (3, 7) else 128
+# Triton 3.6 spills in the loop with 128 rows, Triton 3.9 with 64
 KEYS_AND_QUERIES_DOCUMENTS: Table = {**KEYS_AND_QUERIES, (90, 128): (Launch(_ROWS, 64, 8, 2),)}
-"""Triton 3.6 spills in the loop with 128 rows, Triton 3.9 with 64."""
 QUERIES: Table = {
     (90, 128): (Launch(64, 64, 8, 2), Launch(128, 64, 8, 2)),
     (90, 64): (Launch(128, 64, 8, 2),),
