@@ -118,7 +118,7 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
 
 
 def fastest(shapes: list[list[table.BenchmarkRow]]) -> str | None:
-    """Of the backends that have a time at every one of these shapes; None where there is none."""
+    """Return the fastest backend among those with a time at all of these shapes, or None."""
     times = [
         {
             row.implementation.removeprefix(PREFIX): row.total_p50

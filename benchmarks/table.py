@@ -61,7 +61,7 @@ class BenchmarkRow:
 
 
 def provenance(setting: Setting) -> dict[str, str]:
-    """Return the columns that say where the numbers come from, once for a run."""
+    """Return the columns of a run's origin: device, date, commit, versions."""
     if setting.device.type == "cuda":
         device = name_of(setting.device)
         chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
@@ -176,7 +176,7 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
 
 
 def baseline(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
-    """Return what the times of one shape are divided by: the fastest RoPE; where there is none, ours."""
+    """Return the baseline of one shape: the fastest RoPE, or ours without RoPE."""
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     if not plain:
         return {row.implementation: row for row in timed if row.implementation == OURS}

@@ -2,7 +2,7 @@
 
 One token of one head would leave most of a GPU idle, and reading the cache is all the work there is. So the query rows
 of all heads that share a key/value head form one tile, which reads that head's cache once, and every part of the cache
-has a program of its own (flash-decoding; Dao, Haziza, Massa, Sizov 2023). Each leaves its output unnormalised, in fp32,
+has a separate program (flash-decoding; Dao, Haziza, Massa, Sizov 2023). Each leaves its output unnormalised, in fp32,
 with its maximum and its sum; a second kernel joins them.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size.
@@ -232,9 +232,9 @@ def decode_attention(
         q_BHTK: queries. Any strides whose last is 1; so for k, v and e, which may be slices of a larger buffer.
         k_BGSK: keys; query head h reads key/value head h // (H / G).
         v_BGSK: values.
-        e_BGSK: position states beside them, moved by the same weights; None: there are none.
-        offset: place of the first query on the key axis; S - T if None. Keys behind the last query are never read.
-        document_ids: integers [B, S], below 0 is padding. Query t stands at offset + t and sees its own document only.
+        e_BGSK: position states, averaged with the same weights; or None.
+        offset: position of the first query on the key axis; S - T if None. Keys after the last query are never read.
+        document_ids: integers [B, S], below 0 is padding. Query t is at offset + t and sees its document only.
         scale: factor on the scores, above 0; K^-1/2 if None.
         splits: parts that the keys are cut into; chosen by :func:`split_count` if None.
 

@@ -38,7 +38,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit``, or the plain function where there is no Triton to compile it."""
+    """Apply ``triton.jit``; return the plain function without Triton."""
     return function if triton is None else triton.jit(function)
 
 

@@ -157,7 +157,7 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
 
 
 def split(product_sum_IX: Tensor, inputs: Inputs, d_expand: Tensor | None, d_contract: Tensor | None) -> None:
-    """From the gradient of the product [I, X] to those of its factors."""
+    """Return the gradients of the factors from that of their product [I, X]."""
     assert inputs.gate is not None and inputs.expand is not None and inputs.contract is not None
     expand_IG = _as_met(inputs.expand, inputs.gate, product_sum_IX.dtype)
     contract_GI = _as_met(inputs.contract, inputs.gate, product_sum_IX.dtype)

@@ -55,7 +55,7 @@ BACKWARD: Table = {
 
 @jit
 def _matrix(base, stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, left=0):
-    """COLUMNS of a [HEIGHT, WIDTH] matrix from ``left`` on, zeros behind its edges; a stride of 0 repeats one row."""
+    """COLUMNS of a [HEIGHT, WIDTH] matrix from ``left`` on, zeros beyond its edges; a stride of 0 repeats one row."""
     row, column = tl.arange(0, ROWS)[:, None], left + tl.arange(0, COLUMNS)[None, :]
     return tl.load(base + row * stride + column, mask=(row < HEIGHT) & (column < WIDTH), other=0.0)
 
@@ -107,10 +107,10 @@ def _updated(
 
 @jit
 def _restored(cos_start, sin_start, cos, sin, cos_grad, sin_grad, LEAST: tl.constexpr):
-    """What ``pair_modulus.py`` writes: the deviations with their moduli restored, or, where gradients of those are
+    """The result of ``pair_modulus.py``: the deviations with their moduli restored, or, where gradients of those are
     given, the gradients of the deviations."""
     own = cos_start * cos_start + sin_start * sin_start
-    own = tl.where(own > 0, own, 1.0)  # behind the edges
+    own = tl.where(own > 0, own, 1.0)  # beyond the edges
     cos_state, sin_state = cos_start + cos, sin_start + sin
     squares = (cos_state * cos_state + sin_state * sin_state) / own
     root = tl.sqrt(tl.maximum(squares, LEAST))
@@ -306,7 +306,7 @@ def position_mix_backward_kernel(
                     moved = _matrix(base, moved_head, HEADS, WIDTH, HEAD_ROWS, COLUMNS, left)
                     attend_sum = tl.dot(d_rounded, tl.trans(moved), attend_sum)
         if DMATRIX is not None:
-            # a loop of its own, which finds what it reads again in the cache: in one loop, registers do not suffice
+            # a separate loop, which reads again from the cache: in one loop, registers do not suffice
             d_matrix = tl.zeros([GROUP_ROWS, GROUP_ROWS], tl.float32)
             for left in tl.range(0, WIDTH, COLUMNS):
                 base = GRAD + batch * grad_batch + token * grad_token
@@ -378,7 +378,7 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
     """Write those gradients that have memory (``position_mix_inputs.empty_gradients``)."""
     grad = near(grad)
     if unit:
-        # In a pass of its own, which forms the new state again: in one kernel, registers would not suffice.
+        # In a separate pass, which forms the new state again: in one kernel, registers would not suffice.
         across = empty(inputs, grad.dtype)
         forward(inputs, across, unit, grad)
         grad = across

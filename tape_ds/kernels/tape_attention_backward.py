@@ -4,7 +4,7 @@ Value and state share the weights, so ``delta = rowsum(dO * O)`` runs over both 
 ``dS = P * (dO_v V^T + dO_e E^T - delta)`` is formed once (FlashAttention-2, algorithm 2, with V = 2 K). On Hopper the
 accumulators dV, dE, dK and dQ do not fit the registers together; hence one kernel for {dV, dE} and one for {dK, dQ}.
 The latter adds dQ atomically into fp32, so the order of its sums, and their last bits, differ from run to run;
-``deterministic`` gives dQ a kernel of its own.
+``deterministic`` computes dQ in a separate kernel.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ QUERIES: Table = {
 
 
 class Saved(NamedTuple):
-    """What the forward keeps, its inputs first."""
+    """The tensors that the forward saves, its inputs first."""
 
     q_BHTK: Tensor
     k_BGSK: Tensor

@@ -50,7 +50,7 @@ class HubDataset(RowSource):
             remedy = f"write {self.form}, for example hub:allenai/c4:en:train[:20000]"
             return [self.problem("not the data spec of a hub dataset", remedy)]
         if self.split is None and self.config in {"train", "test", "validation"}:
-            wrong = f"{self.config!r} stands in the place of the configuration"
+            wrong = f"{self.config!r} is in the place of the configuration"
             instead = self.spec.replace(f":{self.config}", f"::{self.config}")
             return [self.problem(wrong, f"if it is the split, write {instead}")]
         if self.first == 0:
