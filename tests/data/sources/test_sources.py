@@ -428,7 +428,7 @@ def test_unknown_kind_gets_a_close_match():
         parse("parqet:x#y")
     with pytest.raises(UserError, match="not a data spec"):
         parse("")
-    for spec, wrong in (("text:~a\0", "null byte"), ("bin:~a\udcff", "no UTF-8")):
+    for spec, wrong in (("text:~a\0", "null byte"), ("bin:~a\udcff", "not UTF-8")):
         with pytest.raises(UserError, match=wrong):
             parse(spec)
 
