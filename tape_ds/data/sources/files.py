@@ -5,6 +5,7 @@ columns of the first block for those of all files, converts texts that look like
 is broken.
 """
 
+import codecs
 import glob
 import hashlib
 import json
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _PEEKED_FILES = 32
+_HEAD = 512  # bytes of a text that are decoded to check it
 FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
 _LONE_BRACKETS = (b"[", b"{", b"[{")  # first lines of one JSON value over several lines
 _REPAIR = "repair the file, or leave it out of the glob"
@@ -153,16 +155,22 @@ class TextFiles(_Files):
 
     def _look_into(self, name: str, file: File) -> None:
         with file.open() as stream:
-            stream.read(1)
+            self._decode(name, stream.read(_HEAD), whole=False)
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         with file.open() as stream:
-            raw = stream.read()
+            text = self._decode(name, stream.read())
+        if text is not None:
+            yield name, text
+
+    def _decode(self, name: str, raw: bytes, whole: bool = True) -> str | None:
+        """Decode a text or its head; strictly, since replacement characters would be trained on."""
         try:
-            yield name, raw.decode("utf-8-sig")  # strictly: replacement characters would be trained on
+            return codecs.getincrementaldecoder("utf-8-sig")().decode(raw, whole)
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
             self.leave_out(wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW")
+            return None
 
 
 class JsonLines(_Files):

@@ -11,7 +11,6 @@ import gzip
 import io
 import lzma
 import os
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-LARGE = 2**30  # bytes of any decompressed file that are not yet suspicious
-RATIO = 1000  # the most bytes from one compressed byte beyond that; text of any language gives 3 to 10
 _HEAD = 512  # bytes that identify a file's format
 
 
@@ -49,23 +46,19 @@ class File:
         """Open for reading, decompressed if its name or its first bytes are those of gzip, bzip2, xz or zstd.
 
         Args:
-            is_text: refuse formats that are not text.
+            is_text: refuse tar archives.
 
         Raises:
-            ForeignFileError: a git-lfs pointer, or an unsupported format.
-            ValueError: a decompression bomb, at once or, where the size is not recorded, while reading.
+            ForeignFileError: a git-lfs pointer or a tar archive.
         """
         with self.filesystem.open(self.path, "rb") as raw:
-            if isinstance(raw, zipfile.ZipExtFile):
-                member = self.filesystem.info(self.path)
-                check_growth(member["file_size"], member["compress_size"])
             head = b""
             if raw.seekable():  # others are identified by their names alone
                 head = raw.read(_HEAD)
                 raw.seek(0)
             for suffix, (magic, decompressed) in _COMPRESSED.items():
                 if self.path.endswith(suffix) or head.startswith(magic):
-                    stream = io.BufferedReader(_Bounded(decompressed(raw), raw))
+                    stream = io.BufferedReader(decompressed(raw))
                     _refuse_foreign(stream.peek(_HEAD), is_text)
                     yield cast(IO[bytes], stream)
                     return
@@ -86,34 +79,14 @@ _COMPRESSED: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
     ".xz": (b"\xfd7zXZ\0", lzma.LZMAFile),
     ".zst": (b"\x28\xb5\x2f\xfd", _zstd),
 }
-_UTF16 = ("UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW")
-_UNPACK = "unpack it, and name the files"
-# how files of other formats begin -> their format, and the remedy
-_FOREIGN = {
-    b"\xff\xfe": _UTF16,
-    b"\xfe\xff": _UTF16,
-    b"PK\x03\x04": (
-        "a zip archive, or a document of an office program, which is one",
-        f"{_UNPACK}, or one in it as zip://MEMBER::ARCHIVE; of a spreadsheet, export the rows as JSON lines",
-    ),
-    b"7z\xbc\xaf": ("a 7z archive", _UNPACK),
-    b"Rar!": ("a rar archive", _UNPACK),
-    b"PAR1": ("a Parquet file", "read it as parquet:FILE#field"),
-    b"ARROW1": ("an Arrow file", "save it as Parquet, and read it as parquet:FILE#field"),
-    b"%PDF-": ("a PDF", "extract its text first, for example with pdftotext"),
-}
 
 
 def _refuse_foreign(head: bytes, is_text: bool) -> None:
+    """Refuse what would be read as text; other formats are not UTF-8."""
     if paths.is_lfs_pointer(head):
         raise ForeignFileError(*paths.LFS)
-    if not is_text:
-        return
-    if head[257:262] == b"ustar":
-        raise ForeignFileError("a tar archive", _UNPACK)
-    for magic, (wrong, remedy) in _FOREIGN.items():
-        if head.startswith(magic):
-            raise ForeignFileError(wrong, remedy)
+    if is_text and head[257:262] == b"ustar":
+        raise ForeignFileError("a tar archive", "unpack it, and name the files")
 
 
 def is_remote(pattern: str) -> bool:
@@ -155,27 +128,3 @@ def find(pattern: str) -> dict[str, File]:
     place = PurePosixPath(path)  # a root folder has none above it
     root = next((parent for parent in place.parents if not glob.has_magic(str(parent))), place)
     return {PurePosixPath(name).relative_to(root).as_posix(): File(filesystem, name) for name in sorted(names)}
-
-
-def check_growth(given: int, taken: int) -> None:
-    """Raise ValueError for ``given`` bytes out of ``taken`` compressed ones if they would fill the memory."""
-    if given > LARGE and given > RATIO * taken:
-        raise ValueError(f"{given:,} bytes or more come out of {taken:,}")
-
-
-class _Bounded(io.RawIOBase):
-    """A decompressed stream with :func:`check_growth`."""
-
-    def __init__(self, stream: Any, below: Any):
-        self._stream = stream
-        self._below = below
-        self._given = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._stream.readinto(buffer)
-        self._given += count
-        check_growth(self._given, self._below.tell())
-        return count
