@@ -16,6 +16,7 @@ from tape_ds import paths
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import conversations, sequences, template
 from tape_ds.data.chat.sequences import Chosen
+from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.errors import Problem, UserError
 from tape_ds.config.finetuning import ChatRecipe
 from tape_ds.scoring.answers import Prompt
@@ -39,7 +40,7 @@ class ChatTuning(Finetuning):
         lists = {"train": data.train_data} | ({"heldout": data.eval_data} if held_out else {})
         for split, specs in lists.items():
             for spec in specs:
-                source = conversations.parse(spec, sequences.packing.FIELD_OF[split])
+                source = conversations.parse(spec, FIELD_OF[split])
                 found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
         return found
 
