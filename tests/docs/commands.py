@@ -49,7 +49,9 @@ READERS = {
 WORK = {
     "tools.experiment": tuple(f"tools.experiment.__main__.{name}" for name in ("outline", "listing", "write_overview")),
 }
-PAST = re.compile(r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.reproduce")
+PAST = re.compile(
+    r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.(reproduce|stability|visualise|flops)\b|tools/flops\.py"
+)
 """What made results that are stored, at the commit that stands with them, and is there no more."""
 OWN = ("make ", "tape-ds ")
 """What begins a command of ours without a script's name."""
