@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,11 +10,8 @@ from torch import Tensor
 
 from tape_ds.attention.score_bias import ScoreBias, elementwise
 from tape_ds.encodings import base
-from tape_ds.encodings.options import Options
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig, Options
 
 
 def slopes(heads: int) -> list[float]:
@@ -43,7 +39,7 @@ class AlibiLayer(base.PositionLayer):
     steepness = 1.0
     """Multiplies every slope."""
 
-    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: Options, layer_idx: int):
         super().__init__()
         own = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
         self.slopes = Constant(np.array(own, np.float32))

@@ -12,18 +12,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
-from tape_ds.encodings.options import Options
+from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
-
 
 EVERY_HEAD = slice(None)
 
@@ -32,6 +28,15 @@ def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
     """Return the key/value heads, of ``groups``, that some of a model's query heads read."""
     read, heads_per_group = range(query_heads)[heads], query_heads // groups
     return slice(read[0] // heads_per_group, read[-1] // heads_per_group + 1)
+
+
+def dedupe_positions(position_ids: Tensor) -> Tensor:
+    """Return positions [1, T, ...] where those of all sequences are equal, as in packed training: angles and biases are
+    then computed once for the batch."""
+    # Comparing waits for the device, which is not worth it for single tokens.
+    if 1 in position_ids.shape[:2] or torch.compiler.is_compiling():
+        return position_ids
+    return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
 
 
 class TokenContext(NamedTuple):
@@ -76,7 +81,7 @@ class PositionEncoding(nn.Module):
     remembers = 0
     """N where a later call needs the positions of earlier tokens: a cache then keeps them. 0: it does not; N is 1."""
 
-    def __init__(self, config: TapeConfig, options: Options):
+    def __init__(self, config: ModelConfig, options: Options):
         super().__init__()
         self.random_shift = options.random_shift
         self.reads_tokens = options.reads_tokens

@@ -7,21 +7,17 @@ position ids are not read, so skipped positions (PoSE) mean nothing here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from tape_ds.encodings import base, documents
 from tape_ds.encodings.alibi import AlibiLayer
-from tape_ds.encodings.options import BipeOptions
+from tape_ds.encodings.catalogue import BipeOptions
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.place_table import PlaceTable
 from tape_ds.encodings.rope import RopeEncoding
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class BipeRopeEncoding(RopeEncoding):
@@ -32,7 +28,7 @@ class BipeRopeEncoding(RopeEncoding):
 
     remembers = 3
 
-    def __init__(self, config: TapeConfig, options: BipeOptions):
+    def __init__(self, config: ModelConfig, options: BipeOptions):
         super().__init__(config, options)
         self.separators = Constant(np.array(options.separators or (), np.int64))
         self.intra = PlaceTable(options.segment_length, config.hidden_size)

@@ -7,7 +7,7 @@ position (at least a learned threshold), so that any length is mapped to the sam
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings import base
 from tape_ds.encodings.alibi import AlibiEncoding
-from tape_ds.encodings.options import FireOptions
+from tape_ds.encodings.catalogue import FireOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 EPSILON = 1e-6
 
@@ -67,7 +65,7 @@ class FireLayer(base.PositionLayer):
 
     keeps_bias = True
 
-    def __init__(self, config: TapeConfig, options: FireOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: FireOptions, layer_idx: int):
         super().__init__()
         self.network = FireNetwork(options, config.num_attention_heads)
 

@@ -17,19 +17,17 @@ heads of a group, K head size, X columns of a key, E columns of the sums, D hidd
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.encodings import base
+from tape_ds.encodings.catalogue import FoxOptions
 from tape_ds.encodings.documents import last_cached, running_sums
-from tape_ds.encodings.options import FoxOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 UNIT = 64.0
 """What a query's column holds: a power of two, so that every dtype has it exactly."""
@@ -41,7 +39,7 @@ _ALIGNED = 8
 class Gates(base.Parameters):
     """``w x + b`` for every query head."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.num_attention_heads, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(config.num_attention_heads))
@@ -59,7 +57,7 @@ class Gates(base.Parameters):
 class FoxLayer(base.PositionLayer):
     """Adds the columns of the sums to keys, and to queries those that read them."""
 
-    def __init__(self, config: TapeConfig, options: FoxOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: FoxOptions, layer_idx: int):
         super().__init__()
         self.gates = Gates(config)
         self.head_dim = config.head_dim

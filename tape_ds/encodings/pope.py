@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 
 from tape_ds.encodings import base
-from tape_ds.encodings.options import PopeOptions
+from tape_ds.encodings.catalogue import PopeOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import Frequencies, RopeEncoding
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 TURN = 2 * math.pi
 
@@ -34,7 +32,7 @@ TURN = 2 * math.pi
 class PopeEncoding(RopeEncoding):
     """Angles of the places, for a head's K channels."""
 
-    def __init__(self, config: TapeConfig, options: PopeOptions):
+    def __init__(self, config: ModelConfig, options: PopeOptions):
         super().__init__(config, options)
         self.frequencies = Frequencies(self.rope_parameters, 2 * config.head_dim)  # RoPE's of a head twice as wide
 
@@ -51,7 +49,7 @@ class PopeEncoding(RopeEncoding):
 class Phases(base.Parameters):
     """delta: what is added to a key's phase, for every key/value head and channel."""
 
-    def __init__(self, config: TapeConfig, options: PopeOptions):
+    def __init__(self, config: ModelConfig, options: PopeOptions):
         super().__init__()
         self.uniform = options.delta_init == "uniform"
         self.delta = nn.Parameter(torch.empty(config.num_key_value_heads, config.head_dim))
@@ -77,7 +75,7 @@ class PopeLayer(base.PositionLayer):
 
     keeps_unrotated = True
 
-    def __init__(self, config: TapeConfig, options: PopeOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: PopeOptions, layer_idx: int):
         super().__init__()
         self.phases = Phases(config, options)
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim

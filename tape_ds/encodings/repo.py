@@ -12,7 +12,7 @@ hidden size, J width of the network.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +20,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tape_ds.encodings import base
-from tape_ds.encodings.options import RepoOptions
+from tape_ds.encodings.catalogue import RepoOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import Frequencies, RopeEncoding, RopeLayer
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class RepoEncoding(RopeEncoding):
     """RoPE's table, for the layers that rotate by the index."""
 
-    def __init__(self, config: TapeConfig, options: RepoOptions):
+    def __init__(self, config: ModelConfig, options: RepoOptions):
         super().__init__(config, options)
         self.counts = options.first_predicted(config.num_hidden_layers) > 0
 
@@ -67,7 +65,7 @@ class RepoLayer(RopeLayer):
 
     predictor: Predictor | None
 
-    def __init__(self, config: TapeConfig, options: RepoOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: RepoOptions, layer_idx: int):
         super().__init__(config, options, layer_idx)
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.predictor = None

@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tape_ds.encodings import base, scaling
-from tape_ds.encodings.options import Options
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.kernels.rotate import rotate
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class Frequencies(Constant):
@@ -36,7 +33,7 @@ class RopeEncoding(base.PositionEncoding):
     kept here. So it neither is invariant under shifts nor gives the full pass's logits beyond the original window.
     """
 
-    def __init__(self, config: TapeConfig, options: Options):
+    def __init__(self, config: ModelConfig, options: Options):
         super().__init__(config, options)
         self.rope_parameters = dict(config.rope_parameters)
         self.dynamic = scaling.is_dynamic(self.rope_parameters)

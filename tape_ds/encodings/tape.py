@@ -12,33 +12,29 @@ Shape letters: B batch, T tokens, H query heads, G key/value heads (one state ea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tape_ds.attention.score_bias import ScoreBias
-from tape_ds.encodings import base, layer_options
+from tape_ds.encodings import base
 from tape_ds.encodings.alibi import slopes
+from tape_ds.encodings.catalogue import TapeOptions
 from tape_ds.encodings.kernel_features import draw_grids, features, log_kernel
-from tape_ds.encodings.options import TapeOptions
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import RopeEncoding
 from tape_ds.encodings.tape_updates import FORMS, Projection, Update, UpdateForm
 from tape_ds.kernels.pair_modulus import scaled_to
 from tape_ds.kernels.position_state import position_state
 from tape_ds.kernels.reference import rotate_whole
 from tape_ds.kernels.rotate import rotate
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class TapeEncoding(RopeEncoding):
     """The start of the state: RoPE's rotation, scaled as ``rope_parameters`` say, or ALiBi's kernel features."""
 
-    def __init__(self, config: TapeConfig, options: TapeOptions):
+    def __init__(self, config: ModelConfig, options: TapeOptions):
         super().__init__(config, options)
         self.whole_halves = FORMS[options.form].whole_halves
         self.from_alibi = options.start == "alibi"
@@ -77,7 +73,7 @@ class TapeLayer(base.PositionLayer):
     attend: nn.Module | None
     gate: Projection | None
 
-    def __init__(self, config: TapeConfig, options: TapeOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: TapeOptions, layer_idx: int):
         super().__init__()
         self.form_name = options.form
         self.from_alibi = options.start == "alibi"
@@ -87,7 +83,7 @@ class TapeLayer(base.PositionLayer):
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.columns = config.head_dim * (2 if self.form.whole_halves else 1)
-        last = layer_idx == layer_options.last_placed(options, config.num_hidden_layers)
+        last = layer_idx == options.last_placed(config.num_hidden_layers)
         self.attend = None
         self.gate = None
         if not last and options.attention_update != "off":

@@ -16,18 +16,16 @@ halves (cosines, sines), D hidden size, I rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.encodings import base
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.pair_modulus import restore_modulus
 from tape_ds.kernels.position_mix import position_mix
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class Matrix(base.Weight):
@@ -46,14 +44,14 @@ def local_heads(groups: int, heads: int, like: Tensor) -> Tensor:
 class HeadMix(Matrix):
     """``W_att`` [G, H]: a weighted sum over the query heads, the same for every channel."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.num_key_value_heads, config.num_attention_heads, zero_init=True)
 
 
 class HeadScale(base.Weight):
     """One scalar per query head [H], summed within each group of query heads."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.num_attention_heads, zero_init=True)
         self.groups = config.num_key_value_heads
 
@@ -65,7 +63,7 @@ class HeadScale(base.Weight):
 class ChannelMix(base.Weight):
     """A matrix [X, X] across the channels of each half, of the mean over the query heads of a group."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.head_dim, config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
@@ -78,7 +76,7 @@ class ChannelMix(base.Weight):
 class ChannelScale(base.Weight):
     """One scalar per channel [X], the same in both halves, of the mean over the query heads of a group."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
@@ -225,11 +223,11 @@ class UpdateForm(NamedTuple):
     whole_halves: bool
     """Whether cosines and sines are stored K wide each. Where updates act on all channels alike, the two halves of a
     rotation stay identical for ever, and K/2 columns of each are the whole state."""
-    mix: Callable[[TapeConfig], nn.Module]
+    mix: Callable[[ModelConfig], nn.Module]
     """Makes the attention update ``mix``."""
-    scale: Callable[[TapeConfig], nn.Module]
+    scale: Callable[[ModelConfig], nn.Module]
     """Makes the attention update ``scale``."""
-    channels: Callable[[TapeConfig], int]
+    channels: Callable[[ModelConfig], int]
     """Columns of W_up."""
     projection: Callable[..., base.Weight]
     """Makes W_up and W_down from (columns, rows, zero_init=...)."""
@@ -242,7 +240,7 @@ class UpdateForm(NamedTuple):
     separate: bool = False
     """Whether W_up and W_down come twice."""
 
-    def projections(self, config: TapeConfig, rank: int) -> tuple[nn.Module, nn.Module]:
+    def projections(self, config: ModelConfig, rank: int) -> tuple[nn.Module, nn.Module]:
         """W_up, zero, and W_down."""
         channels = self.channels(config)
 

@@ -32,6 +32,12 @@ def position_parameters(config: TapeConfig) -> int:
     return sum(weight.numel() for weight in parts.parameters())
 
 
+def position_multiplications(config: TapeConfig, layer_idx: int, keys: float) -> float:
+    """Return the encoding's multiplications in a block, see :meth:`PositionLayer.multiplications_per_token`."""
+    with torch.device("meta"):
+        return registry.build_layer(config, layer_idx).multiplications_per_token(keys)
+
+
 def parameters(config: TapeConfig) -> int:
     """Return all parameters; an output head tied to the embeddings counts once."""
     query, key = _widths(config)
@@ -63,7 +69,7 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     feed_forward = 3 * config.hidden_size * config.intermediate_size
     attention = 2 * query * keys  # scores and values
     layers = config.num_hidden_layers * (projections + feed_forward + attention)
-    position = sum(registry.multiplications_per_token(config, i, keys) for i in range(config.num_hidden_layers))
+    position = sum(position_multiplications(config, i, keys) for i in range(config.num_hidden_layers))
     return length * (layers + position + config.hidden_size * config.vocab_size)
 
 

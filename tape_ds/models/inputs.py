@@ -38,14 +38,6 @@ def past_length(past_key_values: Cache | None) -> int | Tensor:
     return length
 
 
-def dedupe_positions(position_ids: Tensor) -> Tensor:
-    """Return positions [1, T] where those of all sequences are alike, as in packed training: angles and biases are then
-    computed once for the batch, not once for each sequence. A look is a wait for the device: not for single tokens."""
-    if 1 in position_ids.shape[:2] or torch.compiler.is_compiling():
-        return position_ids
-    return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
-
-
 def local_embeddings(
     shards: Shards,
     embedding: nn.Module,

@@ -34,7 +34,6 @@ from tape_ds.models import cached_positions, flops
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import (
     Documents,
-    dedupe_positions,
     local_embeddings,
     past_length,
     require_weights,
@@ -322,7 +321,7 @@ class TapeModel(TapePreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         if cu_seq_lens_q is None and document_ids is None:  # else a collator has looked, without asking the device
-            position_ids = dedupe_positions(position_ids)
+            position_ids = base.dedupe_positions(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
         context = base.TokenContext(input_ids, None if layout is None else layout.ids_BS, offset, past_positions)
