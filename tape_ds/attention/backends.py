@@ -72,7 +72,7 @@ def choose(backend: str, call: AttentionCall) -> str:
 
 
 class StoredChoice(NamedTuple):
-    """One line of the table: what is fastest for these calls, and where that was measured."""
+    """A row of the table: the fastest backend for these calls, and its measurement."""
 
     device: str
     """"cpu", or "sm_90" for compute capability 9.0."""
@@ -95,12 +95,11 @@ _ROWS = tuple(StoredChoice(**row) for row in json.loads(TABLE.read_text(encoding
 
 
 def table() -> tuple[StoredChoice, ...]:
-    """Return the stored rows."""
     return _ROWS
 
 
 class Chip(NamedTuple):
-    """What runs a call."""
+    """Device of a call."""
 
     type: str
     """"cpu", "cuda"."""
@@ -154,7 +153,7 @@ def _auto(call: AttentionCall) -> str:
 
 
 def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
-    """Return what is taken without a measurement on this chip, and why."""
+    """Return the default without a measurement on this chip, and the reason."""
     masked = call.layout is not None or call.window is not None
     if masked and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
         unfit = _why_not("varlen", call)
@@ -183,7 +182,7 @@ def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
 
 
 def missing(name: str, device_type: str) -> str | None:
-    """Return what this machine lacks for a backend, whatever the call."""
+    """Return what this machine lacks for a backend, for any call."""
     if NEEDS_CUDA[name] and device_type not in _GPUS:
         return "needs a CUDA device"
     if name == "flash":
@@ -196,7 +195,7 @@ def missing(name: str, device_type: str) -> str | None:
 
 
 def _why_not(name: str, call: AttentionCall) -> str | None:
-    """Why a backend cannot compute this call."""
+    """Return why a backend cannot compute this call."""
     if (reason := cannot(name, call.needs)) is not None:
         return reason
     if call.bias is not None and name == "flex" and not _elementwise(call):

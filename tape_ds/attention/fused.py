@@ -16,7 +16,7 @@ from tape_ds.kernels import decode_attention, tape_attention
 
 
 def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return a call for which :func:`why_not` gives None."""
+    """Compute a call for which :func:`why_not` returns None."""
     assert isinstance(call.offset, int)
     halves = _halves(call)
     if _decodes(call):
@@ -36,7 +36,7 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Why the kernels cannot compute this call."""
+    """Return why the kernels cannot compute this call."""
     halves, width = _halves(call), call.q.shape[-1]
     if _decodes(call) or (len(halves) == 1 and halves[0].shape[-1] <= width):
         return None
@@ -49,12 +49,12 @@ def why_not(call: AttentionCall) -> str | None:
 
 
 def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return the value, and the position state where there is one: two tensors, or views of one that holds both."""
+    """Return the value and the position state, if any: two tensors, or views of one."""
     return call.v.split(call.q.shape[-1], dim=-1) if len(call.values) == 1 else call.values
 
 
 def _decodes(call: AttentionCall) -> bool:
-    """Return whether this is a step of decoding: few queries, and nobody asks for a gradient."""
+    """Return whether this is a decoding step: few queries, no gradient."""
     halves = _halves(call)
     if call.trains or not call.scale > 0 or len(halves) > 2:
         return False

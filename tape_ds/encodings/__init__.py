@@ -117,7 +117,6 @@ def with_yarn(config: Config) -> Config | None:
 
 
 def llama_rope_parameters(config: ModelConfig) -> dict[str, Any] | None:
-    """Return ``rope_parameters`` of the plain Llama that computes the same; None if no Llama does."""
     if config.position_encoding not in _LLAMA or not options(config).is_alone():
         return None
     return scaling.as_llama(config.rope_parameters, config.head_dim)

@@ -44,7 +44,6 @@ class AbacusEncoding(base.PositionEncoding):
 
     @property
     def draws(self) -> bool:
-        """The offset of digits' places, too."""
         return self.shift > 0 or self.inner.draws
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
@@ -82,11 +81,9 @@ class AbacusEncoding(base.PositionEncoding):
         return x_BTD + added_BTD.masked_fill((positions_BT == 0)[..., None], 0).to(x_BTD.dtype)
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        """Return the inner encoding's."""
         return self.inner.start(self._inner_places(positions_BTN))
 
     def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
-        """Return the inner encoding's."""
         return self.inner.for_layers(self._inner_places(positions_BTN))
 
     def _inner_places(self, positions_BTN: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def slopes(heads: int) -> list[float]:
 
 
 class AlibiEncoding(base.PositionEncoding):
-    """Positions as they are; a cache keeps them, so that later queries know how far back each key is."""
+    """Plain positions, kept by a cache: later queries need the distance of each key."""
 
     remembers = 1
 
@@ -52,7 +52,6 @@ class AlibiLayer(base.PositionLayer):
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
-        """Distances in integers, products in fp32."""
         slopes_H = self.slopes.on(query_positions_BTN.device)[heads]
         heads_H = torch.arange(len(slopes_H), device=query_positions_BTN.device)
 

@@ -49,15 +49,11 @@ class BipeRopeEncoding(RopeEncoding):
         return context.of_this_call(torch.stack((segment_BS, intra_BS, ends_BS), dim=-1), context.ids_BT.shape[1])
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
-        """Adds the embedding of the place within the segment."""
         return x_BTD + self.intra(positions_BTN[..., 1]).to(x_BTD.dtype)
 
 
 class BipeAlibiEncoding(BipeRopeEncoding):
-    """The segments' numbers as they are."""
-
     def start(self, positions_BTN: Tensor) -> None:
-        """Nothing turns: the layers read the places."""
         return None
 
 

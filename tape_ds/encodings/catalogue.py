@@ -253,7 +253,6 @@ class PropeOptions(Options):
     no_dynamic_scaling = "its frequencies follow from each text, and prope leaves fixed ones out"
 
     def kept(self, head_size: int) -> int:
-        """Return how many frequencies turn."""
         return math.floor(round(self.share * head_size / 2, 4))  # 0.58 * 50 is a little less than 29 in floats
 
     def problems_with(self, config: ModelConfig) -> list[Problem]:

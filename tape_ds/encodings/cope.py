@@ -43,7 +43,7 @@ class CopeLayer(base.PositionLayer):
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ContentBias:
-        """Products with all of e are made once a query, and then looked up: no [t, s, K] tensor."""
+        """Products with all rows of e are computed once a query, and then looked up: no [t, s, K] tensor."""
         e_PK = self.places()
         last, scale = len(e_PK) - 1, e_PK.shape[1] ** -0.5
 
@@ -58,5 +58,4 @@ class CopeLayer(base.PositionLayer):
         return ContentBias(block)
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the products with e; gates are of scores that attention has anyway."""
         return self.heads * self.places.weight.numel()

@@ -48,7 +48,6 @@ class FireNetwork(base.Parameters):
         return upcast(self.curvature).clone(), threshold, *(upcast(x).clone() for x in inner)
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """Weights normal, biases 0, the two scalars where the options put them."""
         for weight in (self.weight_in, self.weight_out):
             normal(weight)
         for weight, value in (
@@ -77,7 +76,6 @@ class FireLayer(base.PositionLayer):
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
-        """Logarithms and the network in fp32."""
         c, threshold, weight_in_J, bias_in_J, weight_out_HJ, bias_out_H = self.network()
         weight_out_HJ, bias_out_H = weight_out_HJ[heads], bias_out_H[heads]
 
@@ -100,5 +98,4 @@ class FireLayer(base.PositionLayer):
         return ScoreBias(*marks, block, element, learned=True, inner=len(weight_in_J))
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the network, for every key."""
         return keys * (self.network.weight_in.numel() + self.network.weight_out.numel())

@@ -45,17 +45,15 @@ class Gates(base.Parameters):
         self.bias = nn.Parameter(torch.empty(config.num_attention_heads))
 
     def forward(self, x_BTD: Tensor, heads: slice) -> Tensor:
-        """[B, T, H], for some of the heads."""
         return F.linear(x_BTD, self.weight[heads], self.bias[heads])
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """Weights normal, biases 0."""
         normal(self.weight)
         constant(self.bias, 0.0)
 
 
 class FoxLayer(base.PositionLayer):
-    """Adds the columns of the sums to keys, and to queries those that read them."""
+    """Adds columns of sums to keys, and columns that read them to queries."""
 
     def __init__(self, config: ModelConfig, options: FoxOptions, layer_idx: int):
         super().__init__()
@@ -121,7 +119,7 @@ class FoxLayer(base.PositionLayer):
         return torch.cat((k_BGTK, self._columns(sums_BGRT.transpose(2, 3), k_BGTX.dtype)), dim=-1)
 
     def _columns(self, numbers_BGTR: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return columns [B, G, T, E] whose products with a query's add what the numbers stand for to its scores."""
+        """Return columns [B, G, T, E] whose products with a query's columns add ``numbers`` to its scores."""
         rest = -numbers_BGTR * (self.head_dim**0.5 / UNIT)
         terms = []
         for _ in range(_TERMS.get(dtype, 1)):
@@ -143,10 +141,8 @@ class FoxLayer(base.PositionLayer):
         return F.pad(columns, (0, -(self.head_dim + columns.shape[-1]) % _ALIGNED))
 
     def added_columns(self) -> int:
-        """Return those of keys in 16 bits."""
         return self._padded(torch.empty(self.heads_per_group * _TERMS[torch.bfloat16])).numel()
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the gates, and the columns in the scores."""
         heads, hidden = self.gates.weight.shape
         return heads * hidden + heads * keys * (self._padded(torch.empty(self.heads_per_group)).numel())

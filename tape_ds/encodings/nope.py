@@ -11,7 +11,7 @@ from tape_ds.encodings.options import ModelConfig
 
 
 class NopeLayer(base.PositionLayer):
-    """Does nothing, but for the factor of ``score_scale``."""
+    """Scales queries by the factor of ``score_scale``, if any."""
 
     def __init__(self, config: ModelConfig, options: NopeOptions, layer_idx: int):
         super().__init__()

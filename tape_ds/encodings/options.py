@@ -74,11 +74,9 @@ class Options:
 
     @property
     def learns(self) -> bool:
-        """Whether an encoding with these options has parameters."""
         return False
 
     def problem(self, name: str, wrong: str, remedy: str) -> Problem:
-        """Return a problem with the option ``name``."""
         return Problem(f"position_options.{name}", getattr(self, name), wrong, remedy)
 
     def problems(self) -> list[Problem]:

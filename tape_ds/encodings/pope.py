@@ -30,7 +30,7 @@ TURN = 2 * math.pi
 
 
 class PopeEncoding(RopeEncoding):
-    """Angles of the places, for a head's K channels."""
+    """Angles of the positions, for a head's K channels."""
 
     def __init__(self, config: ModelConfig, options: PopeOptions):
         super().__init__(config, options)
@@ -47,7 +47,7 @@ class PopeEncoding(RopeEncoding):
 
 
 class Phases(base.Parameters):
-    """delta: what is added to a key's phase, for every key/value head and channel."""
+    """Learned offsets delta of the keys' phases, for every key/value head and channel."""
 
     def __init__(self, config: ModelConfig, options: PopeOptions):
         super().__init__()
@@ -63,7 +63,6 @@ class Phases(base.Parameters):
         return torch.remainder(upcast(self.delta[groups]), -TURN)
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """0, or drawn evenly from the range."""
         if self.uniform:
             init.uniform_(self.delta, -TURN, 0.0)
         else:
@@ -71,7 +70,7 @@ class Phases(base.Parameters):
 
 
 class PopeLayer(base.PositionLayer):
-    """Puts polar coordinates in place of queries and keys; updates nothing."""
+    """Replaces queries and keys by polar coordinates."""
 
     keeps_unrotated = True
 
@@ -96,11 +95,9 @@ class PopeLayer(base.PositionLayer):
         return q_BHTX, checkpoint(polar, k_BGTK, start, observed[:, None], **again)
 
     def added_columns(self) -> int:
-        """Return as many as there were."""
         return self.head_dim
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return those of the added columns, in the scores."""
         return self.heads * keys * self.head_dim
 
 

@@ -11,7 +11,7 @@ from tape_ds.encodings.rope import RopeEncoding
 
 
 class PropeEncoding(RopeEncoding):
-    """RoPE's cosines and sines; for the frequencies that are left out, those of no angle."""
+    """RoPE with angle 0 for the lowest frequencies."""
 
     def __init__(self, config: ModelConfig, options: PropeOptions):
         super().__init__(config, options)

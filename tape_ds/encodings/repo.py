@@ -35,7 +35,6 @@ class RepoEncoding(RopeEncoding):
         self.counts = options.first_predicted(config.num_hidden_layers) > 0
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        """As RoPE's; None where every layer predicts."""
         return super().start(positions_BTN) if self.counts else None
 
 
@@ -55,13 +54,12 @@ class Predictor(base.Parameters):
             return F.linear(upcast(inner_BTJ), upcast(self.final[groups]))
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """All normal."""
         for weight in self.parameters():
             normal(weight)
 
 
 class RepoLayer(RopeLayer):
-    """Rotates queries and keys by predicted positions; below the first layer that predicts, by the start."""
+    """Rotates queries and keys by predicted positions, or by the index below the first layer that predicts."""
 
     predictor: Predictor | None
 
@@ -84,7 +82,6 @@ class RepoLayer(RopeLayer):
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: None, observed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate queries by the positions of their groups, and keys by theirs."""
         if observed is None:
             assert start is not None
             return super().rotate(q_BHTK, k_BGTK, start, state)
@@ -94,7 +91,6 @@ class RepoLayer(RopeLayer):
         return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(turned, k_BGTK, *turns, **again)
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the network."""
         return 0.0 if self.predictor is None else sum(weight.numel() for weight in self.predictor.parameters())
 
 

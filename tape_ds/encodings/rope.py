@@ -80,7 +80,7 @@ def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: T
 
 
 def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
-    """Length [B or 1, 1, 1] of the sequences that a call begins: one more than the last position that is no padding."""
+    """Return the length [B or 1, 1, 1] of new sequences: their last position, padding excluded, plus one."""
     if documents_BS is not None:
         documents_BT = documents_BS[:, : places_BT1.shape[1]]
         places_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
@@ -88,10 +88,9 @@ def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
 
 
 class RopeLayer(base.PositionLayer):
-    """Rotates queries and keys by the start; updates nothing."""
+    """Rotates queries and keys by the start."""
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate both by the same angles."""
         return rotate(q_BHTK, start), rotate(k_BGTK, start)

@@ -32,7 +32,7 @@ from tape_ds.kernels.rotate import rotate
 
 
 class TapeEncoding(RopeEncoding):
-    """The start of the state: RoPE's rotation, scaled as ``rope_parameters`` say, or ALiBi's kernel features."""
+    """Initial state: RoPE's rotation, with the scaling of ``rope_parameters``, or ALiBi's kernel features."""
 
     def __init__(self, config: ModelConfig, options: TapeOptions):
         super().__init__(config, options)
@@ -46,7 +46,6 @@ class TapeEncoding(RopeEncoding):
 
     @property
     def draws(self) -> bool:
-        """The grids of kernel features, too."""
         return self.from_alibi or self.random_shift > 0  # torch 2.11 traces no property of super()
 
     def start(self, positions_BTN: Tensor) -> Tensor:
@@ -95,13 +94,12 @@ class TapeLayer(base.PositionLayer):
 
     @property
     def form(self) -> UpdateForm:
-        """Looked up rather than kept: a model can then be pickled, functions of the table and all."""
+        """Functions of a table cannot be pickled, so only its name is kept."""
         return FORMS[self.form_name]
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: Tensor | None, observed: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Query head h and key head g by the state of their group."""
         if self.from_alibi:
             return q_BHTK, k_BGTK
         if self.form.whole_halves:
@@ -110,7 +108,7 @@ class TapeLayer(base.PositionLayer):
         return rotate(q_BHTK, start, state), rotate(k_BGTK, start, state)
 
     def carry(self, start: Tensor, state: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return the state itself, so that one softmax gives ``A v`` and ``A e``."""
+        """Carry the state, so that one softmax gives ``A v`` and ``A e``."""
         if self.attend is None and not self.from_alibi:
             return None
         formed = start.to(like.dtype) if state is None else position_state(start, state, like.dtype)
@@ -124,7 +122,7 @@ class TapeLayer(base.PositionLayer):
         carried_BGSC: Tensor | None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias | None:
-        """``ln(e_n . e_m)`` where the state started from ALiBi; none where it rotates."""
+        """``ln(e_n . e_m)`` for a state that started from ALiBi; else None."""
         if not self.from_alibi or carried_BGTC is None or carried_BGSC is None:
             return None
         heads_per_group = len(range(self.heads)[heads]) // carried_BGTC.shape[1]
@@ -151,7 +149,6 @@ class TapeLayer(base.PositionLayer):
         return self.form.update(of)
 
     def state_columns(self) -> int:
-        """Return one state per key/value head."""
         return self.groups * self.columns
 
     def multiplications_per_token(self, keys: float) -> float:
@@ -169,5 +166,5 @@ class TapeLayer(base.PositionLayer):
 
 
 def current(start_B1TC: Tensor, state: Tensor | None) -> Tensor:
-    """``e`` in fp32 [B, G or 1, T, C] from the shared start and the deviation."""
+    """Return ``e`` in fp32 [B, G or 1, T, C]."""
     return start_B1TC if state is None else start_B1TC + state

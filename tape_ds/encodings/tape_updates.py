@@ -29,10 +29,10 @@ from tape_ds.kernels.position_mix import position_mix
 
 
 class Matrix(base.Weight):
-    """A small matrix that an operator takes as an argument."""
+    """Small matrix, an argument of an operator."""
 
     def forward(self) -> Tensor:
-        """Return a copy: where an engine shards parameters, only a module that is being called holds its own."""
+        """Return a copy: under ZeRO-3 only a module that is being called has its weights."""
         return self.weight.clone()
 
 
@@ -68,7 +68,6 @@ class ChannelMix(base.Weight):
         self.groups = config.num_key_value_heads
 
     def forward(self, attended_BHTC: Tensor) -> Tensor:
-        """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
         mean = attended_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return F.linear(mean.unflatten(-1, (2, -1)), self.weight).flatten(-2)
 
@@ -81,7 +80,6 @@ class ChannelScale(base.Weight):
         self.groups = config.num_key_value_heads
 
     def forward(self, attended_BHTC: Tensor) -> Tensor:
-        """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
         mean = attended_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return (mean.unflatten(-1, (2, -1)) * self.weight).flatten(-2)
 
@@ -101,12 +99,11 @@ class Projection(base.Weight):
         super().__init__(rows, columns, zero_init=zero_init)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., columns] -> [..., rows]."""
         return F.linear(x, self.weight)
 
 
 class Update(NamedTuple):
-    """What one update reads."""
+    """Arguments of one update."""
 
     attend: Any
     """Module of the attention update; None: off."""
@@ -194,7 +191,7 @@ def across_both(of: Update) -> Tensor:
 def _step_by_step(
     of: Update, attend: Callable[[Tensor], Tensor], feed_forward: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Return an ablation's two updates, each in plain operations and rounded on its own."""
+    """Return an ablation's two updates in plain operations, each rounded separately."""
     state = of.state
     if of.moved is not None:
         state = _added(state, attend(of.moved), of.dtype)
@@ -207,7 +204,7 @@ def _step_by_step(
 
 
 def _finished(of: Update, state: Tensor) -> Tensor:
-    """Return an ablation's new deviation, with its moduli restored where they are to be."""
+    """Return an ablation's new deviation, with ``state_norm`` applied."""
     if not of.unit:
         return state
     return restore_modulus(of.start, state.to(torch.promote_types(state.dtype, of.start.dtype))).to(of.dtype)

@@ -26,7 +26,7 @@ LARGEST_IN_HALF = 512.0
 
 
 class XposEncoding(RopeEncoding):
-    """The rotation's cosines and sines, and the factors on queries; keys get their inverse."""
+    """RoPE's cosines and sines, and factors on queries; keys get their inverse."""
 
     def __init__(self, config: ModelConfig, options: Options):
         super().__init__(config, options)
@@ -53,7 +53,7 @@ class XposEncoding(RopeEncoding):
 
 
 class XposLayer(base.PositionLayer):
-    """Rotates and scales queries and keys; updates nothing."""
+    """Rotates and scales queries and keys."""
 
     def __init__(self, config: ModelConfig, options: Options, layer_idx: int):
         super().__init__()

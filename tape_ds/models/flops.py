@@ -25,7 +25,6 @@ MEBI = 2**20
 
 
 def position_parameters(config: TapeConfig) -> int:
-    """Return parameters of the positional encoding."""
     with torch.device("meta"):
         layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
         parts = torch.nn.ModuleList([registry.build(config), *layers])
@@ -33,7 +32,7 @@ def position_parameters(config: TapeConfig) -> int:
 
 
 def position_multiplications(config: TapeConfig, layer_idx: int, keys: float) -> float:
-    """Return the encoding's multiplications in a block, see :meth:`PositionLayer.multiplications_per_token`."""
+    """Return the encoding's multiplications per token in a block."""
     with torch.device("meta"):
         return registry.build_layer(config, layer_idx).multiplications_per_token(keys)
 
@@ -91,5 +90,4 @@ def training_flops_per_token(
 
 
 def _widths(config: TapeConfig) -> tuple[int, int]:
-    """Return columns of all queries, and of all keys."""
     return config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

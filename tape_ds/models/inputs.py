@@ -69,7 +69,7 @@ def local_embeddings(
 
 
 class Documents(NamedTuple):
-    """What a call says of documents and padding, each as :meth:`tape_ds.models.llama.TapeModel.forward` takes it."""
+    """Documents and padding of a call, as :meth:`tape_ds.models.llama.TapeModel.forward` takes them."""
 
     attention_mask: Tensor | None
     document_ids: Tensor | None
@@ -145,7 +145,7 @@ def resolve_backend(config: PreTrainedConfig) -> str:
 
 
 def require_weights(config: PreTrainedConfig, asked: Mapping[str, Any]) -> None:
-    """Raise ValueError where a call asks for attention weights that the backend does not compute."""
+    """Raise ValueError if attention weights are requested of a backend that does not compute them."""
     if asked.get("output_attentions", config.output_attentions) and resolve_backend(config) != "reference":
         raise ValueError(
             "output_attentions: only the reference backend computes attention weights; "

@@ -48,7 +48,7 @@ class RMSNorm(LlamaRMSNorm):
     """Llama's norm, on CUDA by torch's fused kernel, which reads and writes once and keeps no fp32 copy."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the normed states. The kernel rounds once where Llama's operators round twice."""
+        """Return the normed states; the kernel rounds once where Llama's operators round twice."""
         weight = self.weight
         if not hidden_states.is_cuda or hidden_states.dtype != weight.dtype or torch.is_autocast_enabled("cuda"):
             return super().forward(hidden_states)  # the kernel takes one dtype, and autocast would make it fp32

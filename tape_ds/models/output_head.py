@@ -29,7 +29,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 class OutputHead(nn.Linear):
-    """A linear map to the vocabulary, with the parameters and names of ``nn.Linear``; without bias but for GPT-J's."""
+    """A linear map to the vocabulary, with parameters and names of ``nn.Linear``; only GPT-J's has a bias."""
 
     fused_loss: Loss | None = None
     """A kernel that takes the loss of ``fused_from`` tokens or more, see :mod:`tape_ds.methods.liger`."""
@@ -167,7 +167,7 @@ def divergence(
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return what each token predicts: the label of the next one, of the last one none."""
+    """Return the target of each token: the label of the next one; the last has none."""
     return F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:]
 
 
