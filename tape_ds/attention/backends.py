@@ -114,27 +114,15 @@ def chip_of(device: torch.device) -> Chip:
     return Chip("cuda", "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
 
 
-def _elementwise(call: AttentionCall) -> bool:
-    """Return whether the call's bias is a function of one query and one key."""
-    return isinstance(call.bias, ScoreBias) and call.bias.element is not None
-
-
-def _learns_bias(call: AttentionCall) -> bool:
-    """Return whether a backward gives the bias's parameters a gradient.
-
-    FlexAttention's adds it for every score by atomic additions, to few addresses: by their count seconds a layer, and
-    never measured.
-    """
-    return isinstance(call.bias, ScoreBias) and call.bias.learned and torch.is_grad_enabled()
-
-
 def _auto(call: AttentionCall) -> str:
     device, chip = chip_of(call.q.device)
     if call.changes_scores:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
         # last, would compile it anew.
         what = "scores with the encoding's bias, a soft cap or sinks"
-        takes_flex = device == "cuda" and call.q.shape[2] >= FLEX_QUERIES and not _learns_bias(call)
+        # Its backward adds a learned bias's gradient for every score by atomic additions to few addresses.
+        learns = isinstance(call.bias, ScoreBias) and call.bias.learned and torch.is_grad_enabled()
+        takes_flex = device == "cuda" and call.q.shape[2] >= FLEX_QUERIES and not learns
         if takes_flex and (missing("flex", device) or _why_not("flex", call)) is None:
             _say(f"flex (auto on cuda: {what} inside the kernel, no T x S matrix)")
             return "flex"
@@ -198,7 +186,8 @@ def _why_not(name: str, call: AttentionCall) -> str | None:
     """Return why a backend cannot compute this call."""
     if (reason := cannot(name, call.needs)) is not None:
         return reason
-    if call.bias is not None and name == "flex" and not _elementwise(call):
+    elementwise = isinstance(call.bias, ScoreBias) and call.bias.element is not None
+    if call.bias is not None and name == "flex" and not elementwise:
         return "cannot compute this encoding's bias"
     if name not in ("flash", "triton", "varlen"):
         return None

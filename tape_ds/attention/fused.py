@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.attention.call import AttentionCall
-from tape_ds.attention.document_layout import FEW_QUERIES, DocumentLayout
+from tape_ds.attention.document_layout import FEW_QUERIES
 from tape_ds.attention.sdpa import attention_by_sdpa
 from tape_ds.attention.varlen import attention_by_varlen
 from tape_ds.attention.varlen import why_not as why_not_varlen
@@ -27,7 +27,11 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
         packed = call.q.device.type != "cpu" and call.layout is not None and call.q.shape[2] > FEW_QUERIES
         return attention_by_varlen(call) if packed and why_not_varlen(call) is None else attention_by_sdpa(call)
     else:
-        documents = None if call.layout is None else call.layout.cached("kernels", _for_kernels)
+        documents = (
+            None
+            if call.layout is None
+            else call.layout.cached("kernels", lambda layout: tape_attention.document_borders(layout.ids_BS))
+        )
         outs = tape_attention.tape_attention(
             call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
         )
@@ -59,7 +63,3 @@ def _decodes(call: AttentionCall) -> bool:
     if call.trains or not call.scale > 0 or len(halves) > 2:
         return False
     return decode_attention.why_not(call.q, call.k, *halves) is None
-
-
-def _for_kernels(layout: DocumentLayout) -> Tensor:
-    return tape_attention.document_borders(layout.ids_BS)

@@ -48,7 +48,12 @@ class RopeEncoding(base.PositionEncoding):
         places_BT1 = self.shifted(positions_BT)[..., None]
         if not self.dynamic:
             return places_BT1
-        length_B11 = _own_length(places_BT1, context.documents_BS)
+        # of the sequences that this call begins: one more than their last position that is no padding
+        ends_BT1 = places_BT1
+        if context.documents_BS is not None:
+            documents_BT = context.documents_BS[:, : places_BT1.shape[1]]
+            ends_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
+        length_B11 = ends_BT1.amax(dim=1, keepdim=True) + 1
         if context.past_BSN is not None:  # at a tensor offset the cache may still be empty, its lengths 0
             kept_B11 = context.past_BSN[:, :1, 1:]
             length_B11 = torch.where(kept_B11 > 0, kept_B11, length_B11)
@@ -77,14 +82,6 @@ def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: T
     base = float(parameters["rope_theta"]) * stretch ** (head_size / (head_size - 2))
     exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=length.device) / head_size
     return base[..., None] ** -exponents
-
-
-def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
-    """Return the length [B or 1, 1, 1] of new sequences: their last position, padding excluded, plus one."""
-    if documents_BS is not None:
-        documents_BT = documents_BS[:, : places_BT1.shape[1]]
-        places_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
-    return places_BT1.amax(dim=1, keepdim=True) + 1
 
 
 class RopeLayer(base.PositionLayer):

@@ -123,7 +123,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     share = given.get(PARTIAL, 1.0) if foreign else 1.0
     if foreign:
         given = {key: value for key, value in given.items() if key not in OF_THE_CLASS}
-    given = {key: value for key, value in given.items() if not _without_effect(key, value)}
+    idle = {key for key, value in given.items() if key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)}
+    given = {key: value for key, value in given.items() if key not in idle}
     parameters = {"rope_type": rope_type, "rope_theta": theta, **given}
     if rope_type in _FROM_WINDOW:
         parameters[WINDOW] = window or length  # what transformers computes with
@@ -217,10 +218,6 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
     if given.get("mscale_all_dim") == 0:
         given.pop("mscale_all_dim")
     return given
-
-
-def _without_effect(key: str, value: Any) -> bool:
-    return key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
 
 
 def _head_size(config: Mapping[str, Any]) -> int:

@@ -80,12 +80,11 @@ def places(
     if layout is _UNKNOWN:  # the decoder was called, not the whole model
         layout = Documents(attention_mask, None, None, None, None, None).layout(batch_size, q_length, q_offset)
     if layout is not None and kv_offset:
-        layout = layout.cached(("from", kv_offset), lambda whole: _without_first(whole, kv_offset))
+        layout = layout.cached(
+            ("from", kv_offset),
+            lambda whole: DocumentLayout(whole.ids_BS[:, kv_offset:], whole.queries, whole.offset - kv_offset),
+        )
     return KeyPlaces(layout, q_offset - kv_offset, local_size)
-
-
-def _without_first(layout: DocumentLayout, keys: int) -> DocumentLayout:
-    return DocumentLayout(layout.ids_BS[:, keys:], layout.queries, layout.offset - keys)
 
 
 def attention(

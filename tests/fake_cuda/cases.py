@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.attention import document_layout, flex
 from tape_ds.checkpoint.trained import TrainedRecord
-from tape_ds.data import dataset
+from tape_ds.data import order
 from tape_ds.kernels import linear_cross_entropy
 from tape_ds.methods.recompute import use_recompute
 from tape_ds.models import decoder, decoder_configuration
@@ -148,7 +148,7 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
             model=model,
             args=TrainingArguments(folder, **arguments),
             train_dataset=sequences(case.rows) * 6,
-            data_collator=dataset.collate,
+            data_collator=order.collate,
             callbacks=[Look()],
         )
         trainer.train()
@@ -239,18 +239,18 @@ def batch(rows: str) -> dict[str, Any]:
     if rows == "dense":
         ids = torch.arange(2 * TOKENS).view(2, TOKENS)
         return {"input_ids": ids, "labels": ids}
-    return dataset.collate(sequences(rows))
+    return order.collate(sequences(rows))
 
 
 def sequences(rows: str) -> list[dict[str, Tensor]]:
     """Return what the collator is given: four documents in each of two sequences, or "dense" one."""
     if rows == "dense":
-        return 2 * [dataset.item(np.arange(TOKENS), slice(None))]
+        return 2 * [order.item(np.arange(TOKENS), slice(None))]
     made, ids, documents = [], np.arange(TOKENS), np.repeat(range(4), TOKENS // 4)
     for number in range(2):
         kept = slice(0, TOKENS - (SHORTER if number and rows == "padded" else 0))
         positions = ids + 100 * (ids > 30 + number)
-        made.append(dataset.item(ids[kept], slice(None), positions[kept], documents[kept]))
+        made.append(order.item(ids[kept], slice(None), positions[kept], documents[kept]))
     return made
 
 
