@@ -79,7 +79,7 @@ class BlockInputs(NamedTuple):
     def to(self, device: Any, non_blocking: bool = False) -> "BlockInputs":
         """Move the tensors. accelerate calls this on a block's arguments; it must move neither the encoding's layer,
         whose weights may be on disk, nor the cache."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device, non_blocking=non_blocking)
             for name, value in self._asdict().items()
             if isinstance(value, Tensor | DocumentLayout)

@@ -97,10 +97,11 @@ class OutputHead(nn.Linear):
     def operands(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Return the two matrices whose product is the logits: hidden states [N, D] and the weight, the bias a column
         of both."""
-        if self.bias is None:
+        bias_V: Tensor | None = self.bias
+        if bias_V is None:
             return hidden_ND, self.weight
         # BIAS_COLUMNS in place of one keep rows aligned for a GPU's matrix products
-        bias_VC = F.pad(self.bias[:, None], (0, BIAS_COLUMNS - 1))
+        bias_VC = F.pad(bias_V[:, None], (0, BIAS_COLUMNS - 1))
         ones_NC = F.pad(hidden_ND.new_ones(len(hidden_ND), 1), (0, BIAS_COLUMNS - 1))
         return torch.cat((hidden_ND, ones_NC), dim=1), torch.cat((self.weight, bias_VC), dim=1)
 

@@ -59,7 +59,8 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
     model."""
     found = _counts(of)
     if not found:
-        found = encodings.problems_with(of) + _heads(of)
+        config: Any = of  # its fields are read, not set
+        found = encodings.problems_with(config) + _heads(of)
     if of.state_dtype is not None and of.state_dtype not in STATE_DTYPES:
         found.append(
             Problem("state_dtype", of.state_dtype, "unknown dtype", did_you_mean(of.state_dtype, STATE_DTYPES))
