@@ -125,7 +125,7 @@ class TapeTrainer(Trainer):
         teacher: adds to the loss how far the model is from it within its window; None: nothing does.
         identity: of the run, for its checkpoints (see :mod:`.identity`).
         stop: what asks this process to stop; without one nothing does.
-        arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.dataset``).
+        arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.order``).
     """
 
     def __init__(

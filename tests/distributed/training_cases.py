@@ -19,7 +19,7 @@ from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import saving, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Memory, Optimization
-from tape_ds.data.dataset import IGNORED, collate
+from tape_ds.data.order import IGNORED, collate
 from tape_ds.distributed import distributed_map
 from tape_ds.distributed.layout import Layout
 from tape_ds.training.memory_savings import ApplyMemorySavings

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from tape_ds import storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat.sequences import CutConversations
-from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
+from tape_ds.data.order import AnswerSequences
+from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.errors import Problem
 from tape_ds import encodings
 from tape_ds.distributed.distributed_map import rounds, distributed_map
