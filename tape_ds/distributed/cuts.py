@@ -27,7 +27,6 @@ class TensorCut:
         return torch.cat([each.narrow(self.dim, 0, size) for each, size in pieces], dim=self.dim)
 
     def numel(self, piece: Tensor) -> int:
-        """Return the number of elements of the whole parameter."""
         return piece.numel() // piece.shape[self.dim] * sum(self.sizes)
 
 

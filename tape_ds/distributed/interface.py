@@ -29,11 +29,8 @@ def own_address(peer: str) -> str | None:
 
 
 def use_interface_towards(peers: Iterable[str]) -> None:
-    """Have gloo use the interface on the route to the first of ``peers`` on another machine, unless the user set one.
-
-    Args:
-        peers: names or addresses.
-    """
+    """Have gloo use the interface on the route to the first of ``peers`` (names or addresses) on another machine,
+    unless the user set one."""
     if GLOO in os.environ:
         return
     names = {each.address: name for name, addresses in psutil.net_if_addrs().items() for each in addresses}

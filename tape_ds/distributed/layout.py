@@ -55,7 +55,6 @@ class Layout:
         return f"group{'s' * (self.data > 1)} of {self.ways} processes"
 
     def data_rank(self, rank: int) -> int:
-        """Return the group of a rank."""
         return rank // self.ways
 
     def groups(self) -> list[list[int]]:

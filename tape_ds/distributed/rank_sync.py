@@ -15,11 +15,8 @@ _groups: dict[Any, Any] = {}  # by the job's process group: each gloo group is a
 
 
 def join(timeout: timedelta | None = None) -> Any:
-    """Return the gloo group of all ranks; all ranks must make the first call together.
-
-    Args:
-        timeout: of a collective; None: gloo's default, half an hour.
-    """
+    """Return the gloo group of all ranks, which must make the first call together; default ``timeout``: gloo's, half an
+    hour."""
     world = distributed.group.WORLD
     if world not in _groups:
         is_gloo = distributed.get_backend() == "gloo"
@@ -32,12 +29,10 @@ class RankSync:
 
     @cached_property
     def world(self) -> int:
-        """Number of ranks."""
         return distributed.get_world_size() if distributed.is_initialized() else 1
 
     @cached_property
     def rank(self) -> int:
-        """This process's rank."""
         return distributed.get_rank() if distributed.is_initialized() else 0
 
     def numbers(self, own: Sequence[float]) -> list[list[float]]:

@@ -40,7 +40,6 @@ class SourceModel:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the folder has a tokenizer."""
         return (self.folder / TOKENIZER).is_file()
 
     def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -103,11 +103,9 @@ class NonFinite:
         return message
 
     def state(self) -> dict[str, int]:
-        """Return what a checkpoint stores."""
         return {"total": self.total, "in_a_row": self.in_a_row}
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Continue from :meth:`state`."""
         self.total, self.in_a_row = state["total"], state["in_a_row"]
 
     def _write(self, step: int, kind: str, ranks: list[int], samples: dict[int, list[int]], skipped: bool) -> None:
@@ -129,14 +127,8 @@ class NonFinite:
 def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:
     """Return the samples of ``rank`` in optimizer step ``step``, all counted from 0.
 
-    The trainer's loader cuts the samples, in order, into micro-batches and deals these out to the ranks in turn.
-
-    Args:
-        step: the optimizer step.
-        rank: the rank.
-        global_batch: samples of a step over all ranks, a multiple of ``micro_batch * world``.
-        micro_batch: samples of one forward pass of one rank.
-        world: number of ranks that get different samples.
+    The trainer's loader cuts the samples, in order, into micro-batches and deals these out to the ranks in turn:
+    ``world`` of them get different samples, and ``global_batch`` is a multiple of ``micro_batch * world``.
     """
     begin = step * global_batch + rank * micro_batch
     stride = micro_batch * world
@@ -153,11 +145,9 @@ class SkipCounter:
         """Whether the last step was skipped."""
 
     def state(self) -> dict[str, int]:
-        """Return what a checkpoint stores."""
         return {"total": self.total}
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Continue from :meth:`state`."""
         self.total = state["total"]
 
 
