@@ -23,7 +23,7 @@ class Spike:
 
     value: float
     median: float
-    """Of the losses before it."""
+    """Median of the losses before it."""
     sigmas: float
     """Standard deviations between the two."""
     new_level: bool
