@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
+from pydantic.fields import FieldInfo
+
 from tape_ds.config import files
 from tape_ds.config.files import Collected, Given
 from tape_ds.errors import Problem, did_you_mean
@@ -54,24 +56,23 @@ def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> b
 
 
 def override(
-    collected: Collected, flags: Mapping[str, list[str]], annotations: Mapping[str, Any], problems: list[Problem]
+    collected: Collected, flags: Mapping[str, list[str]], fields: Mapping[str, FieldInfo], problems: list[Problem]
 ) -> Collected:
     """``collected`` with the command line's values in place of the files'.
 
     Args:
         collected: what the files say.
         flags: see :func:`read`.
-        annotations: name of a field -> its type. Names that it lacks pass through, for the one check of names that also
-            covers the files.
+        fields: by name. A name that it lacks passes through to the one check of names that also covers the files.
         problems: gets what is wrong.
     """
     merged = dict(collected)
     for name, texts in flags.items():
         head, _, rest = name.partition(".")
         if rest:
-            _override_key(merged, head, rest, texts, annotations, problems)
-        elif name in annotations:
-            _override_field(merged, name, texts, annotations[name], problems)
+            _override_key(merged, head, rest, texts, fields, problems)
+        elif name in fields:
+            _override_field(merged, name, texts, fields[name].annotation, problems)
         else:
             merged[name] = Given(texts[0] if texts else None, WHERE)
     return merged
@@ -94,14 +95,14 @@ def _override_field(merged: Collected, name: str, texts: list[str], annotation: 
 
 
 def _override_key(
-    merged: Collected, head: str, rest: str, texts: list[str], annotations: Mapping[str, Any], problems: list[Problem]
+    merged: Collected, head: str, rest: str, texts: list[str], fields: Mapping[str, FieldInfo], problems: list[Problem]
 ) -> None:
     """Set one key inside the mapping ``head``, however deep ``rest`` says it lies."""
     name = f"{head}.{rest}"
-    if head not in annotations:
-        problems.append(Problem(name, " ".join(texts), f"unknown field {head!r}", did_you_mean(head, annotations)))
+    if head not in fields:
+        problems.append(Problem(name, " ".join(texts), f"unknown field {head!r}", did_you_mean(head, fields)))
         return
-    if not takes(annotations[head], dict):
+    if not takes(fields[head].annotation, dict):
         problems.append(Problem(name, " ".join(texts), f"{head} is no mapping", f"write --{head} VALUE"))
         return
     if len(texts) > 1:

@@ -1,30 +1,111 @@
-"""The DeepSpeed JSON of a run: found, read, completed, and compared with the trainer and the machine.
+"""The DeepSpeed JSON of a run: found, checked, completed, and compared with the trainer and the machine.
 
-A file in ``ds_configs`` decides how a run is sharded and nothing else. What the trainer also knows (batch, precision,
-clipping, optimizer) is "auto" there and filled in by transformers; a value that says otherwise than the trainer is a
-contradiction, reported before anything loads. So is an offload or a part of ZeRO++ that would do nothing, without a
-word, or fail once the model is loaded. What depends on how many processes there are is checked where there is more than
-one: a recipe that is only looked at is not refused for that.
+A file in ``ds_configs`` decides how a run is sharded and nothing else. Values that the trainer has too (batch,
+precision, clipping, optimizer) are "auto" there and filled in by transformers; another value is a contradiction,
+reported before anything loads. So is an offload or a part of ZeRO++ that would silently do nothing, or fail once the
+model is loaded. Conditions on the number of processes are checked where there is more than one.
 """
 
 import copy
+import importlib
 import json
+import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ValidationError
 
 from tape_ds import paths
-from tape_ds.config import deepspeed_keys, library_fields
+from tape_ds.config import library
 from tape_ds.errors import Problem, did_you_mean
+from tape_ds.fields import Section
 from tape_ds.installation import ROOT
 
 FOLDER = ROOT / "ds_configs"
 _SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 """Keys at the top whose values are the trainer's."""
+_DType = Literal["fp32", "fp16", "bf16"] | None
+
+
+class _Top(Section):
+    """Keys at the top of the JSON that have a part in this training. DeepSpeed silently ignores any other, so that a
+    run with ``gradient_cliping`` would train without clipping."""
+
+    train_batch_size: int | None = None
+    train_micro_batch_size_per_gpu: int | None = None
+    gradient_accumulation_steps: int | None = None
+    managed_gradient_accumulation: bool = True
+    gradient_clipping: float | None = None
+    gradient_predivide_factor: float = 1.0
+    gradient_allreduce_op: Literal["mean", "sum"] = "mean"
+    prescale_gradients: bool = False
+    communication_data_type: _DType = None
+    seq_parallel_communication_data_type: _DType = None
+    sequence_parallel_size: int = 1
+    disable_allgather: bool = False
+    dataloader_drop_last: bool = False
+    disable_python_gc: bool = False
+    steps_per_print: int | None = None
+    wall_clock_breakdown: bool = False
+    memory_breakdown: bool = False
+    dump_state: bool = False
+    log_level: str | None = None
+    zero_allow_untested_optimizer: bool = False
+    zero_force_ds_cpu_optimizer: bool = True
+    optimizer: dict[str, Any] = {}
+    scheduler: dict[str, Any] = {}
+    tensor_parallel: dict[str, Any] = {}
+    zero_optimization: dict[str, Any] = {}
+    bf16: dict[str, Any] = {}
+    fp16: dict[str, Any] = {}
+    torch_autocast: dict[str, Any] = {}
+    data_types: dict[str, Any] = {}
+    activation_checkpointing: dict[str, Any] = {}
+    checkpoint: dict[str, Any] = {}
+    aio: dict[str, Any] = {}
+    compile: dict[str, Any] = {}
+    flops_profiler: dict[str, Any] = {}
+    comms_logger: dict[str, Any] = {}
+    tensorboard: dict[str, Any] = {}
+    wandb: dict[str, Any] = {}
+    comet: dict[str, Any] = {}
+    csv_monitor: dict[str, Any] = {}
+
+
+_MODELS = {
+    "zero_optimization": ("runtime.zero.config", "DeepSpeedZeroConfig"),
+    "bf16": ("runtime.precision_config", "DeepSpeedBF16Config"),
+    "fp16": ("runtime.precision_config", "DeepSpeedFP16Config"),
+    "comms_logger": ("comm.config", "CommsLoggerConfig"),
+    "tensorboard": ("monitor.config", "TensorBoardConfig"),
+    "wandb": ("monitor.config", "WandbConfig"),
+    "csv_monitor": ("monitor.config", "CSVConfig"),
+    "comet": ("monitor.config", "CometConfig"),
+    "compile": ("compile.config", "CompileConfig"),
+}
+"""Blocks that DeepSpeed checks with a pydantic model."""
+_KEYS = {
+    "optimizer": "type params legacy_fusion",
+    "scheduler": "type params",
+    "torch_autocast": "enabled dtype lower_precision_safe_modules",
+    "data_types": "grad_accum_dtype param_dtype buffer_dtype keep_in_fp32_modules",
+    "checkpoint": "tag_validation load_universal use_node_local_storage checkpoint_serialization parallel_write writer",
+    "aio": "block_size queue_depth intra_op_parallelism single_submit overlap_events use_gds",
+    "flops_profiler": "enabled recompute_fwd_factor profile_step module_depth top_modules detailed output_file",
+}
+"""Keys of blocks in which DeepSpeed ignores any other."""
+_AUTO_IS_A_VALUE = (
+    "data_types.keep_in_fp32_modules",
+    "zero_optimization.zenflow.select_strategy",
+    "zero_optimization.zenflow.select_interval",
+    "zero_optimization.zenflow.update_interval",
+)
 
 
 def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
-    """Return the configuration behind a recipe's ``deepspeed``, completed; None if it could not be read.
+    """Return the configuration of a recipe's ``deepspeed``, completed; None if it cannot be read.
 
     Args:
         value: the name of a file in ``ds_configs`` (without ``.json``), the path of a JSON file, or the JSON itself.
@@ -33,11 +114,94 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     config = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else _read_file(value, problems)
     if config is None:
         return None
-    config = deepspeed_keys.as_meant(config)
-    found = list(deepspeed_keys.check(config))
+    shipped = isinstance(value, str) and (FOLDER / f"{value}.json").is_file()
+    found = [] if shipped else list(_check(config))
     problems += found
     broken = {problem.field.removeprefix("deepspeed.").split(".")[0] for problem in found}
     return complete({key: block for key, block in config.items() if key not in broken})
+
+
+def _check(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield unknown keys and wrong values at every level of a JSON that is not ours."""
+    without_autos, autos = _without_autos(config, "")
+    for name in autos:
+        wrong = "nothing fills this in: DeepSpeed would fall back to its default or fail"
+        yield Problem(f"deepspeed.{name}", "auto", wrong, "write the value, or remove the key for DeepSpeed's default")
+    broken = set()
+    for each in _Top.check(without_autos):
+        broken.add(each.field)
+        wrong, remedy = each.wrong, each.remedy
+        if wrong == "unknown field":
+            wrong, remedy = "unknown key, or one without a part in this training", f"{remedy} Or remove it"
+        elif _Top.model_fields[each.field].annotation == dict[str, Any]:
+            wrong, remedy = "not a block", 'write { "key": value, ... }'
+        yield Problem(f"deepspeed.{each.field}", each.value, wrong, remedy)
+    for name, block in without_autos.items():
+        if name in broken or not isinstance(block, dict):
+            continue
+        known = _KEYS[name].split() if name in _KEYS else list(block)
+        for key in block.keys() - {*known}:
+            yield Problem(f"deepspeed.{name}.{key}", block[key], "unknown key", did_you_mean(key, known))
+        if name in _MODELS:
+            yield from _check_block(name, block)
+
+
+def _without_autos(block: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[str]]:
+    """Return a block without its "auto", and the names of those that transformers does not fill in."""
+    found: dict[str, Any] = {}
+    wrong = []
+    for key, value in block.items():
+        if isinstance(value, Mapping):
+            found[key], inner = _without_autos(value, f"{path}{key}.")
+            wrong += inner
+        elif value != "auto":
+            found[key] = value
+        elif path + key not in (*filled(), *_AUTO_IS_A_VALUE) and not path.endswith("params."):
+            wrong.append(path + key)
+    return found, wrong
+
+
+def filled() -> list[str]:
+    """Return the dotted names of keys whose "auto" transformers replaces."""
+    return re.findall(r'fill_(?:match|only)\(\s*"([\w.]+)"', library.source("transformers.integrations.deepspeed"))
+
+
+def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what DeepSpeed's own model of a block refuses; importing it takes seconds."""
+    logging.disable(logging.WARNING)  # DeepSpeed prints which accelerator it found
+    try:
+        module, kind = _MODELS[name]
+        model = getattr(importlib.import_module(f"deepspeed.{module}"), kind)
+        for key, value in block.items():
+            if not isinstance(value, Mapping | None) and _block_of(model, key) is not None:  # would be a TypeError
+                yield Problem(f"deepspeed.{name}.{key}", value, "not a block", 'write { "key": value, ... }')
+                return
+        model(**block)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            *path, key = map(str, each["loc"]) if each["loc"] else ("",)
+            field = ".".join(("deepspeed", name, *path, *([key] if key else [])))
+            wrong, remedy = "wrong type", each["msg"]
+            if each["type"] == "extra_forbidden":
+                inner: Any = model
+                for part in path:
+                    inner = _block_of(inner, part)
+                known = [name for own, at in inner.model_fields.items() for name in (own, at.alias) if name]
+                wrong, remedy = "unknown key", f"{did_you_mean(key, known)} Or remove it"
+            elif each["type"].startswith(("greater_than", "less_than", "value_error", "assertion")):
+                wrong = "DeepSpeed does not take it"
+            yield Problem(field, each["input"], wrong, remedy)
+    except (AssertionError, TypeError, ValueError) as error:
+        yield Problem(f"deepspeed.{name}", dict(block), f"DeepSpeed refuses it: {error}", "change what it names")
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _block_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """Return the model of the block under a key of another one; None where the key has a plain value."""
+    kind = model.model_fields[key].annotation if key in model.model_fields else None
+    kinds = (each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel))
+    return next(kinds, None)
 
 
 def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
@@ -110,17 +274,26 @@ def check_against_trainer(config: Mapping[str, Any], expected: Mapping[str, Any]
         yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
 
 
+_SCHEDULERS = {
+    "WarmupLR": ("constant_with_warmup", "warmup_min_lr warmup_max_lr"),
+    "WarmupDecayLR": ("linear", "warmup_min_lr warmup_max_lr total_num_steps"),
+    "WarmupCosineLR": ("cosine", "total_num_steps warmup_min_ratio cos_min_ratio"),
+}
+"""DeepSpeed's schedulers -> the trainer's name for the same, and the parameters that only some of them have."""
+
+
 def check_scheduler(config: Mapping[str, Any], lr_scheduler_type: str) -> Iterator[Problem]:
     """A scheduler in the JSON replaces the trainer's without a word; allowed only where both mean the same."""
     block = config.get("scheduler")
     if not isinstance(block, Mapping):
         return
     kind = block.get("type")
-    if library_fields.SCHEDULERS.get(str(kind)) != lr_scheduler_type:
+    name, parameters = _SCHEDULERS.get(str(kind), ("", ""))
+    if name != lr_scheduler_type:
         wrong = f"it would replace the trainer's lr_scheduler_type = {lr_scheduler_type!r}"
         yield Problem("deepspeed.scheduler.type", kind, wrong, "remove the scheduler block from the JSON")
         return
-    yield from _check_params(block, "scheduler", library_fields.deepspeed().schedulers[str(kind)])
+    yield from _check_params(block, "scheduler", {"warmup_num_steps", "warmup_type", *parameters.split()})
 
 
 def check_optimizer(config: Mapping[str, Any], optim: str) -> Iterator[Problem]:
@@ -142,7 +315,7 @@ def _check_params(block: Mapping[str, Any], name: str, known: set[str]) -> Itera
         field = f"{name}.params.{key}"
         if key not in known:
             yield Problem(f"deepspeed.{field}", value, "unknown key", did_you_mean(key, known))
-        elif value == "auto" and field not in deepspeed_keys.filled():
+        elif value == "auto" and field not in filled():
             yield Problem(f"deepspeed.{field}", value, "nothing fills this in", "write the value, or remove the key")
 
 

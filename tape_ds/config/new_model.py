@@ -4,14 +4,16 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from tape_ds import encodings
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, check_heads
 from tape_ds.errors import Problem
-from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.fields import DERIVED, RISKY, Section, rule
+from tape_ds.models import sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,9 +60,9 @@ class NewModel(Section):
     from: plain RoPE of base 10,000."""
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
-    attention_backend: str = "auto"
+    attention_backend: Annotated[str, RISKY] = "auto"
     """``auto``, or the name of a backend (docs/kernels.md)."""
-    liger: Literal["auto", "on", "off"] = "auto"
+    liger: Annotated[Literal["auto", "on", "off"], RISKY] = "auto"
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
     def outline(self) -> dict[str, str]:
@@ -81,16 +83,14 @@ _TAKEN_OVER = (*_SIZES, "tie_word_embeddings", "position_encoding", "state_dtype
 """Fields that the configuration has as they are."""
 
 
-def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
+def derived(model: NewModel, window: int) -> dict[str, Any]:
     """Return a key/value head for each query head, heads that share the width, and the encoding's RoPE parameters."""
-    from tape_ds import encodings
-
-    heads, encoding = flat["num_attention_heads"], flat["position_encoding"]
-    known = encoding if encoding in encodings.available() else STAND_INS["position_encoding"]  # a check says it
+    heads, encoding = model.num_attention_heads, model.position_encoding
+    known = encoding if encoding in encodings.available() else STAND_INS["position_encoding"]  # a rule refuses it
     return {
         "rope_parameters": encodings.default_rope_parameters(known, window),
         "num_key_value_heads": heads,
-        "head_dim": flat["hidden_size"] // max(heads, 1),
+        "head_dim": model.hidden_size // heads,
     }
 
 
@@ -142,8 +142,6 @@ def configuration(
     Raises:
         UserError: options that the encoding does not have.
     """
-    from tape_ds import encodings
-
     filled = encodings.options_for(model.position_encoding, options, tokenizer)
     return {
         **{name: getattr(model, name) for name in _TAKEN_OVER},
@@ -181,15 +179,11 @@ class NewModelRecipe(Recipe):
 
     @rule("position_encoding", "position_options")
     def _options(self) -> Iterator[Problem]:
-        from tape_ds import encodings
-
         yield from encodings.check_options(self.model.position_encoding, self.model.position_options)
 
     @rule(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", *_TASK)
     def _model(self) -> Iterator[Problem]:
         """Whatever the model's own configuration refuses."""
-        from tape_ds.models import sizes
-
         model = self.model
         if "head_dim" not in self.given and model.hidden_size % model.num_attention_heads:
             wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from tape_ds.config import loading, new_model
+from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
+from tape_ds.data.sources import KINDS, weights
 from tape_ds.errors import Problem
-from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.loading import config_file
 
 if TYPE_CHECKING:
@@ -27,20 +29,20 @@ EVAL_MULTIPLES = (1, 2, 4, 8)
 class PretrainingModel(new_model.NewModel):
     """The model to be built."""
 
-    vocab_size: int | None = Field(None, ge=1)
+    vocab_size: Annotated[int | None, COMPARED] = Field(None, ge=1)
     """Entries of the tokenizer that is trained. A tokenizer that is given has its own number: leave it out."""
 
 
 class PretrainingData(Section):
     """What is trained on and scored, and with which tokenizer."""
 
-    train_data: list[str | dict[str, Any]]
+    train_data: Annotated[list[str | dict[str, Any]], FREE, COMPARED]
     """Data specs, or ``{source: SPEC, weight: NUMBER}`` for each: shares of the tokens (docs/data.md)."""
-    window: int = Field(ge=2)
+    window: Tokens = Field(ge=2)
     """Tokens per training sequence, and the length the model is made for (max_position_embeddings)."""
-    eval_data: list[str] = []
+    eval_data: Annotated[list[str], FREE, COMPARED] = []
     """Data specs of held-out text for perplexity by length; empty: nothing is scored."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, FREE, COMPARED] = None
     """A folder, a hub id or ``smollm2``; null: a sentencepiece model of vocab_size entries, trained on train_data."""
     streaming: bool = False
     """Read, tokenise and pack while training goes on: for what is too large to be tokenised ahead."""
@@ -48,7 +50,7 @@ class PretrainingData(Section):
     """Shards of the data that are read side by side when streaming; sequences take turns between them. Part of the data
     order, whatever the number of processes."""
     skip: Skip = Skip()
-    data_cache: str | None = None
+    data_cache: Annotated[str | None, FREE] = None
     """Folder of tokenised data and trained tokenizers, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else
     in HF_HOME, else in ~/.cache."""
 
@@ -56,9 +58,9 @@ class PretrainingData(Section):
 class PretrainingEvaluation(Section):
     """Perplexity by length, after training."""
 
-    eval_lengths: list[Annotated[int, Field(ge=2)]] = DERIVED
+    eval_lengths: Annotated[list[Annotated[Tokens, Field(ge=2)]], FREE, COMPARED] = DERIVED
     """Lengths in tokens; default 1, 2, 4 and 8 windows. Every length is scored on the same documents."""
-    eval_tokens: int = 2**20
+    eval_tokens: Annotated[Tokens, FREE, COMPARED] = 2**20
     """Held-out tokens that are read, at most; each length reads them all."""
 
 
@@ -69,28 +71,14 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     LAUNCHER: ClassVar[str] = "pretrain_c4"
     DEFAULT: ClassVar[str] = "tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "train_data": ["stdlib"], "window": 64}
-    FORMER: ClassVar[Mapping[str, str]] = {
-        "config_name": "the sizes and position_encoding themselves, as fields of the recipe",
-        "dataset_cache_dir": "train_data",
-        "method": "nothing: pretraining trains every parameter",
-        "model_max_length": "window",
-        "model_max_position_embeddings": "window",
-        "model_name_or_path": "nothing: the model is built new from its sizes",
-        "rpe_type": "position_encoding",
-        "tokenizer_name": "tokenizer",
-        "train_scale": "window",
-    }
 
     model: PretrainingModel
     data: PretrainingData
     evaluation: PretrainingEvaluation
 
-    @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a key/value head for each query head, heads that share the width, the encoding's RoPE parameters, 1 to
-        8 windows to score."""
-        lengths = [multiple * flat["window"] for multiple in EVAL_MULTIPLES]
-        return new_model.derived(flat, flat["window"]) | {"eval_lengths": lengths}
+    def derived(self) -> dict[str, Any]:
+        lengths = [multiple * self.data.window for multiple in EVAL_MULTIPLES]
+        return new_model.derived(self.model, self.data.window) | {"eval_lengths": lengths}
 
     def model_config(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
@@ -119,8 +107,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, tokenizer and data."""
-        from tape_ds.data.sources import weights
-
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
@@ -156,8 +142,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("streaming", "train_data", "max_steps", "dataloader_num_workers")
     def _streaming(self) -> Iterator[Problem]:
-        from tape_ds.data.sources import KINDS, weights
-
         data = self.data
         if not data.streaming:
             yield from weights.check_steps(data.train_data, self.trainer_value("max_steps"))
@@ -177,8 +161,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
-        from tape_ds.data import sources
-
         yield from sources.check_lists(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
 
 

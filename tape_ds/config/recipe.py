@@ -6,6 +6,7 @@ sections and its own rules. :mod:`.loading` makes one from files and the command
 """
 
 import dataclasses
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
+from pydantic.fields import FieldInfo
 
+from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.scale import Scale, check_groups
 from tape_ds.config.sections import Memory, Optimization, Profile, Safety, Samples, learns
@@ -21,13 +24,10 @@ from tape_ds.config.trainer import Trainer
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.fields import Section, rule, run_rules
+from tape_ds.methods import liger
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
-
-
-RENAMED = {"stream_lanes": "stream_workers"}
-"""Fields under the names that stored runs and checkpoints may have them by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,7 @@ class Recipe(ABC):
     }
     """Field -> what it is made of, of the sections whose fields are this stack's; a kind's own come first."""
     STAND_INS: ClassVar[Mapping[str, Any]]
-    """Values for required fields that are missing or wrong, so that the rules which do not read them can still run."""
-    FORMER: ClassVar[Mapping[str, str]]
-    """Names that related training scripts use, with what stands for them here."""
+    """Values for fields that are missing or wrong, so that the rules which do not read them can still run."""
     FULL_ROWS: ClassVar[bool] = True
     """Whether a sequence has the window's tokens; else it has up to so many, and a batch is as long as its longest."""
 
@@ -92,8 +90,16 @@ class Recipe(ABC):
         cls.SECTIONS = {**own, **cls.SECTIONS, **own}
 
     @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values of the :data:`tape_ds.fields.DERIVED` fields, from all fields of the sections by name."""
+    @functools.cache
+    def fields(cls) -> dict[str, FieldInfo]:
+        """Return every field that a recipe of this kind may have, by its name."""
+        found: dict[str, FieldInfo] = {}
+        for section in (*cls.SECTIONS.values(), Trainer):
+            found |= section.flat_fields()
+        return found
+
+    def derived(self) -> dict[str, Any]:
+        """Return values of the :data:`tape_ds.fields.DERIVED` fields by name, from those that are given."""
         return {}
 
     @property
@@ -163,7 +169,7 @@ class Recipe(ABC):
 
         # transformers before 5.23 has only the former names of some fields
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
-        former = {new: old for old, new in trainer.RENAMED.items()}
+        former = {new: old for old, new in trainer.ALIASES.items()}
         kwargs = {name if name in known else former[name]: value for name, value in self.trainer.kwargs.items()}
         kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()
@@ -236,16 +242,12 @@ class Recipe(ABC):
     def _liger(self) -> Iterator[Problem]:
         if self.model.liger != "on" or self.elsewhere:
             return
-        from tape_ds.methods import liger
-
         if (reason := liger.why_not(self._device())) is not None:
             remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
             yield Problem("liger", "on", reason, remedy)
 
     @rule("attention_backend", "use_cpu")
     def _attention(self) -> Iterator[Problem]:
-        from tape_ds import attention
-
         unknown = list(attention.problems(self.model.attention_backend))
         yield from unknown
         named = attention.requested(self.model.attention_backend)

@@ -160,7 +160,7 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
     """
-    from tape_ds.config import command_line, files, kinds, loading
+    from tape_ds.config import command_line, files, kinds
 
     problems: list[Problem] = []
     flags = command_line.read(arguments, problems)
@@ -171,7 +171,7 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     raise_if_any(problems)
     switches = {field: flags.pop(field) for field in _LOOKS if field in flags}
     decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
-    collected = command_line.override(collected, decisive, loading.field_hints(kind), problems)
+    collected = command_line.override(collected, decisive, kind.fields(), problems)
     raise_if_any(problems)
     fields: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
     fields |= {field: given.value for field, given in collected.items() if field in _DECISIVE}

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import installation, results, storage
+from tape_ds.config.old_names import RENAMED
 from tape_ds.errors import Problem, collecting, raise_if_any
+from tape_ds.fields import COMPARED
 from tape_ds.installation import ROOT
 from tools.experiment import readings, table
 from tools.experiment.table import Experiment
@@ -29,12 +31,6 @@ RECIPE, STEPS = "recipe.json", "steps.json"
 """In a run's folder: the recipe it was started with, so that nothing else is resumed there; the commands that ended."""
 ROOMS = ("launchers", "tools")
 """Where scripts lie."""
-SAME = (
-    *("model", "target_length", "train_data", "eval_data", "eval_length", "eval_lengths", "eval_span", "eval_tokens"),
-    *("passkey_lengths", "passkey_trials", "passkey_form", "tokenizer", "vocab_size", "task", "task_options"),
-    *("train_lengths", "test_lengths", "held_out_samples", "max_digits", "max_digits_second", "test_digits"),
-)
-"""Fields without which rows of one table would not compare."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +67,6 @@ class PlannedRun:
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Return whether a stored configuration is this run's, wherever it ran. A field that it lacks did not exist
         yet, which is as good as the field's default; one that the recipe leaves to the plan may have any value."""
-        from tape_ds.config.recipe import RENAMED
-
         chosen = self.recipe.open
         if "activation_checkpointing" in chosen:
             chosen |= {"checkpoint_layers", "activation_checkpointing_kwargs"}
@@ -110,14 +104,8 @@ def plain(recipe: "Recipe") -> dict[str, Any]:
 
 def defaults(recipe: "Recipe", names: set[str]) -> dict[str, Any]:
     """Return the defaults of some of a recipe's fields."""
-    from tape_ds.config import loading
-
-    known = loading.table(type(recipe))
-    owners = {name: known[name] for name in names if name in known}
-    return {
-        name: section.model_fields[own].get_default(call_default_factory=True)
-        for name, (section, own) in owners.items()
-    }
+    known = recipe.fields()
+    return {name: known[name].get_default(call_default_factory=True) for name in names if name in known}
 
 
 @dataclass(frozen=True)
@@ -255,7 +243,8 @@ def _sharing(planned: Sequence[PlannedRun]) -> Iterator[Problem]:
 def _unequal(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem]:
     """What arms do not share without which the rows of one table would not compare."""
     recipes = {run.arm: run.recipe for run in planned}
-    for name in SAME:
+    fields = {name: field for each in recipes.values() for name, field in each.fields().items()}
+    for name in sorted(name for name, field in fields.items() if COMPARED in field.metadata):
         yield from _differing(name, {arm: each.as_dict().get(name) for arm, each in recipes.items()}, asked)
     trained = {arm: each for arm, each in recipes.items() if each.trains and each.trainer_value("max_steps") > 0}
     tokens = {
