@@ -222,7 +222,7 @@ def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
     except (OSError, ValueError, RecursionError) as error:
-        remedy = "mend the JSON there (UTF-8, no comments, no trailing commas)"
+        remedy = "correct the JSON there (UTF-8, no comments, no trailing commas)"
         problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
         return None
     problems += [
@@ -236,16 +236,14 @@ def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
 
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:
-    """``config`` with "auto" for what it leaves out and the trainer knows.
-
-    Left out, DeepSpeed would take its own default: no clipping, fp32 weights beside a trainer that says bf16.
-    """
+    """Return ``config`` with "auto" for the trainer's values that it leaves out, for which DeepSpeed would take its own
+    defaults: no clipping, fp32 weights."""
     left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
     return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
 
 
 def lookup(config: Mapping[str, Any], name: str) -> Any:
-    """Return the value under a dotted name, None where there is none."""
+    """Return the value under a dotted name, or None."""
     place: Any = config
     for part in name.split("."):
         if not isinstance(place, Mapping) or part not in place:
@@ -255,12 +253,12 @@ def lookup(config: Mapping[str, Any], name: str) -> Any:
 
 
 def stage(config: Mapping[str, Any] | None) -> int:
-    """ZeRO stage, 0 without one."""
+    """Return the ZeRO stage, 0 without one."""
     return int(lookup(config or {}, "zero_optimization.stage") or 0)
 
 
 def check_against_trainer(config: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Problem]:
-    """Values of the JSON that differ from what the trainer will do.
+    """Yield values of the JSON that differ from the trainer's.
 
     Args:
         config: the configuration, completed.
@@ -268,10 +266,9 @@ def check_against_trainer(config: Mapping[str, Any], expected: Mapping[str, Any]
     """
     for name, (field, value) in expected.items():
         written = lookup(config, name)
-        if written in (None, "auto") or written == value:
-            continue
-        wrong = f"the trainer says {field} = {value!r}"
-        yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
+        if written not in (None, "auto", value):
+            wrong = f"the trainer has {field} = {value!r}"
+            yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
 
 
 _SCHEDULERS = {
@@ -280,47 +277,38 @@ _SCHEDULERS = {
     "WarmupCosineLR": ("cosine", "total_num_steps warmup_min_ratio cos_min_ratio"),
 }
 """DeepSpeed's schedulers -> the trainer's name for the same, and the parameters that only some of them have."""
+_ADAMW = "lr betas eps weight_decay bias_correction amsgrad foreach torch_adam adam_w_mode fp32_optimizer_states"
 
 
-def check_scheduler(config: Mapping[str, Any], lr_scheduler_type: str) -> Iterator[Problem]:
-    """A scheduler in the JSON replaces the trainer's without a word; allowed only where both mean the same."""
-    block = config.get("scheduler")
-    if not isinstance(block, Mapping):
-        return
-    kind = block.get("type")
-    name, parameters = _SCHEDULERS.get(str(kind), ("", ""))
-    if name != lr_scheduler_type:
-        wrong = f"it would replace the trainer's lr_scheduler_type = {lr_scheduler_type!r}"
-        yield Problem("deepspeed.scheduler.type", kind, wrong, "remove the scheduler block from the JSON")
-        return
-    yield from _check_params(block, "scheduler", {"warmup_num_steps", "warmup_type", *parameters.split()})
-
-
-def check_optimizer(config: Mapping[str, Any], optim: str) -> Iterator[Problem]:
-    """An optimizer in the JSON replaces the trainer's; allowed only where both are AdamW."""
-    block = config.get("optimizer")
-    if not isinstance(block, Mapping):
-        return
-    kind = str(block.get("type", ""))
-    if kind.lower() not in ("adam", "adamw") or not optim.startswith("adamw_torch"):
-        wrong = f"it would replace the trainer's optim = {optim!r}"
-        yield Problem("deepspeed.optimizer.type", kind, wrong, "remove the optimizer block from the JSON")
-        return
-    known = {"lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "foreach"}
-    yield from _check_params(block, "optimizer", known | {"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
-
-
-def _check_params(block: Mapping[str, Any], name: str, known: set[str]) -> Iterator[Problem]:
-    for key, value in (block.get("params") or {}).items():
-        field = f"{name}.params.{key}"
-        if key not in known:
-            yield Problem(f"deepspeed.{field}", value, "unknown key", did_you_mean(key, known))
-        elif value == "auto" and field not in filled():
-            yield Problem(f"deepspeed.{field}", value, "nothing fills this in", "write the value, or remove the key")
+def check_replacements(config: Mapping[str, Any], lr_scheduler_type: str, optim: str) -> Iterator[Problem]:
+    """Yield why a scheduler or an optimizer of the JSON cannot replace the trainer's: it has to mean the same."""
+    kind = str(lookup(config, "optimizer.type") or "")
+    schedule, own = _SCHEDULERS.get(str(lookup(config, "scheduler.type")), ("", ""))
+    same_optimizer = kind.lower() in ("adam", "adamw") and optim.startswith("adamw_torch")
+    for name, field, trainers, same, known in (
+        ("scheduler", "lr_scheduler_type", lr_scheduler_type, schedule == lr_scheduler_type, own),
+        ("optimizer", "optim", optim, same_optimizer, _ADAMW),
+    ):
+        block = config.get(name)
+        if not isinstance(block, Mapping):
+            continue
+        if not same:
+            wrong = f"it would replace the trainer's {field} = {trainers!r}"
+            yield Problem(f"deepspeed.{name}.type", block.get("type"), wrong, f"remove the {name} block from the JSON")
+            continue
+        keys = known.split() + ["warmup_num_steps", "warmup_type"] * (name == "scheduler")
+        for key, value in (block.get("params") or {}).items():
+            place = f"{name}.params.{key}"
+            if key not in keys:
+                yield Problem(f"deepspeed.{place}", value, "unknown key", did_you_mean(key, keys))
+            elif value == "auto" and place not in filled():
+                yield Problem(
+                    f"deepspeed.{place}", value, "nothing fills this in", "write the value, or remove the key"
+                )
 
 
 def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the JSON asks for that would do harm, or nothing, in this training."""
+    """Yield settings that would do harm, or nothing, in this training."""
     for name in ("bf16.check_grad_overflow", "zero_optimization.compute_grad_norm"):
         if lookup(config, name) is False:
             wrong = "a gradient that is not finite would go into the weights unseen"
@@ -337,8 +325,7 @@ def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def check_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """An offload that its stage does not do, a disk that cannot be written to, and what reads and writes it while the
-    GPU computes."""
+    """Yield an offload that its stage does not do, a disk that cannot be written to, and a missing library for it."""
     level, written = stage(config), []
     for block, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
         name = f"zero_optimization.{block}"
@@ -367,60 +354,45 @@ def check_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _why_no_asynchronous_io() -> str | None:
-    """Return what DeepSpeed's reader and writer of NVMe disks lacks here; None where it can be built."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     if AsyncIOBuilder().is_compatible(verbose=False):
         return None
-    return "DeepSpeed reads and writes NVMe disks with libaio, which is not here"
-
-
-_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-"""Where torchrun and DeepSpeed's launcher say how many processes a machine has."""
+    return "DeepSpeed reads and writes NVMe disks with libaio, which is not installed"
 
 
 def check_zero_plus_plus(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iterator[Problem]:
-    """ZeRO++ (Wang et al. 2023, arXiv:2306.10209): hpZ, qwZ and qgZ, some of which do nothing where their conditions
-    are not met.
+    """Yield parts of ZeRO++ (Wang et al. 2023, arXiv:2306.10209) that would silently do nothing.
 
     Args:
         config: the JSON.
         world: processes of the job.
-        use_cpu: whether a GPU would be left alone.
+        use_cpu: whether the run leaves a GPU alone.
     """
-    for key, (off, remedy) in _ZERO_PLUS_PLUS.items():
-        value = lookup(config, f"zero_optimization.{key}")
-        if value in (None, "auto", off):
+    for key in ("hpz_partition_size", "quantized_weights", "quantized_gradients", "quantized_nontrainable_weights"):
+        name = f"zero_optimization.zero_{key}"
+        value, wrong, remedy = lookup(config, name), "", "remove it"
+        if value is not True and value in (None, "auto", False, 1):
             continue
-        reason: str | None = f"it is a part of ZeRO stage 3, and would do nothing at stage {stage(config)}"
-        if stage(config) == 3:
-            reason = _why_nothing(key, value, world, use_cpu)
-        if reason is not None:
-            yield Problem(f"deepspeed.zero_optimization.{key}", value, reason, remedy)
+        if stage(config) != 3:
+            wrong = f"it is a part of ZeRO stage 3, and would do nothing at stage {stage(config)}"
+        elif key == "hpz_partition_size":
+            remedy = "give the processes of one machine, where there are several, or remove it"
+            if value >= world > 1:
+                wrong = f"all {world} processes are one group: nothing would be gathered within a smaller one"
+            elif world > 1 and world % value:
+                wrong = f"does not divide the {world} processes"
+        elif key == "quantized_nontrainable_weights":
+            wrong = "weights are frozen when the engine has sharded them already: none would be quantised"
+            remedy = "remove it; adapters over a 4-bit base are load_in_4bit: true"
+        else:
+            import torch
 
-
-_ZERO_PLUS_PLUS = {
-    "zero_hpz_partition_size": (1, "give the processes of one machine, where there are several, or remove it"),
-    "zero_quantized_weights": (False, "remove it"),
-    "zero_quantized_gradients": (False, "remove it"),
-    "zero_quantized_nontrainable_weights": (False, "remove it; adapters over a 4-bit base are load_in_4bit: true"),
-}
-"""Key -> the value that asks for nothing, and the remedy."""
-
-
-def _why_nothing(key: str, value: Any, world: int, use_cpu: bool) -> str | None:
-    """Why a part of ZeRO++ would do nothing at stage 3; None: it would do what it is for."""
-    if key == "zero_hpz_partition_size":
-        if value >= world > 1:
-            return f"all {world} processes are one group: nothing would be gathered within a smaller one"
-        return f"does not divide the {world} processes" if world > 1 and world % value else None
-    if key == "zero_quantized_nontrainable_weights":
-        return "weights are frozen when the engine has sharded them already: none would be quantised"
-    import torch
-
-    if use_cpu or os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
-        return "its kernels need a CUDA device"
-    local = next((int(os.environ[name]) for name in _LOCAL_SIZES if name in os.environ), None)
-    if key == "zero_quantized_gradients" and local is not None and world // local < 2:
-        return "DeepSpeed quantises gradients between machines, and there is one"
-    return None
+            # set by torchrun and by DeepSpeed's launcher: the processes of this machine
+            local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 0)
+            if use_cpu or os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
+                wrong = "its kernels need a CUDA device"
+            elif key == "quantized_gradients" and local and world // local < 2:
+                wrong = "DeepSpeed quantises gradients between machines, and there is one"
+        if wrong:
+            yield Problem(f"deepspeed.{name}", value, wrong, remedy)

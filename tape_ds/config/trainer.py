@@ -37,9 +37,10 @@ class Owned:
     remedy: str = "remove it"
 
 
-_NO_EVALUATION = "the launcher itself scores eval_data"
-_USE_EVAL_DATA = Owned(_NO_EVALUATION, "use eval_data and the other fields that begin with eval_")
+_EVALUATION = Owned("the launcher itself scores eval_data", "use eval_data and the other fields that begin with eval_")
 _SHARDING = Owned("sharding is DeepSpeed's here", "choose a stage with deepspeed")
+_SMALLER = "lower per_device_train_batch_size; accumulation follows"
+_EXPORT = "export it afterwards: tape-ds export OUTPUT_DIR FOLDER --push NAME"
 _OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context")
 _Share = Annotated[float, Field(ge=0, lt=1), RISKY]
 _Level = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
@@ -169,50 +170,29 @@ class Trainer(Library):
     log_level_replica: _Level = "warning"
     """The same on other ranks."""
 
+    # owned: another value would break a promise of this stack
     remove_unused_columns: Annotated[bool, Owned("position_ids and document_ids must reach the model")] = False
     logging_nan_inf_filter: Annotated[bool, Owned("a NaN must show in the log")] = False
-    train_sampling_strategy: Annotated[
-        str, Owned("the data order follows from the seed and the sample's number", "change seed for another order")
-    ] = "sequential"
+    train_sampling_strategy: Annotated[str, Owned("seed decides the data order", "change seed")] = "sequential"
     data_seed: Annotated[int | None, Owned("seed decides the data order as well", "change seed")] = None
-    save_only_model: Annotated[
-        bool, Owned("a run can only be resumed from a whole checkpoint", "take the weights from OUTPUT_DIR/trained")
-    ] = False
+    save_only_model: Annotated[bool, Owned("only whole checkpoints resume", "use OUTPUT_DIR/trained")] = False
     save_on_each_node: Annotated[bool, Owned("a checkpoint is one folder, on a disk that all nodes see")] = False
     enable_jit_checkpoint: Annotated[bool, Owned("signals are answered by a committed checkpoint anyway")] = False
-    restore_callback_states_from_checkpoint: Annotated[
-        bool, Owned("a checkpoint holds the state that its run needs")
-    ] = False
+    restore_callback_states_from_checkpoint: Annotated[bool, Owned("a checkpoint holds our own state")] = False
     ignore_data_skip: Annotated[bool, Owned("a resumed run would see its first samples again")] = False
-    average_tokens_across_devices: Annotated[bool, Owned("the loss must not depend on the number of processes")] = True
-    auto_find_batch_size: Annotated[
-        bool,
-        Owned("global_batch_size would no longer hold", "lower per_device_train_batch_size; accumulation follows"),
-    ] = False
+    average_tokens_across_devices: Annotated[bool, Owned("the loss must not depend on the processes")] = True
+    auto_find_batch_size: Annotated[bool, Owned("global_batch_size must hold", _SMALLER)] = False
     use_cache: Annotated[bool, Owned("training keeps no key/value cache")] = False
-    use_liger_kernel: Annotated[
-        bool, Owned("it patches transformers' own model classes, not this model", "use liger")
-    ] = False
-    label_smoothing_factor: Annotated[
-        float, Owned("smoothing reads all logits at once, which this loss never holds")
-    ] = 0.0
-    eval_strategy: Annotated[str, _USE_EVAL_DATA] = "no"
-    eval_on_start: Annotated[bool, _USE_EVAL_DATA] = False
-    load_best_model_at_end: Annotated[bool, Owned(_NO_EVALUATION)] = False
+    use_liger_kernel: Annotated[bool, Owned("it patches transformers' own model classes", "use liger")] = False
+    label_smoothing_factor: Annotated[float, Owned("smoothing needs all logits at once")] = 0.0
+    eval_strategy: Annotated[str, _EVALUATION] = "no"
+    eval_on_start: Annotated[bool, _EVALUATION] = False
+    load_best_model_at_end: Annotated[bool, _EVALUATION] = False
     fsdp: Annotated[Any, _SHARDING] = None
     fsdp_config: Annotated[Any, _SHARDING] = None
     parallelism_config: Annotated[Any, Owned("it is an object, which a recipe cannot hold")] = None
-    push_to_hub: Annotated[
-        bool,
-        Owned(
-            "a run saves what it trained, and only a whole model is worth a page",
-            "export it afterwards: tape-ds export OUTPUT_DIR FOLDER --push NAME",
-        ),
-    ] = False
-    hub_token: Annotated[
-        str | None,
-        Owned("a recipe is stored with every result, and a token must not be", "export HF_TOKEN"),
-    ] = None
+    push_to_hub: Annotated[bool, Owned("a run saves what it trained, not always a whole model", _EXPORT)] = False
+    hub_token: Annotated[str | None, Owned("a recipe is stored with every result", "export HF_TOKEN")] = None
 
     def value(self, name: str) -> Any:
         """Return the value of a field, the cautious one while it is left to the plan."""
