@@ -15,8 +15,8 @@ from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Backend, DataCache, Liger, Mixture, StateDType, learns
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
+from tape_ds.data.pack import Packing
 from tape_ds.data.pose import Pose
-from tape_ds.data.sequences import Packing
 from tape_ds.data.sources import weights
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, did_you_mean

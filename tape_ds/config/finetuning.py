@@ -18,7 +18,7 @@ from tape_ds.config.sections import Backend, DataCache, Liger
 from tape_ds.data.bad_rows import Skip
 from tape_ds.data.chat import conversations
 from tape_ds.data.chat.conversations import TooLong
-from tape_ds.data.scrolls import datasets, examples
+from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.prompts import reserved
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
@@ -60,8 +60,8 @@ class ScrollsData(Section):
     @property
     def named(self) -> str:
         """The data set and its origin."""
-        made = self.dataset == datasets.MADE.name
-        origin = "Python's own sources" if made else f"the hub's {datasets.HUB_REPOSITORY}"
+        made = self.dataset == examples.MADE.name
+        origin = "Python's own sources" if made else f"the hub's {examples.HUB_REPOSITORY}"
         return f"{self.dataset} of {self.data_dir or origin}"
 
 
@@ -114,13 +114,13 @@ class ScrollsRecipe(FinetuningRecipe):
 
     LAUNCHER: ClassVar[str] = "finetune_scrolls"
     DEFAULT: ClassVar[str] = "scrolls_tiny"
-    STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": datasets.MADE.name}
+    STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": examples.MADE.name}
 
     model: FinetuningModel
     data: ScrollsData
 
     def derived(self) -> dict[str, Any]:
-        known = datasets.DATASETS.get(self.data.dataset, datasets.MADE)
+        known = examples.DATASETS.get(self.data.dataset, examples.MADE)
         return {"answer_tokens": known.answer_tokens}
 
     def outline(self) -> dict[str, str]:

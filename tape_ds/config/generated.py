@@ -9,10 +9,10 @@ from pydantic import Field, field_validator
 
 from tape_ds import encodings
 from tape_ds.config import loading, new_model
-from tape_ds.data.generated import arithmetic, tasks, vocabulary
+from tape_ds.data.generated import arithmetic, tasks
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
-from tape_ds.data.generated.task import Size, Task, Test
+from tape_ds.data.generated.task import Size, Task, Test, tokenizer_of
 from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
@@ -151,7 +151,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         return max(self.data.window, lengths.task.most_tokens(lengths.tested or lengths.trained))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        return vocabulary.tokenizer(self.lengths.task)
+        return tokenizer_of(self.lengths.task)
 
     def configuration(self) -> dict[str, Any]:
         """Return the fields of the model's configuration.

@@ -18,8 +18,8 @@ from tape_ds.config import trainer
 from tape_ds.config.kinds import KINDS
 from tape_ds.config.old_names import RENAMED
 from tape_ds.config.recipe import Recipe
-from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources.weights import shares_of
+from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
 from tape_ds.fields import FIXED, FREE, RISKY
 from tape_ds.models.loading import weight_files

@@ -1,6 +1,5 @@
 """The recipe of the extension launcher: its own contradictions, its defaults, and the shipped ones."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
