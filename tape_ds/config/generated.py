@@ -69,9 +69,12 @@ class GeneratedData(Section):
         return name
 
 
-_OF_A_KIND = [
-    name for name, field in GeneratedData.model_fields.items() if any(isinstance(m, Of) for m in field.metadata)
-]
+_OF_A_KIND = {
+    name: mark.kind
+    for name, field in GeneratedData.model_fields.items()
+    for mark in field.metadata
+    if isinstance(mark, Of)
+}
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,8 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         for name, kind in _OF_A_KIND.items():
             value = getattr(self.data, name)
             if value is not None and not isinstance(TASKS[self.data.task], kind):
-                yield Problem(name, value, f"{self.data.task} does not have it", "remove it")
+                own = ", ".join(each for each, other in _OF_A_KIND.items() if other is not kind)
+                yield Problem(name, value, f"{self.data.task} does not have it", f"leave it out; it has {own}")
 
     @rule("task", "max_digits", "max_digits_second")
     def _digits(self) -> Iterator[Problem]:
