@@ -1,7 +1,7 @@
-"""The section of every recipe that says how the processes of a job share the work, beside ZeRO.
+"""The section of every recipe about sequence and tensor parallelism.
 
-Processes may share the tokens of a sequence (sequence parallelism; ZeRO's shards stay spread over all processes), or
-every layer's heads and columns (tensor parallelism; ZeRO shards what a process has over those that have the same).
+Processes may share the tokens of a sequence (ZeRO's shards stay spread over all processes), or every layer's heads and
+columns (ZeRO shards the part of a process over those with the same part).
 """
 
 from collections.abc import Iterator
@@ -35,15 +35,14 @@ class Scale(Section):
 
     @property
     def field(self) -> str:
-        """Which of the two says so; they exclude each other."""
+        """The one of the two that is above 1; they exclude each other."""
         return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
 
     @rule(SEQUENCE, TENSOR)
     def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in (SEQUENCE, TENSOR):
             if getattr(self, name) > 1 and not recipe.trains:
-                wrong = "nothing is trained, and each process scores by itself"
-                yield Problem(name, getattr(self, name), wrong, "remove it")
+                yield Problem(name, getattr(self, name), "nothing is trained", "remove it")
                 return
         yield from check_groups(self, recipe.world_size)
 
@@ -58,7 +57,7 @@ class Scale(Section):
 
     @rule("deepspeed")
     def _engine(self, recipe: RecipeView) -> Iterator[Problem]:
-        """To the engine every process is one of plain data parallelism, and gradients are averaged over all of them."""
+        # to the engine this is plain data parallelism, with gradients averaged over all processes
         written = deepspeed_config.lookup(recipe.deepspeed or {}, "sequence_parallel_size")
         if written not in (None, 1):
             wrong = "the trainer shares sequences itself, and the engine would average gradients over too few processes"
@@ -69,14 +68,14 @@ class Scale(Section):
     def _tensor_engine(self, recipe: RecipeView) -> Iterator[Problem]:
         written = deepspeed_config.lookup(recipe.deepspeed or {}, "tensor_parallel")
         if written is not None:
-            wrong = "the trainer cuts the model itself, position states included, and tells the engine"
+            wrong = "the trainer cuts the model itself, position states included"
             remedy = "remove it from the JSON, and set tensor_parallel_size in the recipe"
             yield Problem("deepspeed.tensor_parallel", written, wrong, remedy)
         size = self.tensor_parallel_size
         if size <= 1:
             return
         if recipe.deepspeed is None:
-            wrong = "without DeepSpeed nobody would average gradients among those that have the same pieces"
+            wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
             yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
         elif (stage := deepspeed_config.stage(recipe.deepspeed)) not in (1, 2):
             wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
@@ -85,7 +84,7 @@ class Scale(Section):
 
 
 def check_model(scale: Scale, config: Any) -> list[Problem]:
-    """Whether a model, once its configuration is known, can be shared so.
+    """Return why a model cannot be divided like this, once its configuration is known.
 
     Args:
         scale: as loaded.
@@ -96,13 +95,13 @@ def check_model(scale: Scale, config: Any) -> list[Problem]:
     found = list(check_heads(heads, key_value_heads, scale.sequence_parallel_size))
     size = scale.tensor_parallel_size
     if size > 1 and not has_llamas_names(config):
-        wrong = f"a model of the type {config.model_type} is not cut"
+        wrong = f"models of the type {config.model_type} are not supported"
         return [*found, Problem(TENSOR, size, wrong, "leave it out, and use zero3")]
     return found + list(check_cuts(config, size))
 
 
 def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
-    """Whether ``world`` processes fall into groups that work on the same sequences."""
+    """Yield why ``world`` processes do not fall into groups that work on the same sequences."""
     if scale.sequence_parallel_size > 1 and scale.tensor_parallel_size > 1:
         wrong = f"together with {SEQUENCE} = {scale.sequence_parallel_size}: DeepSpeed has groups for one of the two"
         remedy = f"{TENSOR} alone keeps a part of every sequence in each process as well, or use ZeRO-3 and the other"
@@ -118,4 +117,4 @@ _WHOLE_ROWS = {
     "torch_compile": "a compiled graph does not hold what processes exchange in a layer",
     "include_num_input_tokens_seen": "it would count a sequence in each process that reads it; see the log's tokens",
 }
-"""Fields of the trainer that take a process's part of a sequence for the sequence, and why that is wrong."""
+"""Fields of the trainer that count on whole sequences, and why."""

@@ -143,7 +143,8 @@ def _read_fields(launcher: str, arguments: list[str]) -> tuple[str, dict[str, An
     raise_if_any(problems)
     switches = {field: flags.pop(field) for field in _NO_TRAINING if field in flags}
     decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
-    collected = command_line.override(collected, decisive, kind.fields(), problems)
+    known = kind.fields() | {"resume": kind.fields()["resume_from_checkpoint"]}
+    collected = command_line.override(collected, decisive, known, problems)
     raise_if_any(problems)
     fields: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
     fields |= {field: given.value for field, given in collected.items() if field in _DECISIVE}
