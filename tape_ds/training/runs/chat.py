@@ -19,7 +19,7 @@ from tape_ds.data.chat.sequences import Chosen
 from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.errors import Problem, UserError
 from tape_ds.config.finetuning import ChatRecipe
-from tape_ds.scoring.answers import Asked
+from tape_ds.scoring.answers import Prompt
 from tape_ds.training import identity
 from tape_ds.training.runs.answering import Finetuning, Tokenized
 
@@ -125,8 +125,8 @@ def _end(ends: Counter[int], stored: Dataset, tokenizer: PreTrainedTokenizerBase
     return f"{named}; but {wrong}" if named else f"{wrong}: a generation will not stop there by itself"
 
 
-def _asked(chosen: Chosen, count: int) -> Iterator[Asked]:
+def _asked(chosen: Chosen, count: int) -> Iterator[Prompt]:
     """Every answer of ``count`` conversations at most, evenly spread over the chosen."""
     for conversation in chosen.spread(count):
         for ids, targets in sequences.answers(conversation):
-            yield Asked(torch.tensor(ids[None]), targets)
+            yield Prompt(torch.tensor(ids[None]), targets)
