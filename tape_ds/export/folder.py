@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 import tape_ds
 from tape_ds import building, encodings, results
+from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
-from tape_ds.export.source_model import SourceModel
 from tape_ds.models import convert, saving
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG

@@ -7,8 +7,9 @@ from torch import distributed
 
 from tape_ds.config import pretraining
 from tape_ds.distributed import comparison, rendezvous
+from tape_ds.distributed.processes import leave_process_group
 from tape_ds.errors import command
-from tape_ds.training.environment import end_process, leave_process_group, say
+from tape_ds.training.environment import end_process, say
 from tape_ds.training.identity import of_data
 from tape_ds.training.run import fingerprints
 
