@@ -11,8 +11,8 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: 
     Args:
         header: a cell for each column.
         rows: as many cells each; line breaks become blanks, and ``|`` is escaped.
-        align: ``l`` (left) or ``r`` (right) for each column; the last letter also for those after it. Default: the first
-            column left, the others right.
+        align: ``l`` (left) or ``r`` (right) for each column; the last letter also holds for the columns after it.
+            Default: the first column left, the others right.
 
     Raises:
         ValueError: a row has another length than the header, or ``align`` has another letter.
