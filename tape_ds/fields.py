@@ -7,7 +7,7 @@ in a recipe and on the command line.
 import types
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -88,6 +88,9 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    AS_MEANT: ClassVar[bool] = True
+    """Whether values that YAML spells otherwise than their type are taken."""
+
     @field_validator("*", mode="wrap")
     @classmethod
     def _as_meant(cls, value: Any, validated: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
@@ -96,6 +99,8 @@ class Section(BaseModel):
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, int) and abs(value) >= 2**63:
             raise WrongValueError("wrong type", "give a number of 64 bits")
+        if not cls.AS_MEANT:
+            return validated(value)
         if isinstance(value, str) and value[:1] != "[" and takes(annotation, list) and not takes(annotation, str):
             value = [value]
         elif isinstance(value, float) and value.is_integer() and takes(annotation, int):

@@ -204,7 +204,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         task = TASKS[self.data.task]
         if not isinstance(task, ArithmeticTask):
             return
-        if self.data.max_digits is None:
+        if self.data.max_digits is DERIVED:
             remedy = "write max_digits: in the recipe, or --max_digits VALUE"
             yield Problem("max_digits", None, "missing", remedy)
         for name, largest in zip(("max_digits", "max_digits_second"), task.largest, strict=True):
@@ -215,7 +215,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     @rule("task", "max_digits", "max_digits_second", "test_digits")
     def _test_digits(self) -> Iterator[Problem]:
         digits = self.data.test_digits
-        if "test_digits" not in self.given or self.data.max_digits is None:
+        if "test_digits" not in self.given or self.data.max_digits is DERIVED:
             return
         trained = max(self.lengths.trained)
         if digits < trained:
@@ -231,7 +231,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         if wrong_options := tasks.check(data.task, data.task_options):
             yield from wrong_options
             return
-        if data.train_lengths is None:
+        if data.train_lengths is DERIVED:
             remedy = "write train_lengths: [SHORTEST, LONGEST] in the recipe, or --train_lengths SHORTEST LONGEST"
             yield Problem("train_lengths", None, "missing", remedy)
         elif instead := wrong_trained(task, data.train_lengths):
@@ -245,7 +245,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     @rule("task", *_OF_A_KIND, "window")
     def _window(self) -> Iterator[Problem]:
-        if isinstance(TASKS[self.data.task], ArithmeticTask) and self.data.max_digits is None:
+        if isinstance(TASKS[self.data.task], ArithmeticTask) and self.data.max_digits is DERIVED:
             return
         longest = self.lengths.window
         if self.data.window < longest and "window" in self.given:

@@ -84,6 +84,7 @@ def _type(annotation: ast.expr) -> Any:
         items = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         if ast.unparse(annotation.value) == "Literal":
             return Literal[tuple(ast.literal_eval(item) for item in items)]
-        return {"list": list, "dict": dict}[ast.unparse(annotation.value)][tuple(map(_type, items))]
+        kind: Any = _PLAIN[ast.unparse(annotation.value)]
+        return kind[tuple(map(_type, items))]
     name = ast.unparse(annotation)
     return _PLAIN.get(name) or choices(name) or Any

@@ -7,7 +7,7 @@ and no data and writes nothing.
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
         ),
         elsewhere=elsewhere or switches["dry_run"],
         words=(name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts))),
-        **switches,
+        print_config=switches["print_config"],
+        dry_run=switches["dry_run"],
     )
     known = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems({*found}) if str(each) not in known}.values()
@@ -110,11 +111,12 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
             values[name] = given.value
             for each in (*paths.check(name, given.value), *trainer.owned_problem(name, given.value)):
                 found[name] = each
-    for section in (*kind.SECTIONS.values(), Trainer):
+    sections: tuple[type[Section], ...] = (*kind.SECTIONS.values(), Trainer)
+    for section in sections:
         own = {name: values[name] for name in section.flat_fields() if name in values and name not in found}
         for each in section.check(own):
-            given = collected.get(each.field)
-            where = f" ({given.where})" if given is not None and each.wrong == "wrong type" else ""
+            place = collected[each.field].where if each.field in collected else ""
+            where = f" ({place})" if place and each.wrong == "wrong type" else ""
             form = " as JSON" if isinstance(each.value, str) and each.value[:1] in ("[", "{") else ""
             better = dataclasses.replace(each, wrong=each.wrong + where, remedy=each.remedy + form)
             found.setdefault(each.field, better)
@@ -126,7 +128,12 @@ NOT_FIELDS = ("base", "launcher", "recipe", "print_config", "dry_run")
 
 
 def _build(
-    kind: type[R], name: str, values: Mapping[str, Any], broken: set[str], world_size: int, problems: list[Problem]
+    kind: type[R],
+    name: str,
+    values: Mapping[str, Any],
+    broken: Collection[str],
+    world_size: int,
+    problems: list[Problem],
 ) -> R:
     """Return the recipe with every default resolved; broken fields have stand-ins."""
     flat = {"output_dir": f"runs/{name}"} | {key: kind.STAND_INS[key] for key in kind.STAND_INS if key in broken}

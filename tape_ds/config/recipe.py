@@ -93,7 +93,8 @@ class Recipe(ABC):
     def fields(cls) -> dict[str, FieldInfo]:
         """Return every field that a recipe of this kind may have, by its name."""
         found: dict[str, FieldInfo] = {}
-        for section in (*cls.SECTIONS.values(), Trainer):
+        sections: tuple[type[Section], ...] = (*cls.SECTIONS.values(), Trainer)
+        for section in sections:
             found |= section.flat_fields()
         return found
 

@@ -47,7 +47,9 @@ _Level = Literal["detail", "debug", "info", "warning", "error", "critical", "pas
 
 if TYPE_CHECKING:
     Library = Section
-    _Optimizer = _Schedule = _Saving = str
+    _Optimizer = str
+    _Schedule = str
+    _Saving = str
 else:
     Library = library.training_arguments()
     _Optimizer, _Schedule, _Saving = map(library.choices, ("OptimizerNames", "SchedulerType", "SaveStrategy"))

@@ -7,8 +7,12 @@ from typing import Any, get_type_hints
 
 from pydantic import Field, create_model
 
-from tape_ds import fields
 from tape_ds.errors import Problem
+from tape_ds.fields import Section
+
+
+class _Options(Section):
+    AS_MEANT = False  # the dataclass takes the values as they are
 
 
 @functools.cache
@@ -17,7 +21,7 @@ def _section(options: Any) -> Any:
     members = {
         each.name: (hints[each.name], Field(each.default, **each.metadata)) for each in dataclasses.fields(options)
     }
-    return create_model(options.__name__, __base__=fields.Section, **members)  # type: ignore[call-overload]
+    return create_model(options.__name__, __base__=_Options, **members)  # type: ignore[call-overload]
 
 
 def problems(options: Any, given: Mapping[str, Any]) -> list[Problem]:
