@@ -32,15 +32,14 @@ class SourceModel:
     result: Result | None
     """The run's stored result, if it is of these weights."""
     without_result: str
-    """Why there is none."""
+    """The reason for no result."""
     dtype: torch.dtype
-    """Of the stored weights before training."""
+    """The stored weights' before training."""
     base_anyway: bool = False
     """See :func:`tape_ds.checkpoint.trained.find_base`."""
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the folder has a tokenizer."""
         return (self.folder / TOKENIZER).is_file()
 
     def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -8,13 +8,13 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, redacted
-from tape_ds.fields import Section
+from tape_ds.fields import FREE, Section
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ NAMED = 10  # rows that a message lists
 
 
 class Skip(Section):
-    bad_rows: int = Field(0, ge=0)
+    bad_rows: Annotated[int, FREE] = Field(0, ge=0)
     """Rows of the data that may be left out because they cannot be read: null or without the field, no JSON, no UTF-8,
     no conversation, or one with what is not rendered. Each is counted and named; one more ends the run. 0: the first
     one does."""

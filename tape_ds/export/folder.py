@@ -23,7 +23,7 @@ from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 
-HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
+HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to files of this folder, without what
 # needs more than torch, transformers and numpy. Modules that docstrings refer to are those of tape_ds.
 #
 # Licensed under the Apache License, Version 2.0; you may not use this file except in compliance with the License, which

@@ -25,7 +25,7 @@ from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings.base import PositionLayer
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.llama import TapeForCausalLM
+from tape_ds.models.llama import BlockInputs, TapeForCausalLM
 from tape_ds.models.loading import extendable, families
 from tape_ds.models.loading.strict import fill
 
@@ -140,8 +140,8 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
 
     def before(_: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         hidden_BTD, state = arguments
-        found = _positions(block.position, hidden_BTD, state, named, config)
-        read[:] = [(None, None, None) if found is None else (found, named["start"], state)]
+        found = _positions(block.position, hidden_BTD, state, named["inputs"], config)
+        read[:] = [(None, None, None) if found is None else (found, named["inputs"].start, state)]
 
     def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         visit(LayerView(number, output[1][0], *read.pop()))
@@ -155,10 +155,10 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
 
 
 def _positions(
-    layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, named: Mapping[str, Any], config: TapeConfig
+    layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs, config: TapeConfig
 ) -> PositionMap | None:
     """Ask the layer itself what it computes from this start and state: nothing else here depends on an encoding."""
-    start, places = named["start"], (named["query_positions"], named["key_positions"])
+    start, places = inputs.start, (inputs.query_positions, inputs.key_positions)
     groups, width = config.num_key_value_heads, config.head_dim
     carried = layer.carry(start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width))
     bias = layer.score_bias(places[0], carried, places[1], carried)

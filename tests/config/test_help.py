@@ -2,9 +2,10 @@
 
 import pytest
 
-from tape_ds.config import files, help, loading, trainer
+from tape_ds.config import files, help, trainer
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.kinds import KINDS
+from tape_ds.config.trainer import Trainer
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 
@@ -21,7 +22,7 @@ def test_help_names_every_field(kind, capsys):
     text = said(capsys, kind, "--help")
     own = {name for section in kind.SECTIONS.values() for name in section.flat_fields()}
     assert not {name for name in own if f"--{name} " not in text and f"--{name}\n" not in text}
-    trainers = set(trainer.FIELDS) - {*trainer.OWNED, *trainer.RENAMED}
+    trainers = set(trainer.FIELDS) - {*trainer.OWNED}
     assert not {name for name in trainers if name not in text}
     assert f"default: {kind.DEFAULT}\n" in text, "all recipes, which --list has, stood before the fields"
     assert text.count("recipe") < 20
@@ -30,8 +31,9 @@ def test_help_names_every_field(kind, capsys):
 
 @EVERY_KIND
 def test_every_field_is_described(kind):
-    for name, (section, own) in loading.table(kind).items():
-        assert help._described(section, own), name
+    own = {name: field for section in kind.SECTIONS.values() for name, field in section.flat_fields().items()}
+    for name, field in {**own, **{name: Trainer.model_fields[name] for name in help.USUAL}}.items():
+        assert help._described(field), name
 
 
 @EVERY_KIND

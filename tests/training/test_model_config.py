@@ -70,7 +70,7 @@ UNFIT = {
         "lora_targets = 'o_proj': no linear map of a gptj block",
     ),
     "scaling, nothing trained": (["--method", "dynamic", "--max_steps", "-1"], "not computed for GPT-J"),
-    "cut": (["--tensor_parallel_size", "2", "--deepspeed", "zero1"], "is not cut"),
+    "cut": (["--tensor_parallel_size", "2", "--deepspeed", "zero1"], "are not supported"),
 }
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import installation, results, storage
+from tape_ds.config.old_names import RENAMED
 from tape_ds.errors import Problem, collecting, raise_if_any
+from tape_ds.fields import COMPARED
 from tape_ds.installation import ROOT
 from tools.experiment import readings, table
 from tools.experiment.table import Experiment
@@ -29,12 +31,6 @@ RECIPE, STEPS = "recipe.json", "steps.json"
 """In a run's folder: the recipe that it was started with, so that no other is resumed; the commands that ended."""
 ROOMS = ("launchers", "tools")
 """Folders of scripts."""
-SAME = (
-    *("model", "target_length", "train_data", "eval_data", "eval_length", "eval_lengths", "eval_span", "eval_tokens"),
-    *("passkey_lengths", "passkey_trials", "passkey_form", "tokenizer", "vocab_size", "task", "task_options"),
-    *("train_lengths", "test_lengths", "held_out_samples", "max_digits", "max_digits_second", "test_digits"),
-)
-"""Fields without which rows of one table would not compare."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,6 @@ class PlannedRun:
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Return whether a stored configuration is this run's, wherever it ran. A missing field, which did not exist
         yet, counts as its default; a field that the recipe leaves to the plan may have any value."""
-        from tape_ds.config import loading
-        from tape_ds.config.recipe import RENAMED
-
         chosen = self.recipe.open
         if "activation_checkpointing" in chosen:
             chosen |= {"checkpoint_layers", "activation_checkpointing_kwargs"}
@@ -80,11 +73,9 @@ class PlannedRun:
         for each in (mine, stored):
             for name in ("output_dir", "resume_from_checkpoint", *chosen):
                 each.pop(name, None)
-        known = loading.table(type(self.recipe))
-        for name in mine.keys() - stored.keys():
-            if name in known:
-                section, own = known[name]
-                stored[name] = section.model_fields[own].get_default(call_default_factory=True)
+        known = self.recipe.fields()
+        for name in (mine.keys() - stored.keys()) & known.keys():
+            stored[name] = known[name].get_default(call_default_factory=True)
         return mine == stored
 
     def prepare_folder(self) -> None:
@@ -229,7 +220,9 @@ def _check(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem
             yield Problem("arms", " and ".join(labels), f"would share the folder {folder}", "name them otherwise")
 
     recipes = {run.arm: run.recipe for run in planned}
-    values = {name: {arm: recipe.as_dict().get(name) for arm, recipe in recipes.items()} for name in SAME}
+    fields = {name: field for each in recipes.values() for name, field in each.fields().items()}
+    compared = sorted(name for name, field in fields.items() if COMPARED in field.metadata)
+    values = {name: {arm: recipe.as_dict().get(name) for arm, recipe in recipes.items()} for name in compared}
     values["tokens"] = {
         arm: recipe.trainer_value("max_steps") * recipe.global_batch_size * recipe.window
         for arm, recipe in recipes.items()

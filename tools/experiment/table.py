@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tape_ds import fields, paths
+from tape_ds import paths
 from tape_ds.config import files
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.fields import Section
@@ -98,11 +98,7 @@ def read(name: str, scale: str = SMALL) -> Experiment:
         if not isinstance(at_scale, dict):
             raise UserError(Problem("scale", scale, f"{path.name} has no such form", "leave it out"))
         given |= at_scale
-    known = Experiment.model_fields
-    given = {key: fields.as_meant(each, known[key].annotation) if key in known else each for key, each in given.items()}
-    problems = fields.check(Experiment, given)
-    if not isinstance(given.get("about"), str):
-        problems.append(Problem("about", given.get("about"), "missing", "describe it in one line"))
+    problems = Experiment.check(given)
     broken = {problem.field for problem in problems}
     found = Experiment.build({"about": ""} | {key: each for key, each in given.items() if key not in broken})
     raise_if_any([*problems, *check(found)])

@@ -23,7 +23,8 @@ def main() -> int:
     recipe = pretraining.load(words)
     if breaks:
         raise KeyError("a library is broken here")
-    comparison.check(recipe, of_data(fingerprints(recipe.data.train_data)))
+    identity = of_data(fingerprints(recipe.data.train_data))
+    comparison.check(recipe.as_dict(), identity, recipe.trainer_value("ddp_timeout"))
     distributed.init_process_group("gloo")
     summed = torch.ones(1)
     distributed.all_reduce(summed)

@@ -23,7 +23,7 @@ class Constant:
         self.placed: dict[torch.device, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the copies: a model that is loaded elsewhere has its tensors there, but their keys would say here."""
+        """Drop the copies: elsewhere their devices may not exist."""
         return {**self.__dict__, "placed": {}}
 
     def on(self, device: torch.device) -> Tensor:

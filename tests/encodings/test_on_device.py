@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tape_ds.models.on_device import refuse_above
+from tape_ds.encodings.on_device import refuse_above
 
 
 def test_the_largest_number_is_told():
