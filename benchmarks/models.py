@@ -19,7 +19,7 @@ from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Settin
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import BenchmarkModel, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
-from tools.flops import PAPER, PLACEHOLDERS
+from tools.experiments.flops import PAPER, PLACEHOLDERS
 
 LLAMA_2_7B = {
     "vocab_size": 32_000,

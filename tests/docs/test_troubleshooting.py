@@ -8,7 +8,7 @@ from tests.docs import pages
 
 PAGE = pages.ROOT / "docs" / "troubleshooting.md"
 OURS = ("tape_ds", "launchers", "evaluation", "tools")
-OTHERS = {"no CUDA device", "AutoModelForCausalLM", "tape", "trust_remote_code", "differs"}
+OTHERS = {"no CUDA device", "CUDA_VISIBLE_DEVICES", "AutoModelForCausalLM", "tape", "trust_remote_code", "differs"}
 """Code in the first column that is no message of this project: others' words, and names."""
 
 

@@ -8,7 +8,7 @@ from tape_ds.models import flops
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
-from tools.flops import PLACEHOLDERS
+from tools.experiments.flops import PLACEHOLDERS
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 

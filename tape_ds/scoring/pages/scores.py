@@ -190,8 +190,8 @@ def passkeys(columns: Sequence[Column], names: Names) -> list[Markup]:
             for cell in own:
                 if cell["trials"]:  # on a ground that shows the share
                     filled = Markup('<span style="--share: {}">{}/{}</span>')
-                    counts = (cell["correct"] / cell["trials"], cell["correct"], cell["trials"])
-                    found_at[cell["depth"], cell["length"]] = filled.format(*counts)
+                    numbers = (cell["correct"] / cell["trials"], cell["correct"], cell["trials"])
+                    found_at[cell["depth"], cell["length"]] = filled.format(*numbers)
             rows = [
                 [f"{100 * depth:.4g} %", *(found_at.get((depth, each), html.MISSING) for each in lengths)]
                 for depth in depths
