@@ -132,7 +132,7 @@ def _build(
     name: str,
     values: Mapping[str, Any],
     broken: Collection[str],
-    world_size: int,
+    world: int,
     problems: list[Problem],
 ) -> R:
     """Return the recipe with every default resolved; broken fields have stand-ins."""
@@ -146,7 +146,7 @@ def _build(
         global_batch_size=0,
         deepspeed=deepspeed_config.read(chosen, problems) if chosen and "deepspeed" not in broken else None,
         given=frozenset(values),
-        world_size=world_size,
+        world_size=world,
         **{key: _section(section, flat) for key, section in kind.SECTIONS.items()},
     )
     derived = draft.derived()
@@ -155,7 +155,7 @@ def _build(
         section = getattr(draft, key)
         own = {each: derived[each] for each, value in section if value is None and each in derived}
         sections[key] = section.model_copy(update=own)
-    groups = max(1, world_size // max(1, draft.scale.ways))
+    groups = max(1, world // max(1, draft.scale.ways))
     shared = settings.value("per_device_train_batch_size") * groups * settings.gradient_accumulation_steps
     return dataclasses.replace(
         draft,
