@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from tape_ds import checkpoint, paths, run_folder
-from tape_ds.__main__ import COMMANDS, split
 from tape_ds.distributed import ssh
+from tape_ds.distributed.launch_command import TRAINING, split
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
 from tape_ds.resilience import exit_code_file, run_lock
 from tape_ds.resilience.stopping import StopRequest
@@ -126,12 +126,12 @@ def _launcher(command: Sequence[str]) -> tuple[str, list[str], list[str]]:
         if PurePath(part).name in _SCRIPTS
     ]
     for place, (part, name) in enumerate(pairwise(command)):  # an environment may be called tape-ds as well
-        if PurePath(part).name in ("tape-ds", "tape_ds") and name in COMMANDS and COMMANDS[name].trains:
-            found.append((PurePath(COMMANDS[name].target).name, *split(command[place + 2 :])))
+        if PurePath(part).name in ("tape-ds", "tape_ds") and name in TRAINING:
+            found.append((f"{TRAINING[name]}.py", *split(command[place + 2 :])))
             break
     if len(found) != 1:
         wrong = "several launchers in it" if found else "no launcher in it"
-        known = [f"tape-ds {name}" for name, each in COMMANDS.items() if each.trains]
+        known = [f"tape-ds {name}" for name in TRAINING]
         known += [f"launchers/{name}" for name in _SCRIPTS]
         remedy = f"give the command that you would type without keep_alive.py, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))

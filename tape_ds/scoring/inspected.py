@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tape_ds import storage
+from tape_ds.arguments import named
 from tape_ds.errors import Problem, collecting, raise_if_any
-from tape_ds.scoring.options import named
 
 if TYPE_CHECKING:
     from tape_ds.scoring.models import FoundModel

@@ -22,13 +22,13 @@ from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from tape_ds import results
+from tape_ds.arguments import without_local_rank
 from tape_ds.data import cache
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, check_folder, disk_error, is_main_process, raise_if_any
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.run_folder import STACKS, TRAINED
 from tape_ds.scoring import job
-from tape_ds.scoring.options import without_local_rank
 
 if TYPE_CHECKING:
     from tape_ds.scoring.models import FoundModel

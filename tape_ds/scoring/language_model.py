@@ -21,14 +21,13 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from torch import Tensor
 from transformers import GenerationConfig
 
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, add_model
 from tape_ds.data.prompting import appended
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import CHUNK, models
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.models import FoundModel, used_at
-from tape_ds.scoring.options import add_model, check_lengths
 from tape_ds.scoring.passkey import reads_in_pieces
 
 AUTO_TOKENS = 16_384
@@ -73,7 +72,7 @@ class HarnessModel(huggingface.HFLM):
         if truncate not in (None, *WAYS):
             raise UserError(Problem("truncate", truncate, "no way to cut a prompt", did_you_mean(truncate, WAYS)))
         length = max_length or pretrained.native_length
-        raise_if_any(check_lengths("max_length", [length], pretrained))
+        raise_if_any(models.check_lengths("max_length", [length], pretrained))
         self._ranks = RankSync()
         if self._ranks.world != int(os.environ.get("WORLD_SIZE", "1")):
             remedy = "python -m evaluation harness, which torchrun and deepspeed start"

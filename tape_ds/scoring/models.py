@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +25,7 @@ from tape_ds import encodings, storage
 from tape_ds.checkpoint import trained
 from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.errors import Problem, UserError, collecting, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
@@ -174,7 +175,7 @@ def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
-    """Return the model of the options that :func:`tape_ds.scoring.options.add_model` adds; see :func:`at`.
+    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds; see :func:`at`.
 
     Raises:
         UserError: what is wrong with it, behind the ``problems`` that are known.
@@ -442,3 +443,31 @@ def _model_files(folder: Path) -> list[Path]:
 def _code(folder: Path) -> list[Path]:
     """Return the Python files that a folder carries."""
     return sorted(folder.rglob("*.py"))
+
+
+def check_lengths(field: str, lengths: Sequence[int], model: FoundModel) -> list[Problem]:
+    """Return a problem for each length for which the model has no positions."""
+    limit = model.position_limit
+    if limit is None:
+        return []
+    remedy = f"give {limit} or less, or extend the model first"
+    return [
+        Problem(field, each, f"{model.name_or_path} has positions for {limit} tokens and no more", remedy)
+        for each in lengths
+        if each > limit
+    ]
+
+
+def note_beyond(lengths: Sequence[int], model: FoundModel) -> None:
+    """Print on standard error of rank 0 how far the longest length exceeds the model's own."""
+    longest, native = max(lengths), model.known_length
+    if native is not None and longest > native and is_main_process():
+        times = f"{longest / native:.3g} times the native length of {model.name_or_path}, {native:,}"
+        print(f"note: {longest:,} tokens are {times}", file=sys.stderr, flush=True)
+
+
+def note_bos(model: FoundModel) -> None:
+    """Print the same way that a model's tokenizer begins no text with the BOS that the model knows."""
+    for note in tokenizers.bos_note(model.tokenizer(), model.config).values():
+        if is_main_process():
+            print(f"note: {note}", file=sys.stderr, flush=True)

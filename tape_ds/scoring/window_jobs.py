@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 from tape_ds.scoring import loss_by_position, perplexity, windows
 from tape_ds.scoring.models import used_at
 from tape_ds.scoring.perplexity import WindowLoss
-from tape_ds.scoring.perplexity_options import Scoring
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.scoring.texts import ScoredText
-from tape_ds.scoring.windows import Window
+from tape_ds.scoring.windows import Scoring, Window
 
 TOKENS_A_JOB = 65_536
 """Tokens that are read between two lines of the journal, or one window where that has more."""
@@ -49,7 +48,9 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
         if scoring.spans is not None:
             jobs |= _span_jobs(source, parts, max(lengths), scoring.begin is not None)
         for length in sorted(lengths, reverse=True):
-            listed = [(at, window) for at, text in enumerate(parts) for window in scoring.windows(text, length)]
+            listed = [
+                (at, window) for at, text in enumerate(parts) for window in scoring.windows(len(text.ids), length)
+            ]
             for number, group in enumerate(_groups(listed)):
                 jobs[f"{source} length {length} group {number}"] = WindowJob(source, length, group)
     return dict(sorted(jobs.items(), key=lambda item: -item[1].length))

@@ -91,3 +91,30 @@ def _size(length: int, stride: int, begin: bool) -> int:
 
 CONVENTIONS: dict[str, Convention] = {"all_tokens": all_tokens, "new_tokens": new_tokens, "blocks": blocks}
 """By the names that people type."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Which windows are scored, and how."""
+
+    convention: str
+    stride: int
+    """Ignored by a convention that has none."""
+    begin: int | None
+    """Token that begins each window."""
+    first_window: bool
+    """Whether only the first window of each text is scored."""
+    drop_last: bool
+    """Whether the last window of each text is left out."""
+    spans: int | None
+    """Positions per span of the loss by position; None: it is not computed."""
+
+    def room(self, length: int) -> int:
+        """Return how many tokens of a text fill a window."""
+        return length - (self.begin is not None)
+
+    def windows(self, tokens: int, length: int) -> list[Window]:
+        """Return the windows of one text."""
+        windows = CONVENTIONS[self.convention](tokens, length, self.stride, self.begin is not None)
+        windows = windows[:-1] if self.drop_last else windows
+        return windows[:1] if self.first_window else windows

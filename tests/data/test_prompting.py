@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
-from evaluation import generate
+from tape_ds.cli.evaluate import generate
 from tape_ds.data import passkey, passkey_protocols
 from tape_ds.data.packing import scored_rows
 from tape_ds.data.prompting import appended, around, prompt_ids

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tape_ds import results
+from tape_ds.arguments import named
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring.options import named
 
 DEPTH = 4
 """Levels of subfolders that are searched."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tape_ds import results
+from tape_ds.cli import plan
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 from tape_ds.scoring import published
 from tape_ds.scoring.published import Quantity
-from tools import plan
 from tools.experiment import __main__ as experiment
 from tools.experiment import overview, table
 from tools.experiment.page import Measured, StoredSource
