@@ -2,10 +2,10 @@
 
     tape-ds consolidate runs/demo/checkpoint-8 OUT [--dtype bfloat16]
 
-OUT is a folder of trained weights like the run's own: ``tape-ds merge``, ``tape-ds export`` and ``tape-ds
-evaluate`` take it, and a model trained whole loads with ``from_pretrained``. However many processes trained it, at
-whatever ZeRO stage and tensor_parallel_size, it holds whole parameters. Every byte of the checkpoint is verified first.
-Any machine will do, without a GPU and with the memory of its largest weight.
+OUT is a folder of trained weights like ``trained`` of a run: ``tape-ds merge``, ``tape-ds export`` and ``tape-ds
+evaluate`` take it, and a model trained whole loads with ``from_pretrained``. It has whole parameters, for any number of
+processes, ZeRO stage and tensor_parallel_size of the run. Every byte of the checkpoint is verified first. No GPU is
+needed, only the memory of the largest weight.
 """
 
 import os
@@ -18,17 +18,17 @@ from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Verify, put together, write."""
+    """Verify, assemble, write."""
     parser = Parser(prog="tape-ds consolidate", description=__doc__)
     parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
-    parser.add_argument("out", help="a folder that is not there")
+    parser.add_argument("out", help="a new folder")
     parser.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
         help="of the weights; default: float32 from an engine, else as they were saved",
     )
     parser.add_argument(
-        "--unsealed", action="store_true", help="take a folder without a manifest, as other programs save them"
+        "--unsealed", action="store_true", help="accept a folder without a manifest, as other programs save it"
     )
     options = parser.parse_args(argv)
     source, out = Path(options.checkpoint), Path(options.out)
@@ -39,9 +39,9 @@ def main(argv: list[str] | None = None) -> int:
 
     unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
     if unsealed:
-        wrong = "it has no manifest: nothing tells whether its files are whole and belong together"
+        wrong = "it has no manifest: whether its files are whole and of one checkpoint is unknown"
         if not options.unsealed:
-            remedy = f"{verification.instead(source)}; or --unsealed, for a folder of another program's"
+            remedy = f"{verification.instead(source)}; or --unsealed, for a folder of another program"
             raise UserError(Problem("checkpoint", str(source), wrong, remedy))
         print(f"warning: {source}: {wrong}. Nothing in them is executed", file=sys.stderr)
     raise_if_any(verification.against("out", out, source))

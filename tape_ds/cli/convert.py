@@ -5,11 +5,11 @@
     tape-ds convert reference-to-tape SOURCE OUT --variant adape
 
 SOURCE is a folder, a hub id, a ``.gguf`` file or ``smollm2``; for ``reference-to-tape`` a folder with the published
-TAPE code's ``config.json`` and its weights as safetensors. ``tape-to-llama`` gives a Qwen2 where the model was one. A
-folder that is there is never written over.
+TAPE code's ``config.json`` and its weights as safetensors. ``tape-to-llama`` gives a Qwen2 where the model was one.
+An existing folder is never overwritten.
 
-``--rows 32000`` drops the rows of the vocabulary behind that many (a checkpoint that got a row for ``[PAD]`` then fits
-its 32,000-row base), never one whose token the tokenizer has: ``--tokenizer NAME_OR_PATH`` gives the model another
+``--rows 32000`` keeps the first 32,000 rows of the vocabulary (a checkpoint with a row for ``[PAD]`` then fits its
+base), and never drops a row whose token the tokenizer has: ``--tokenizer NAME_OR_PATH`` gives the model another
 tokenizer, such as its base's.
 """
 
@@ -35,10 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--position_encoding", default="tape")
     parser.add_argument("--position_options", type=_mapping, help="options of the encoding, as JSON")
     parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
-    parser.add_argument("--rows", type=int, help="keep so many rows of the vocabulary, the first ones")
-    parser.add_argument(
-        "--tokenizer", help="folder or hub id of the tokenizer that goes with the model; default: its own"
-    )
+    parser.add_argument("--rows", type=int, help="keep this many rows of the vocabulary, the first ones")
+    parser.add_argument("--tokenizer", help="folder or hub id of the tokenizer; default: the source's")
     options = parser.parse_args(argv)
     check(options)
     from tape_ds.training.environment import quieten_libraries
@@ -66,7 +64,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def check(options: argparse.Namespace) -> None:
-    """What can be known before anything loads.
+    """Check the command line before anything loads.
 
     Raises:
         UserError: naming every problem.

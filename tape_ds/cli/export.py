@@ -5,8 +5,8 @@
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
 RoPE scaling that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
 and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
-look through it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it stays
-private until you say otherwise on its page.
+read it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it is private until
+you change that on its page.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         help="of the weights; auto: as the base model's are stored",
     )
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
-    parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
+    parser.add_argument("--license", help="of the weights, as the hub names licences; default: the card has none")
     parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
     add_base_anyway(parser)
     options = parser.parse_args(argv)
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> "SourceModel":
-    """Return what can be known before anything loads.
+    """Check the command line before anything loads; return the source.
 
     Raises:
         UserError: naming every problem.

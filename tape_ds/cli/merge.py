@@ -1,12 +1,11 @@
-"""Turn what a run trained into a whole model folder.
+"""Merge the trained weights of a run with their base model into a whole model folder.
 
     tape-ds merge runs/demo/trained OUT [--dtype bfloat16]
 
 The first argument is the folder ``trained`` of a run or one of its checkpoints: position updates, norms and embeddings
-are put onto the base model that the folder names, adapters are merged in. It is done in fp32, and the merged model's
-logits are held to the adapter model's before anything is written. OUT then loads with
-``AutoModelForCausalLM.from_pretrained(OUT)`` wherever ``import tape_ds`` has run; ``tools/export_hf.py`` makes a folder
-that needs no ``tape_ds``.
+are loaded into the base model that the folder names, adapters are merged. This is done in fp32, and the merged model's
+logits are compared with the adapter model's before anything is written. After ``tape_ds.register()``, OUT loads with
+``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder that needs no ``tape_ds``.
 """
 
 from pathlib import Path

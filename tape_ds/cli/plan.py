@@ -5,11 +5,11 @@
     tape-ds plan c4_7b --gpus 256 --gpu h200 --deepspeed zero1 --tensor_parallel_size 8 --price 2.5
     tape-ds plan llama2_7b_8k --gpus 8 --gpu h200 --model_config my/config.json --checkpoint_layers selective
 
-A recipe's name or path, then this command's own options below and any field of the recipe, as for its launcher. Nothing
-is loaded but configurations: a base model that is not at hand is planned by its published sizes. All figures are
-predictions (docs/scaling.md says how good they are); no GPU was measured.
+A recipe's name or path, then the options below and any field of the recipe, as for its training command. Nothing is
+loaded but configurations: a base model that is not on this machine is planned by its published sizes. All figures are
+predictions (docs/scaling.md has their errors); no GPU was measured.
 
-Exit codes: 0 it fits, or one of a search does; 2 something to mend; 3 it does not fit.
+Exit codes: 0 it fits, or a layout of the search does; 2 a mistake; 3 it does not fit.
 """
 
 import argparse
@@ -38,16 +38,16 @@ def main(argv: list[str] | None = None) -> int:
     """Read, plan, print.
 
     Raises:
-        UserError: what was asked is wrong, or a search finds no way to share out the sequences.
+        UserError: a mistake in the command line, or no layout for this many sequences.
     """
     own, fields = parse(sys.argv[1:] if argv is None else argv)
-    with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints when it is imported
         recipe, job = ask(own, fields)
     plan = Plan(job)
     if own.search:
         found = search.search(job)
         if not found:
-            wrong = f"{job.global_batch} sequences cannot be shared out over {job.layout.gpus} GPUs in any way"
+            wrong = f"no layout shares {job.global_batch} sequences among {job.layout.gpus} GPUs"
             raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
         plan = found[0]
         print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """This command's options, and the recipe's fields."""
+    """Return this command's options, and the words of the recipe's fields."""
     parser = Parser(prog="tape-ds plan", description=__doc__)
     parser.add_argument("recipe", nargs="?", help="a recipe's name or path")
     parser.add_argument("--gpus", type=int, default=8, help="how many; default %(default)s")
@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
-    """Return the recipe that the command line asks about, what it leaves open chosen, and its job.
+    """Return the recipe with a layout, and its job.
 
     Raises:
         UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
@@ -100,17 +100,13 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
 
 
 def load(name: str, fields: list[str], world: int) -> Recipe:
-    """Return the recipe of that name, of whichever launcher it is.
-
-    Raises:
-        UserError: it does not exist, or is wrong.
-    """
+    """Return a recipe of any launcher, for ``world`` processes of any machine."""
     kind = kinds.of(name, ExtensionRecipe)
     return loading.load(["--recipe", name, *fields], world, kind=kind, elsewhere=True)
 
 
 def ranking(plans: Sequence[Plan]) -> str:
-    """Ways to spread a run, a line each."""
+    """Return layouts, a line each."""
     lines = [f"{'GiB':>7} {'s a step':>10} {'MFU':>6}"]
     for plan in plans:
         time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}" if plan.fits else f"{'does not fit':>17}"
@@ -119,7 +115,7 @@ def ranking(plans: Sequence[Plan]) -> str:
 
 
 def page(plan: Plan, price: float | None) -> str:
-    """Return everything about one job: memory by part, work, traffic, time, how far it reaches."""
+    """Return memory by part, work, traffic, time and largest sizes of one job."""
     job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
     assert gpu is not None, "this command asks about GPUs"
     layout, done, tokens = job.layout, roofline.work(job), job.step_tokens
@@ -140,7 +136,7 @@ def page(plan: Plan, price: float | None) -> str:
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
             "batch": f"{job.global_batch} sequences x {job.length:,} tokens = {tokens:,} a step: "
             f"{layout.micro_batch} x {layout.replicas} ranks x {job.accumulation} accumulation",
-            "memory": f"fits: {in_all}" if plan.fits else f"IT DOES NOT FIT: {in_all}; --search says what does",
+            "memory": f"fits: {in_all}" if plan.fits else f"IT DOES NOT FIT: {in_all}; --search finds layouts that do",
         },
         f"memory of a GPU in the {found.peak.moment}, GiB ({moments})": {
             name.replace("_", " "): f"{size / GIB:8.2f}" for name, size in sizes.items()

@@ -1,12 +1,12 @@
-"""Tokenise a corpus ahead, in parallel, into a folder that a recipe names as ``arrow:DIR``.
+"""Tokenise a corpus in parallel, into a folder that a recipe names as ``arrow:DIR``.
 
     tape-ds prepare-data --data "jsonl:/c4/en/*.json.gz#text" --tokenizer meta-llama/Llama-2-7b-hf \\
         --output /data/c4-llama2 --workers 32
     tape-ds prepare-data --check /data/c4-llama2 --workers 8
 
-The first resumes where it was when it is started again, after whatever stopped it. The second reads every byte of a
-finished folder and names each shard that is damaged or missing; sizes alone are checked before every training
-run. The same data, tokenizer, ``--parts`` and ``--shard_tokens`` give the same files, whatever ``--workers`` is.
+The first, when it was interrupted and is started again, resumes. The second reads every byte of a finished folder and
+names each shard that is damaged or missing; before a training run only sizes are checked. The same data, tokenizer,
+``--parts`` and ``--shard_tokens`` give the same files, whatever ``--workers`` is.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         "--skip_bad_rows",
         type=int,
         default=0,
-        help="rows that may be left out as not readable; %(default)s",
+        help="unreadable rows to tolerate; %(default)s",
     )
     options = parser.parse_args(argv)
     check_options(options)
@@ -76,16 +76,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(entry: "ShardEntry") -> None:
-    """A line for a new shard."""
-    # The end of the line goes with it in one write: workers share an output that may have no buffer.
+    """Print a line for a new shard."""
+    # with its newline in one write: workers share an output that may have no buffer
     print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens\n", end="", flush=True)
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Whether the options go together.
+    """Check that the options fit together.
 
     Raises:
-        UserError: naming each that is missing or too much.
+        UserError: naming each that is missing or useless.
     """
     needed = ("data", "tokenizer", "output")
     if options.check is None:

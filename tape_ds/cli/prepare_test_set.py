@@ -12,10 +12,10 @@
     github      the part of the Pile's test set that is code from GitHub
     own         what --data names
 
-Documents follow on one another without a separator, BOS or EOS (``--keep_special`` leaves the tokenizer's), as in
-LongLoRA's files; which 128 documents of proof-pile theirs has is not known. Data come from the Hugging Face hub, or
-from wherever ``--data`` says. Beside the file a record is written (``FILE.bin.json``): width of an id, tokenizer,
-sources, counts, checksum. Exit codes: 0 done; 2 something to mend.
+Documents follow one another without a separator, BOS or EOS (``--keep_special`` leaves the tokenizer's), as in
+LongLoRA's files; which 128 documents of proof-pile those have is not known. Data come from the Hugging Face hub, or
+from ``--data``. A record is written as well (``FILE.bin.json``): width of an id, tokenizer, sources, counts, checksum.
+Exit codes: 0 done; 2 a mistake.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TestSet:
-    """Where a test set is had from, and which of its documents are taken."""
+    """The sources of a test set, and which of their documents are taken."""
 
     data: tuple[str, ...] = ()
     min_tokens: int = 1
@@ -131,7 +131,7 @@ def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
 def chosen(
     sources: Iterable[Source], tokens: PreTrainedTokenizerBase, options: argparse.Namespace
 ) -> Iterator[np.ndarray]:
-    """Token ids int32 [n] of the documents that are taken; reading ends with the last of them."""
+    """Yield token ids int32 [n] of the documents that are taken; reading ends with the last of them."""
 
     end = appended(tokens)
 

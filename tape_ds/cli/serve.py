@@ -1,4 +1,4 @@
-"""Put transformers' server, which speaks OpenAI's protocol, in front of one model.
+"""Serve one model by transformers' server, which has OpenAI's protocol.
 
     tape-ds serve MODEL [--host 127.0.0.1] [--port 8000] [--name NAME] [--max_length 32k]
 
@@ -13,7 +13,7 @@ import inspect
 import socket
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, add_model, length
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
@@ -24,29 +24,9 @@ if TYPE_CHECKING:
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Check, load, serve until told to stop."""
-    options = parse(argv)
-    found = check(options)
-    import uvicorn
-
-    from tape_ds.scoring.models import used_at
-
-    name = options.name or found.name_or_path
-    length = options.max_length or found.native_length
-    model = found.load()
-    with used_at(model, length):
-        app = application(model, found.tokenizer(), name, length)
-        print(f"{name}, up to {length:,} tokens: http://{place(options)}/v1", flush=True)
-        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
-    return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line."""
-    from tape_ds.scoring import options as shared  # here: a script finds it once tape_ds is imported
-
+    """Check, load, serve until a signal stops it."""
     parser = Parser(prog="tape-ds serve", description=__doc__)
-    shared.add_model(parser)
+    add_model(parser)
     group = parser.add_argument_group("server")
     group.add_argument(
         "--host",
@@ -54,13 +34,27 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="address to listen at, IPv4 or 6; 0.0.0.0 or :: is every network (no password!)",
     )
     group.add_argument("--port", type=int, default=8000)
-    group.add_argument("--name", help="what clients call the model; default: MODEL as it was typed")
-    group.add_argument("--max_length", type=shared.length, help="tokens of prompt and answer; default: the model's own")
-    return parser.parse_args(argv)
+    group.add_argument("--name", help="name of the model for clients; default: MODEL as it was typed")
+    group.add_argument("--max_length", type=length, help="tokens of prompt and answer; default: the model's length")
+    options = parser.parse_args(argv)
+    found = check(options)
+
+    import uvicorn
+
+    from tape_ds.scoring.models import used_at
+
+    name = options.name or found.name_or_path
+    longest = options.max_length or found.native_length
+    model = found.load()
+    with used_at(model, longest):
+        app = application(model, found.tokenizer(), name, longest)
+        print(f"{name}, up to {longest:,} tokens: http://{place(options)}/v1", flush=True)
+        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+    return 0
 
 
 def place(options: argparse.Namespace) -> str:
-    """Host and port, as they stand in an address."""
+    """Return host and port as in a URL."""
     return f"{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
 
 
@@ -87,10 +81,10 @@ def check(options: argparse.Namespace) -> "FoundModel":
         problems.append(Problem("--port", place(options), wrong, "choose another --port or --host"))
     with collecting(problems):
         found = models.find(options)
-        length = options.max_length or found.native_length
-        if found.position_limit is not None and length > found.position_limit:
+        longest = options.max_length or found.native_length
+        if found.position_limit is not None and longest > found.position_limit:
             wrong = f"the model has {found.position_limit:,} positions"
-            problems.append(Problem("--max_length", length, wrong, "give at most that many"))
+            problems.append(Problem("--max_length", longest, wrong, "give at most that many"))
         if not found.tokenizer().is_fast:
             wrong = "the server streams by tokenizers that have a tokenizer.json, and this one has none"
             problems.append(Problem("--tokenizer", found.tokenizer_name_or_path, wrong, "give the name or path of one"))
@@ -114,7 +108,7 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     from transformers.cli.serving.utils import GenerateManager, GenerationState
 
     class OneModel(ModelManager):
-        """Gives out the model that is loaded already, whatever is asked for."""
+        """Returns the model that is loaded already, for every request."""
 
         def load_model_and_processor(self, *_: Any, **__: Any) -> Any:
             return model, tokenizer

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from tape_ds import TapeForCausalLM
-from tape_ds.cli import convert
+from tape_ds.cli import convert, export, merge
 from tests.models.helpers import VOCABULARY, tokens
 from tests.models.loading.test_families import PUBLISHED, publish
 from tests.models.loading.test_reference_checkpoint import golden

@@ -1,106 +1,68 @@
-"""Where things lie, in a checkout and in a wheel, and that no script runs another checkout's package."""
+"""A wheel is an ordinary package with recipes and DeepSpeed's configurations in it; a script runs its own checkout."""
 
 import os
-import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
-import setuptools
+from setuptools import find_packages
 
 from tape_ds import installation
-from tape_ds.installation import ROOT, root_of
+from tape_ds.installation import DS_CONFIGS, RECIPES, ROOT
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
+SETUP = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+DOORS = sorted(
+    path.relative_to(CHECKOUT).as_posix()
+    for folder in ("launchers", "tools")
+    for path in (CHECKOUT / folder).glob("*.py")
+)
+OWN = (
+    "tools/compile_kernels.py",
+    "tools/flops.py",
+    "tools/pose_coverage.py",
+    "tools/stability.py",
+    "tools/visualise.py",
+)
+"""Scripts that are no door to a command."""
 
 
-def test_in_a_checkout_everything_starts_from_its_top():
-    assert ROOT == installation.work() == CHECKOUT
-    assert root_of(CHECKOUT / "tools" / "experiment" / "__main__.py") == CHECKOUT
+def test_in_a_checkout_everything_is_in_top_level_folders():
+    assert (ROOT, RECIPES, DS_CONFIGS) == (CHECKOUT, CHECKOUT / "launchers" / "recipes", CHECKOUT / "ds_configs")
 
 
-def test_an_installed_package_writes_nothing_beside_itself(monkeypatch, tmp_path):
-    monkeypatch.setattr(installation, "ROOT", tmp_path / "site-packages" / "tape_ds" / "shipped")
-    monkeypatch.chdir(tmp_path)
-    assert installation.work() == tmp_path
+def test_a_wheel_has_every_package_and_the_two_folders():
+    found = find_packages(str(CHECKOUT), include=["tape_ds", "tape_ds.*"])
+    assert sorted(SETUP["packages"]) == sorted([*found, *SETUP["package-dir"]])
+    assert {CHECKOUT / folder for folder in SETUP["package-dir"].values()} == {RECIPES, DS_CONFIGS}
 
 
 def test_a_command_finds_modules_and_programs(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    found = installation.environment()
-    assert found["PYTHONPATH"] == f"{ROOT}:/mine"
-    assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    variables = installation.environment()
+    assert variables["PYTHONPATH"] == f"{ROOT}:/mine"
+    assert variables["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
-def test_a_wheel_holds_the_template_of_the_report(monkeypatch):
-    given = {}
-    monkeypatch.setattr(setuptools, "setup", lambda **words: given.update(words))
-    monkeypatch.chdir(CHECKOUT)
-    runpy.run_path("setup.py")
-    name = "tape_ds.shipped.evaluation.pages"
-    assert name in given["packages"] and given["package_data"][name] == ["*"]
+def test_a_door_is_short():
+    doors = [*(door for door in DOORS if door not in OWN), "evaluation/__main__.py"]
+    assert len(doors) > 15
+    assert all(len((CHECKOUT / door).read_text().splitlines()) <= 40 for door in doors)
 
 
-SCRIPTS = [
-    script.name
-    for script in sorted((CHECKOUT / "tools").glob("*.py"))
-    if f"python tools/{script.name}" in script.read_text()
-]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_tool_runs_as_its_docstring_says_from_anywhere(name, tmp_path):
-    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    script = str(CHECKOUT / "tools" / name)
-    asked = subprocess.run(
-        [sys.executable, script, "--help"], cwd=tmp_path, env=variables, capture_output=True, text=True
+@pytest.mark.parametrize("name", [door for door in DOORS if door not in OWN])
+def test_a_door_runs_from_anywhere_and_without_the_environment_s_package(name, tmp_path):
+    """Python's environment may have the package of another checkout: here it finds a broken one first."""
+    (tmp_path / "tape_ds").mkdir()
+    (tmp_path / "tape_ds" / "__init__.py").write_text("raise RuntimeError('the package of another checkout')")
+    shown = subprocess.run(
+        [sys.executable, str(CHECKOUT / name), "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
-    assert asked.returncode == 0, asked.stderr[-2000:]
-    assert asked.stdout.startswith(f"usage: {name}")
-
-
-@pytest.fixture
-def another(tmp_path):
-    """A second checkout, with a launcher that says so when it runs."""
-    for name, text in (("tape_ds/__init__.py", ""), ("launchers/my.py", "import tape_ds\nprint('ran', tape_ds)\n")):
-        file = tmp_path / "second" / name
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-    return tmp_path / "second"
-
-
-@pytest.mark.parametrize(
-    ("script", "root"),
-    [
-        ("second/launchers/my.py", "second"),
-        ("second/tools/deep/below/it.py", "second"),
-        ("wheel/tape_ds/shipped/evaluation/__main__.py", "wheel/tape_ds/shipped"),
-        ("second/.venv/bin/pytest", None),
-        ("second/tape_ds/my.py", None),
-        ("mine/tools/my.py", None),
-    ],
-)
-def test_what_a_script_belongs_to(another, tmp_path, script, root):
-    package = tmp_path / "wheel" / "tape_ds" / "__init__.py"
-    package.parent.mkdir(parents=True)
-    package.touch()
-    assert root_of(tmp_path / script) == (root and tmp_path / root)
-
-
-def start(script, **environment):
-    """A script of the second checkout, where Python finds this one's package."""
-    own = {**os.environ, "PYTHONPATH": str(CHECKOUT), **environment}
-    return subprocess.run([sys.executable, str(script)], env=own, capture_output=True, text=True)
-
-
-def test_a_script_of_another_checkout_is_ended_before_it_has_run(another):
-    ended = start(another / "launchers" / "my.py")
-    assert ended.returncode == 2 and "ran" not in ended.stdout and "Traceback" not in ended.stderr
-    assert f"tape_ds = '{CHECKOUT / 'tape_ds'}': not the package that {another}/launchers/my.py" in ended.stderr
-    assert f"PYTHONPATH={another} python" in ended.stderr
-
-
-def test_the_remedy_helps(another):
-    ended = start(another / "launchers" / "my.py", PYTHONPATH=str(another))
-    assert ended.returncode == 0 and str(another / "tape_ds") in ended.stdout, ended.stderr
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    assert "usage: " in shown.stdout

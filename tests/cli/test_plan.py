@@ -59,7 +59,7 @@ def test_a_search_ranks_explains_and_prints_its_winners_flags(capsys):
 def test_what_does_not_fit_ends_with_its_own_code(capsys):
     code, out = said(capsys, "c4_7b", "--gpus", "1", "--gpu", "a100-40")
     assert code == plan.DOES_NOT_FIT and "in all, of 39.5" in out
-    assert "of 39.5 GiB; --search says what does" in out and "IT DOES NOT FIT" in out
+    assert "of 39.5 GiB; --search finds layouts that do" in out and "IT DOES NOT FIT" in out
     assert "sent by a GPU" not in out, "there is one GPU"
 
 

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         deciding |= {"use_cache": options.use_cache, "trained": list(options.trained), "digits": list(options.tested)}
     else:
         deciding |= {"task_options": options.task_options, "lengths": options.tested}
-    evaluation = journal.Evaluation(
+    work = journal.Evaluation(
         name,
         journal.folder(options.output, found),
         model=found.about(),
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         cost = Cost(found.device)
         tests = task.tests(options.tested)
         jobs = [(str(test), test) for test in sorted(tests, key=lambda test: -test.tokens)]
-        answered = evaluation.run_jobs(jobs, lambda test: ask(model, options, test))
+        answered = work.run_jobs(jobs, lambda test: ask(model, options, test))
         scores = [answered[str(test)] for test in tests]
         if not isinstance(task, ArithmeticTask):
             return {"task": task.name, "tests": scores, "cost": cost.taken(samples=options.samples * len(tests))}
@@ -94,11 +94,11 @@ def main(argv: list[str] | None = None) -> int:
 
     def show(figures: Mapping[str, Any]) -> None:
         title = f"{options.task} by {found.name_or_path}"
-        written = arithmetic_tables.write(figures, evaluation.folder, title)
+        written = arithmetic_tables.write(figures, work.folder, title)
         print(arithmetic_tables.summary(figures))
         print(", ".join(str(path) for path in written))
 
-    return evaluation.run(ask_all, show, overwrite=options.overwrite)
+    return work.run(ask_all, show, overwrite=options.overwrite)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

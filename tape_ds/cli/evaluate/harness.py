@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     config.metadata = {"max_tokens": options.max_length} | config.metadata  # the tasks of SCROLLS cut by it
     tasks = harness_tasks.load(config)
-    evaluation = journal.Evaluation(
+    work = journal.Evaluation(
         NAME,
         journal.folder(options.output, found),
         model=found.about(),
@@ -72,11 +72,11 @@ def main(argv: list[str] | None = None) -> int:
         data=tasks.fingerprints(config.num_fewshot),
         seed=config.seed[0],
     )
-    return evaluation.run(
-        lambda: evaluate(evaluation, options, config, found, tasks),
+    return work.run(
+        lambda: evaluate(work, options, config, found, tasks),
         lambda figures: print(harness_results.table(figures)),
         overwrite=options.overwrite,
-        beside=scrolls.files(evaluation.folder, tasks.tasks),
+        beside=scrolls.files(work.folder, tasks.tasks),
     )
 
 
@@ -88,7 +88,14 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     """
     from tape_ds.scoring import models
 
-    problems: list[Problem] = check(options)
+    problems = []
+    if options.limit is not None and options.limit <= 0:
+        problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
+    if options.num_fewshot is not None and options.num_fewshot < 0:
+        problems.append(Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more"))
+    size = options.batch_size
+    if not (size == "auto" or (size.isdecimal() and int(size) > 0)):
+        problems.append(Problem("--batch_size", size, "no number of sequences", "give 1 or more, or auto"))
     with collecting(problems):
         config = configure(options)
     found = models.find(options, problems)
@@ -102,13 +109,13 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
 
 
 def evaluate(
-    evaluation: "Evaluation",
+    work: "Evaluation",
     options: argparse.Namespace,
     config: "EvaluatorConfig",
     found: "FoundModel",
     tasks: "Loaded",
 ) -> dict[str, Any]:
-    """Return the figures, on the first rank alone; what an earlier start has answered is not asked again."""
+    """Return the figures, on the first rank alone; answers of an earlier start are reused."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
@@ -117,23 +124,30 @@ def evaluate(
     from tape_ds.scoring.cost import Cost
     from tape_ds.scoring.language_model import HarnessModel
 
+    # lm-eval's options as its function takes them
+    names = inspect.signature(simple_evaluate).parameters
+    arguments = {each.name: getattr(config, each.name) for each in fields(config) if each.name in names}
+    seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+    arguments |= {"cache_requests": False} | config.cache_requests | dict(zip(seeds, config.seed, strict=True))
+    arguments |= {"verbosity": None, "fewshot_as_multiturn": config.fewshot_as_multiturn or False}
+
     with ExitStack() as held:
-        job.from_first(lambda: evaluation.lock(held))
+        job.from_first(lambda: work.lock(held))
         cost = Cost(found.device)
         lm = HarnessModel(
             found, max_length=options.max_length, truncate=options.truncate, batch_size=options.batch_size
         )
         lm.tasks = tasks.tasks
-        tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(evaluation.folder / "lm_eval")}))
-        asked = scrolls.files(evaluation.folder, tasks.tasks)
+        tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(work.folder / "lm_eval")}))
+        asked = scrolls.files(work.folder, tasks.tasks)
         results = simple_evaluate(
-            **arguments(config)
+            **arguments
             | {
                 "model": lm,
                 "model_args": {"pretrained": found.name_or_path},
                 "batch_size": options.batch_size,
                 "device": str(lm.device),
-                "use_cache": str(evaluation.journal / "answers"),
+                "use_cache": str(work.journal / "answers"),
                 "task_manager": tasks,
                 "evaluation_tracker": tracker,
                 "bootstrap_iters": 100_000 if is_main_process() else 0,
@@ -146,26 +160,15 @@ def evaluate(
     if results is None:
         return {}
     samples = results.pop("samples", None)
-    evaluation.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
-    scrolls.write(evaluation.folder, samples or {})
+    work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
+    scrolls.write(work.folder, samples or {})
     report(config, tracker, results, samples if config.log_samples else None)
     cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
     return {**harness_results.figures(results, cut), "cost": taken}
 
 
-def arguments(config: "EvaluatorConfig") -> dict[str, Any]:
-    """Return lm-eval's options as its function takes them."""
-    from lm_eval import simple_evaluate
-
-    taken = inspect.signature(simple_evaluate).parameters
-    found = {each.name: getattr(config, each.name) for each in fields(config) if each.name in taken}
-    seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
-    found |= {"cache_requests": False} | config.cache_requests | dict(zip(seeds, config.seed, strict=True))
-    return found | {"verbosity": None, "fewshot_as_multiturn": config.fewshot_as_multiturn or False}
-
-
 def report(config: "EvaluatorConfig", tracker: Any, results: dict[str, Any], samples: Mapping[str, Any] | None) -> None:
-    """Write lm-eval's own files, and send its results where its options ask for it."""
+    """Write lm-eval's files, and send its results where its options ask for it."""
     from lm_eval.loggers import TrackioLogger, WandbLogger
 
     loggers = [WandbLogger(config.wandb_args, config.wandb_config_args)] if config.wandb_args else []
@@ -205,7 +208,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def configure(options: argparse.Namespace) -> "EvaluatorConfig":
-    """Return lm-eval's configuration of the options that are its own; the command line overrides ``--config``.
+    """Return lm-eval's configuration from its options; the command line overrides ``--config``.
 
     Raises:
         UserError: options that contradict each other, or such a file.
@@ -230,20 +233,6 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
     return config
 
 
-def check(options: argparse.Namespace) -> list[Problem]:
-    """Return what is wrong whatever the model."""
-    problems = []
-    if options.limit is not None and options.limit <= 0:
-        problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
-    if options.num_fewshot is not None and options.num_fewshot < 0:
-        problems.append(Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more"))
-    if not (options.batch_size == "auto" or (options.batch_size.isdecimal() and int(options.batch_size) > 0)):
-        problems.append(
-            Problem("--batch_size", options.batch_size, "no number of sequences", "give 1 or more, or auto")
-        )
-    return problems
-
-
 def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str, Any]:
     """Return every option that decides numbers."""
     theirs = {name: getattr(config, name) for name in NUMBERS}
@@ -253,8 +242,8 @@ def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str
 
 
 def _theirs() -> argparse.ArgumentParser:
-    """Return the parser of ``lm_eval run``, so that every option of it is here by itself and means the same; later
-    options replace earlier ones of the same name."""
+    """Return the parser of ``lm_eval run``, so that this command has all its options. A later option replaces an
+    earlier one of the same name."""
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval._cli.run import Run
 

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     found = models.find(options, problems)
     tokenizer = found.tokenizer()
     questions = prepare(options, found, tokenizer, problems)
-    evaluation = journal.Evaluation(
+    work = journal.Evaluation(
         NAME,
         journal.folder(options.output, found),
         model=found.about(),
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
             return vars(answered.replies[0])
 
         longest_first = sorted(questions, key=lambda question: -question.length)
-        replies = evaluation.run_jobs([(question.name, question) for question in longest_first], ask)
+        replies = work.run_jobs([(question.name, question) for question in longest_first], ask)
         pairs = [(question, passkey.Reply(**replies[question.name])) for question in questions]
         lengths = sorted({question.length for question in questions})
         by_length = [
@@ -100,13 +100,13 @@ def main(argv: list[str] | None = None) -> int:
 
     def show(figures: Mapping[str, Any]) -> None:
         by_length = [passkey.Passkey.from_dict(each) for each in figures["passkeys"]]
-        written = heat_map.write(figures["cells"], evaluation.folder, title=title, native_length=found.known_length)
+        written = heat_map.write(figures["cells"], work.folder, title=title, native_length=found.known_length)
         print(f"\n{title}\n")
         print(heat_map.markdown(figures["cells"]))
         tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length)
         print(", ".join(str(path) for path in written))
 
-    return evaluation.run(ask_all, show, overwrite=options.overwrite)
+    return work.run(ask_all, show, overwrite=options.overwrite)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     choice = {name: vars(options)[name] for name in DOCUMENTS}
     stride = STRIDE if options.stride is None and options.convention != "blocks" else options.stride
     deciding = {name: vars(options)[name] for name in SCORING}
-    evaluation = journal.Evaluation(
+    work = journal.Evaluation(
         NAME,
         journal.folder(options.output, found),
         model=found.about(),
@@ -93,12 +93,12 @@ def main(argv: list[str] | None = None) -> int:
         require_covered(jobs, parts, options.lengths, scoring, found)
         model = found.load()
         cost = Cost(found.device)
-        work = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
-        done = evaluation.run_jobs(list(jobs.items()), work)
+        score_job = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
+        done = work.run_jobs(list(jobs.items()), score_job)
         figures = window_jobs.figures(parts, options.lengths, scoring, jobs, done)
         return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
 
-    return evaluation.run(score, lambda figures: show(figures, found), overwrite=options.overwrite)
+    return work.run(score, lambda figures: show(figures, found), overwrite=options.overwrite)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

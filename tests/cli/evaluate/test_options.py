@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds.scoring import options
+from tape_ds import arguments
+from tape_ds.scoring import models
 
 
 class Model:
@@ -20,37 +21,37 @@ class Endless(Model):
 
 @pytest.mark.parametrize(("text", "tokens"), [("512", 512), ("2k", 2048), ("128K", 131_072), ("1", 1)])
 def test_lengths_are_tokens(text, tokens):
-    assert options.length(text) == tokens
+    assert arguments.length(text) == tokens
 
 
 @pytest.mark.parametrize("text", ["", "k", "0", "-1", "1.5k", "2m", "1e3", "²"])
 def test_what_is_no_length_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="no number of tokens"):
-        options.length(text)
+        arguments.length(text)
 
 
 def test_true_and_false():
-    assert [options.boolean(text) for text in ("true", "False", "TRUE")] == [True, False, True]
+    assert [arguments.boolean(text) for text in ("true", "False", "TRUE")] == [True, False, True]
     with pytest.raises(argparse.ArgumentTypeError, match="write true or false"):
-        options.boolean("yes")
+        arguments.boolean("yes")
 
 
 def test_lengths_beyond_a_table_of_positions_are_problems_one_each():
-    problems = options.check_lengths("--lengths", [512, 1024, 2048, 4096], Model())
+    problems = models.check_lengths("--lengths", [512, 1024, 2048, 4096], Model())
     assert [problem.value for problem in problems] == [2048, 4096]
     assert "positions for 1024 tokens and no more" in problems[0].wrong
-    assert options.check_lengths("--lengths", [1 << 20], Endless()) == []
+    assert models.check_lengths("--lengths", [1 << 20], Endless()) == []
 
 
 def test_lengths_beyond_the_native_one_are_a_note(capsys, monkeypatch):
     """100k on a model made for 8k is asked for on purpose, or by mistake: it is done, and told."""
-    options.note_beyond([4096, 8192], Model())
+    models.note_beyond([4096, 8192], Model())
     assert capsys.readouterr().err == ""
-    options.note_beyond([102_400, 4096], Model())
+    models.note_beyond([102_400, 4096], Model())
     said = capsys.readouterr().err
     assert said == "note: 102,400 tokens are 12.5 times the native length of gpt2, 8,192\n"
     monkeypatch.setenv("RANK", "1")
-    options.note_beyond([102_400], Model())
+    models.note_beyond([102_400], Model())
     assert capsys.readouterr().err == ""
 
 
@@ -59,8 +60,8 @@ def test_a_llama_that_begins_texts_without_its_bos_is_a_note(capsys, monkeypatch
     asked = SimpleNamespace(tokenizer=lambda: "its tokenizer", config="its configuration")
     told = {("its tokenizer", "its configuration"): {"BOS": "no <s>"}}
     monkeypatch.setattr("tape_ds.data.tokenizer.bos_note", lambda *given: told[given])
-    options.note_bos(asked)
+    models.note_bos(asked)
     assert capsys.readouterr().err == "note: no <s>\n"
     monkeypatch.setenv("RANK", "1")
-    options.note_bos(asked)
+    models.note_bos(asked)
     assert capsys.readouterr().err == ""
