@@ -14,19 +14,8 @@ from tape_ds.installation import DS_CONFIGS, RECIPES, ROOT
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SETUP = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-DOORS = sorted(
-    path.relative_to(CHECKOUT).as_posix()
-    for folder in ("launchers", "tools")
-    for path in (CHECKOUT / folder).glob("*.py")
-)
-OWN = (
-    "tools/compile_kernels.py",
-    "tools/flops.py",
-    "tools/pose_coverage.py",
-    "tools/stability.py",
-    "tools/visualise.py",
-)
-"""Scripts that are no door to a command."""
+SCRIPTS = sorted(path for folder in ("launchers", "tools") for path in (CHECKOUT / folder).glob("*.py"))
+DOORS = [path for path in SCRIPTS if "from tape_ds.cli." in path.read_text(encoding="utf-8").partition("__main__")[2]]
 
 
 def test_in_a_checkout_everything_is_in_top_level_folders():
@@ -47,18 +36,18 @@ def test_a_command_finds_modules_and_programs(monkeypatch):
 
 
 def test_a_door_is_short():
-    doors = [*(door for door in DOORS if door not in OWN), "evaluation/__main__.py"]
-    assert len(doors) > 15
-    assert all(len((CHECKOUT / door).read_text().splitlines()) <= 40 for door in doors)
+    assert len(DOORS) == 16
+    doors = [*DOORS, CHECKOUT / "evaluation" / "__main__.py"]
+    assert all(len(door.read_text(encoding="utf-8").splitlines()) <= 40 for door in doors)
 
 
-@pytest.mark.parametrize("name", [door for door in DOORS if door not in OWN])
-def test_a_door_runs_from_anywhere_and_without_the_environment_s_package(name, tmp_path):
+@pytest.mark.parametrize("door", DOORS, ids=lambda path: path.stem)
+def test_a_door_runs_from_anywhere_and_without_the_environment_s_package(door, tmp_path):
     """Python's environment may have the package of another checkout: here it finds a broken one first."""
     (tmp_path / "tape_ds").mkdir()
     (tmp_path / "tape_ds" / "__init__.py").write_text("raise RuntimeError('the package of another checkout')")
     shown = subprocess.run(
-        [sys.executable, str(CHECKOUT / name), "--help"],
+        [sys.executable, str(door), "--help"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""``python -m evaluation arithmetic``: from the command line to stored grids and answers, with models whose answers we
+"""``tape-ds evaluate arithmetic``: from the command line to stored grids and answers, with models whose answers we
 know."""
 
 import argparse
@@ -188,7 +188,7 @@ def test_all_that_is_wrong_is_told_at_once(ask, tmp_path, capsys):
         "--digits = '1 2 3': not one or two lengths",
         "--trained = '0'",
         "--seed = -1",
-        "--task = None: a/model does not say what it was trained on",
+        "--task = None: a/model has no record of what it was trained on",
     ):
         assert expected in told
     assert "6 problems found" in told and list(tmp_path.iterdir()) == []
@@ -270,7 +270,7 @@ def test_a_run_of_another_task_says_nothing_of_lengths(run, capsys):
 def test_another_kind_of_run_says_nothing(run, capsys):
     """``task`` is a word that other recipes may use."""
     assert arithmetic.main([str(run(task="chess", max_digits=2))]) == 2
-    assert "does not say what it was trained on" in capsys.readouterr().err
+    assert "has no record of what it was trained on" in capsys.readouterr().err
 
 
 def test_what_a_real_model_writes_is_what_it_is_judged_by(run, tmp_path):
@@ -344,12 +344,12 @@ def test_a_length_that_is_given_twice_is_asked_once(run):
     ("words", "expected"),
     [
         (["--lengths", "15", "256"], ["--lengths = 15", "--lengths = 256", "16 to 128, a multiple of 2"]),
-        (["--digits", "4", "--trained", "2"], ["--digits = [4]: recall has nothing of that", "--trained = [2]"]),
+        (["--digits", "4", "--trained", "2"], ["--digits = [4]: recall does not have it", "--trained = [2]"]),
         (["--task_options", '{"key": 3}'], ["task_options.key = 3: not an option of recall", "keys"]),
         (["--task_options", "3"], ["--task_options = 3: not a mapping"]),
         (["--task", "look_back", "--lengths", "32"], ["its tokens are not those of look_back"]),
-        (["--task", "look_back"], ["--lengths = None", "does not say how long its tests are"]),
-        (["--task", "addition", "--trained", "2", "--lengths", "9"], ["--lengths = [9]: addition has nothing of that"]),
+        (["--task", "look_back"], ["--lengths = None", "has no record of the lengths of its tests"]),
+        (["--task", "addition", "--trained", "2", "--lengths", "9"], ["--lengths = [9]: addition does not have it"]),
         (["--samples", "0"], ["--samples = 0"]),
     ],
 )

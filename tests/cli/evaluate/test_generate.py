@@ -1,4 +1,4 @@
-"""``python -m evaluation generate``: a prompt from wherever it comes, a reply on standard output, mistakes before."""
+"""``tape-ds evaluate generate``: a prompt from wherever it comes, a reply on standard output, mistakes before."""
 
 import io
 import json
@@ -137,8 +137,8 @@ def test_a_pipe_that_holds_no_text(base, monkeypatch, capfd):
 def test_the_end_of_the_last_line_is_no_part_of_a_prompt(given, prompt, monkeypatch):
     """``echo 'The sky is' | ...``: the model is to go on in that line."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(given))
-    assert generate.read_prompt(generate.parse(["model"])) == prompt
-    assert generate.read_prompt(generate.parse(["model", "--prompt", given])) == given
+    assert generate.read_prompt(None) == prompt
+    assert generate.read_prompt(given) == given
 
 
 def test_a_prompt_without_a_token_is_refused(base, tmp_path, capfd):

@@ -1,4 +1,4 @@
-"""``python -m evaluation``: which commands there are, and what a wrong one is told."""
+"""``tape-ds evaluate``: which commands there are, and what a wrong one is told."""
 
 import re
 
@@ -10,7 +10,7 @@ from tape_ds.cli import evaluate as start
 def test_without_a_command_it_says_which_there_are(capsys):
     assert start.main([]) == 0
     shown = capsys.readouterr().out
-    assert all(re.search(rf"-m evaluation {name}\b", shown) for name in start.COMMANDS)
+    assert all(re.search(rf"tape-ds evaluate {name}\b", shown) for name in start.COMMANDS)
 
 
 @pytest.mark.parametrize("name", start.COMMANDS)
@@ -21,7 +21,7 @@ def test_every_command_explains_itself(name, capsys):
     except SystemExit as ended:
         code = ended.code
     assert code == 0
-    assert f"python -m evaluation {name}" in capsys.readouterr().out
+    assert f"tape-ds evaluate {name}" in capsys.readouterr().out
 
 
 def test_an_unknown_command(capsys):

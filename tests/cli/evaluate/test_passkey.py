@@ -1,4 +1,4 @@
-"""``python -m evaluation passkey``: from the command line to the stored heat map, with models whose answers we know."""
+"""``tape-ds evaluate passkey``: from the command line to the stored heat map, with models whose answers we know."""
 
 import contextlib
 import csv

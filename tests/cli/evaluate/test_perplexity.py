@@ -328,7 +328,7 @@ def test_a_model_of_fewer_embeddings_than_the_tokenizer(refused, spec, base, tmp
 
 
 def test_a_head_that_cannot_be_reproduced(refused, spec, monkeypatch):
-    monkeypatch.setattr(perplexity, "unscorable", lambda config: "softcapping of this model")
+    monkeypatch.setattr("tape_ds.scoring.causal_lm.unscorable", lambda config: "softcapping of this model")
     assert "softcapping of this model" in refused("--data", spec, "--lengths", 16)
 
 

@@ -1,4 +1,4 @@
-"""``python -m evaluation report``: which results it finds, and that the page shows their figures."""
+"""``tape-ds evaluate report``: which results it finds, and that the page shows their figures."""
 
 import math
 import re
