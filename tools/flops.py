@@ -7,7 +7,7 @@
 MACs come in two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a
 causal kernel computes. FLOPs are 2 x MACs; the paper's also hold small operations that its MACs leave out. "M" is 2^20
 parameters, as in the paper. What a cache keeps of a token is in 16 bits. No model of this size is loaded or run; a
-recipe's own is counted by ``tools/plan.py``.
+recipe's own is counted by ``tape-ds plan``.
 Exit codes: 0 done; 2 something to mend.
 """
 

@@ -42,7 +42,7 @@ class GeneratedData(Section):
     max_digits_second: int = Field(DERIVED, ge=1)
     """The same of its second size; default max_digits."""
     test_digits: int = DERIVED
-    """How long the longer operands are in tests: where the grid of ``python -m evaluation arithmetic`` ends, and what
+    """How long the longer operands are in tests: where the grid of ``tape-ds evaluate arithmetic`` ends, and what
     an encoding that must know it beforehand (``randpe``) is made for; default twice the trained ones."""
     train_lengths: list[int] = DERIVED
     """Shortest and longest text of a task of addressing (see the task for what it counts), which needs them; a single
@@ -55,7 +55,7 @@ class GeneratedData(Section):
     """Tokens that the model is made for (max_position_embeddings); default those of the longest training sequence."""
     held_out_samples: int = Field(1000, ge=0, le=100_000)
     """Problems of the trained lengths, kept from training, that are answered afterwards: about as many, alike over all
-    pairs of lengths; 0: none. The grid of longer ones is ``python -m evaluation arithmetic``. Of a task of addressing,
+    pairs of lengths; 0: none. The grid of longer ones is ``tape-ds evaluate arithmetic``. Of a task of addressing,
     as many sequences of each of its tests."""
 
     @field_validator("task")

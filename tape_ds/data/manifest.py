@@ -1,9 +1,9 @@
 """The manifest of a folder of prepared data, and whether the shards beside it are those it names.
 
-``tools/prepare_data.py`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). The folder it leaves is
+``tape-ds prepare-data`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). The folder it leaves is
 one that ``datasets`` loads (``state.json``, ``dataset_info.json``, ``*.arrow``), and holds a ``manifest.json`` besides,
 written last: the tokenizer and the data by their fingerprints, and for every shard its documents, tokens, size and
-SHA-256. Every run compares the sizes; only ``tools/prepare_data.py --check`` reads the shards whole.
+SHA-256. Every run compares the sizes; only ``tape-ds prepare-data --check`` reads the shards whole.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 RECORDS = "records"
 """Folder of what the preparation resumes by."""
 
-MAKE_ANEW = "delete that file and run tools/prepare_data.py again with the same settings: it makes what is missing"
+MAKE_ANEW = "delete that file and run tape-ds prepare-data again with the same settings: it makes what is missing"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def check(folder: Path, field: str, value: str) -> list[Problem]:
     """Return everything wrong with a prepared folder that sizes can tell; ``field`` and ``value`` name it."""
     if not (folder / MANIFEST).is_file():
         wrong = f"its preparation is not finished: there is no {MANIFEST}"
-        remedy = "run tools/prepare_data.py again with the same settings: it resumes where it was"
+        remedy = "run tape-ds prepare-data again with the same settings: it resumes where it was"
         return [Problem(field, value, wrong, remedy)]
     try:
         shards = read(folder).shards

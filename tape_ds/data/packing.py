@@ -59,7 +59,7 @@ def tokenize(
     Args:
         specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file pass through, each as one
             document, once their ids are known to lie in the tokenizer's vocabulary. A folder of
-            ``tools/prepare_data.py`` is read where it lies, once it is known to be whole and of this tokenizer.
+            ``tape-ds prepare-data`` is read where it lies, once it is known to be whole and of this tokenizer.
         tokenizer: any of transformers; with its own special tokens, never truncating.
         split: ``"train"`` or ``"heldout"``.
         cache_dir: made if it is not there.

@@ -35,7 +35,7 @@ _MACHINES_OWN = ("data_cache", "data_dir")
 _REMEDIES = {
     "code": "bring all machines to the same commit, or share the checkout",
     "versions": "install the same requirements.txt on all machines",
-    "variables": "set it on all machines alike: launchers/on_hosts.py does",
+    "variables": "set it on all machines alike: tape-ds on-hosts does",
     "device": "see `nvidia-smi` there, and that DS_ACCELERATOR is the same on all machines",
     "compiler": "install gcc and the headers of .venv's Python on all machines",
     "recipe": "start every machine with the same recipe and the same flags",

@@ -59,7 +59,7 @@ def start(command: Sequence[str], forward: Sequence[str]) -> int:
     place = next((number for number, part in enumerate(command) if PurePath(part).name in RUNNER), None)
     if place is None or shutil.which(command[0]) is None:
         wrong = "it does not run deepspeed" if place is None else f"there is no program {command[0]}"
-        remedy = "python launchers/on_hosts.py deepspeed --hostfile hosts launchers/extend_llama.py --recipe NAME"
+        remedy = "tape-ds on-hosts deepspeed --hostfile hosts launchers/extend_llama.py --recipe NAME"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
     words = list(command[place + 1 :])
     asked = runner.parse_args(words)
@@ -84,7 +84,7 @@ def machines(asked: Namespace) -> list[str]:
     from deepspeed.launcher import runner
 
     if asked.no_ssh or asked.launcher.lower() != "pdsh":
-        remedy = "leave on_hosts.py away: such a launch brings each machine's own environment"
+        remedy = "leave tape-ds on-hosts away: such a launch brings each machine's own environment"
         raise UserError(Problem("command", "--no_ssh, --launcher", "machines are reached by pdsh alone", remedy))
     slots = ssh.slots_of(Path(asked.hostfile))
     try:

@@ -225,7 +225,7 @@ def _rate(config: Mapping[str, Any]) -> str:
 
 def _made_with(result: Result | None) -> str:
     exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
-    lines = [f"Exported by `tools/export_hf.py` of {exported}."]
+    lines = [f"Exported by `tape-ds export` of {exported}."]
     if result is not None:
         names = [name for name in _SHOWN_VERSIONS if name in result.versions]
         versions = ", ".join(f"{name} {result.versions[name]}" for name in names)

@@ -38,7 +38,7 @@ LAUNCHER = "the launcher"
 _LAUNCH = ("deepspeed.launcher.launch",)
 RUNNER = ("deepspeed", "ds", "deepspeed.launcher.runner")
 """What DeepSpeed's runner is called on a command line."""
-_LAUNCHERS = (*RUNNER, *_LAUNCH, "keep_alive.py", "launchers.keep_alive", "torchrun", "torch.distributed.run")
+_LAUNCHERS = (*RUNNER, *_LAUNCH, "keep_alive.py", "keep-alive", "keep_alive", "torchrun", "torch.distributed.run")
 _CONNECTION = re.compile(r"sshd(-session)?: \S+@notty\b")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _STARTED_BY_LAUNCH = "CROSS_RANK"
@@ -117,19 +117,17 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
 
 
 def program(command_line: Sequence[str]) -> str:
-    """Return what a command line runs: the script or the module that a Python is given, else the program itself."""
+    """Return what a command line runs: the script or module of a Python, the command of a ``tape-ds``, or a program."""
     parts = iter(command_line)
-    first = next(parts, "")
-    if not _PYTHON.fullmatch(PurePath(first).name):
-        return first
-    for part in parts:
-        if part in ("-m", "-c"):
-            return next(parts, "") if part == "-m" else part
-        if part in ("-X", "-W"):
-            next(parts, None)
-        elif not part.startswith("-"):
-            return part
-    return first
+    run = next(parts, "")
+    if _PYTHON.fullmatch(PurePath(run).name):
+        for part in parts:
+            if part in ("-X", "-W"):
+                next(parts, None)
+            elif part in ("-m", "-c") or not part.startswith("-"):
+                run = next(parts, "") if part == "-m" else part
+                break
+    return next(parts, run) if PurePath(run).name in ("tape-ds", "tape_ds") else run
 
 
 def _runs(command_line: Sequence[str], launchers: Iterable[str] = _LAUNCHERS) -> bool:

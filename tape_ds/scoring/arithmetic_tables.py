@@ -1,4 +1,4 @@
-"""Results of ``python -m evaluation arithmetic`` for people: as CSV, in words, and of arithmetic the grid as a picture
+"""Results of ``tape-ds evaluate arithmetic`` for people: as CSV, in words, and of arithmetic the grid as a picture
 (the paper's Figures 2, 5, 6)."""
 
 import math

@@ -1,6 +1,6 @@
 """Models that are looked into layer by layer: several on one command line, each ``MODEL`` or ``NAME=MODEL``.
 
-What ``python -m evaluation`` finds, as long as this project computes models of its family: a plain Llama is read into
+What ``tape-ds evaluate`` finds, as long as this project computes models of its family: a plain Llama is read into
 this project's own model, which gives its logits.
 """
 

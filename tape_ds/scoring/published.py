@@ -43,7 +43,7 @@ class PublishedTable:
     rows: Mapping[str, tuple[Number, ...]]
     """Method -> a number for each quantity."""
     convention: str | None = None
-    """Of perplexity: how it was scored, as ``python -m evaluation perplexity`` names it."""
+    """Of perplexity: how it was scored, as ``tape-ds evaluate perplexity`` names it."""
     caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

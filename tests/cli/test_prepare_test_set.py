@@ -1,4 +1,4 @@
-"""``tools/prepare_test_set.py``: each test set from small files in the real ones' formats and places."""
+"""``tape-ds prepare-test-set``: each test set from small files in the real ones' formats and places."""
 
 import gzip
 import json

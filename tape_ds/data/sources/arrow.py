@@ -18,7 +18,7 @@ from tape_ds.errors import Problem, UserError
 class ArrowFolder(TokenSource):
     """``arrow:DIR``: written by ``Dataset.save_to_disk``, with a column ``input_ids`` (and perhaps ``name``).
 
-    Or by ``tools/prepare_data.py``: such a folder is held to its manifest (:mod:`tape_ds.data.manifest`).
+    Or by ``tape-ds prepare-data``: such a folder is held to its manifest (:mod:`tape_ds.data.manifest`).
     """
 
     kind = "arrow"
@@ -30,7 +30,7 @@ class ArrowFolder(TokenSource):
 
     @property
     def prepared(self) -> bool:
-        """Whether the folder is one of ``tools/prepare_data.py``."""
+        """Whether the folder is one of ``tape-ds prepare-data``."""
         return bool(self.rest) and manifest.is_prepared(self.folder)
 
     def check(self) -> list[Problem]:

@@ -125,7 +125,7 @@ def test_lm_eval_finds_the_model_by_name(base, hub):
 def test_processes_that_have_not_joined_are_refused(base, monkeypatch):
     """Each would answer everything, under lm-eval's own command."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"processes = '2'.*\n.*python -m evaluation harness"):
+    with pytest.raises(UserError, match=r"processes = '2'.*\n.*tape-ds evaluate harness"):
         HarnessModel(str(base))
 
 

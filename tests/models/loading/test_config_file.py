@@ -89,7 +89,7 @@ def test_a_run_s_folder_is_told_from_a_model_s(folder, name):
     (Path("runs/x/trained")).mkdir(parents=True)
     Path("runs/x/trained/trained.json").write_text("{}")
     (problem,) = config_file.check(name, online=False)
-    assert problem.remedy.endswith("python tools/merge_adapter.py runs/x/trained OUT")
+    assert problem.remedy.endswith("tape-ds merge runs/x/trained OUT")
     shard(Path("runs/x/trained/model.safetensors"), "a")
     (problem,) = config_file.check(name, online=False)
     assert problem.remedy == "give what it trained: runs/x/trained"
