@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.cli import export
 from tape_ds.cli.evaluate import harness
-from tests.evaluation.test_harness import WRITE
+from tests.cli.evaluate.test_harness import WRITE
 from tests.integration.conftest import ROOT, forked
 from tests.models.helpers import randomised
 
