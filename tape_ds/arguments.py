@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tape_ds import numbers
-from tape_ds.errors import EXIT_CODE, GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
+from tape_ds.errors import GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
+from tape_ds.exit_codes import ExitCode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Values of ``--dtype``."""
@@ -53,7 +54,7 @@ class Parser(argparse.ArgumentParser):
             print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
         else:
             time.sleep(GRACE_SECONDS)
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(ExitCode.USER_ERROR)
 
 
 def add_base_anyway(parser: Any) -> None:

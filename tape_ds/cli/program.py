@@ -46,7 +46,6 @@ GROUPS = {
     },
     "Keep running": {
         "keep-alive": Command("keep_alive", "start a training command again until its run is done"),
-        "on-hosts": Command("on_hosts", "start a deepspeed --hostfile command with this environment"),
     },
     "Use the result": {
         "export": Command("export", "make a model folder that loads without tape_ds"),

@@ -23,7 +23,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import encodings, storage
 from tape_ds.checkpoint import trained
-from tape_ds.data import packing
+from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
 from tape_ds.export import source_model
@@ -157,7 +157,7 @@ class FoundModel:
             "address": self.name_or_path,
             "kind": self.kind,
             "sha256": digest.hexdigest(),
-            "tokenizer": packing.tokenizer_fingerprint(self.tokenizer()),
+            "tokenizer": tokenized.tokenizer_fingerprint(self.tokenizer()),
             "model_type": self.config.model_type,
             "encoding": getattr(self.config, "position_encoding", None),
             "rope_parameters": getattr(self.config, "rope_parameters", None),

@@ -27,8 +27,8 @@ from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.dataset import collate
-from tape_ds.data.mixing import MixedSequences
+from tape_ds.data.mix import MixedSequences
+from tape_ds.data.order import collate
 from tape_ds.data.sources import weights
 from tape_ds.data.sources.base import dated_identities
 from tape_ds.distributed import comparison
@@ -84,7 +84,7 @@ class Run(ABC):
     """Exact names of the trained parameters."""
     tokenizer: PreTrainedTokenizerBase
     sequences: Any
-    """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingSequences` serves them."""
+    """The run's samples by number, as :class:`tape_ds.data.order.TrainingSequences` serves them."""
     bad_rows: BadRows = field(default_factory=BadRows)
     """What was left out of the data, and of a stream what this process has met of it."""
     origin: Mapping[str, Any] = field(default_factory=lambda: {"base": None})
@@ -200,12 +200,12 @@ def start(
             folder holds another run's; the run would not fit. On all ranks.
         NothingToDo: ``resume: auto``, and the run has come to its end.
     """
-    comparison.check(recipe, decides)
+    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     rank_sync, output = RankSync(), Path(arguments.output_dir)
     _claim(output, rank_sync)
-    raise_if_any(_everyones(comparison.unshared(output, rank_sync), rank_sync))
+    raise_if_any(_everyones(run_lock.not_shared(output, rank_sync), rank_sync))
     resumed = None
     if recipe.trains:
         resumed = resume.choose(recipe.resume_from_checkpoint, output, rank_sync)

@@ -125,7 +125,7 @@ class TapeTrainer(Trainer):
         teacher: adds to the loss how far the model is from it within its window; None: nothing does.
         identity: of the run, for its checkpoints (see :mod:`.identity`).
         stop: what asks this process to stop; without one nothing does.
-        arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.dataset``).
+        arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.order``).
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class TapeTrainer(Trainer):
             whole = self.model.num_parameters(exclude_embeddings=True)
             use_tensor_parallelism(self.model, self.layout, self.rank_sync.rank, timeout)
             self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
-            distributed_map.work_in_teams(self.layout.tensor)
+            distributed_map.set_team_size(self.layout.tensor)
 
     @property
     def skipped_steps(self) -> int:

@@ -26,9 +26,8 @@ from tape_ds.arguments import Parser, add_cache, add_model, add_output
 from tape_ds.data.generated import tasks
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
-from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test
+from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test, ids_of
 from tape_ds.data.generated.tasks import TASKS
-from tape_ds.data.generated.vocabulary import ids_of
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.run_folder import RESULTS
 

@@ -20,15 +20,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.arguments import Parser, add_cache, add_model, add_output, below_one, length
-from tape_ds.data.passkey import FORMS
-from tape_ds.data.passkey_protocols import PUBLISHED_LENGTHS, PUBLISHED_TRIALS
+from tape_ds.data import passkey as prompts
+from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tape_ds.data.passkey_protocols import PasskeyQuestion
+    from tape_ds.data.passkey import PasskeyQuestion
     from tape_ds.scoring.models import FoundModel
     from tape_ds.scoring.passkey import Reply
 
@@ -47,7 +47,6 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     problems = check(options)
 
-    from tape_ds.data import passkey_protocols
     from tape_ds.scoring import heat_map, journal, models, passkey
     from tape_ds.scoring.cost import Cost
     from tape_ds.training import tables
@@ -60,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         journal.folder(options.output, found),
         model=found.about(),
         config={name: vars(options)[name] for name in SETTINGS} | {"lengths": sorted(options.lengths)},
-        data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
+        data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
     models.note_beyond(options.lengths, found)
@@ -195,21 +194,19 @@ def prepare(
     Raises:
         UserError: everything wrong with the command line, ``problems`` included.
     """
-    from tape_ds.data import passkey_protocols
-    from tape_ds.data.passkey import LARGEST_KEY, answer_ids
     from tape_ds.scoring.models import check_lengths
 
-    least = len(answer_ids(tokenizer, LARGEST_KEY) or ())
+    least = len(prompts.answer_ids(tokenizer, prompts.LARGEST_KEY) or ())
     if 1 <= options.new_tokens < least:
-        wrong = f"{LARGEST_KEY} alone has {least} tokens"
+        wrong = f"{prompts.LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
     questions: list[PasskeyQuestion] = []
     with collecting(problems, "--{}"):
         if options.protocol == "published":
-            questions = passkey_protocols.published(tokenizer, options.lengths, options.trials)
+            questions = prompts.published(tokenizer, options.lengths, options.trials)
         else:
             drawn = {"seed": options.seed, "form": options.form, "reply": options.new_tokens}
-            questions = passkey_protocols.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
+            questions = prompts.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
     if options.protocol == "grid" or model.position_limit is None:
         problems += check_lengths("--lengths", options.lengths, model)
     else:  # a published prompt has the tokens that its characters give

@@ -19,10 +19,11 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from tape_ds import storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat.sequences import CutConversations
-from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
+from tape_ds.data.order import AnswerSequences
+from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.errors import Problem
 from tape_ds import encodings
-from tape_ds.distributed.distributed_map import rounds, share_out
+from tape_ds.distributed.distributed_map import rounds, distributed_map
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
@@ -55,7 +56,7 @@ class AnswerScores(ScoredAround[AnswerLoss]):
 
     def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
         """Return the loss on all of them."""
-        return {when: answers.score(model, self.questions, each=share_out) for when in variants}
+        return {when: answers.score(model, self.questions, each=distributed_map) for when in variants}
 
     def asked(self, found: AnswerLoss) -> Any:
         """Return how many there were, and of how many tokens."""

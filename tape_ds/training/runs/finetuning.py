@@ -59,7 +59,7 @@ class ScrollsTuning(Finetuning):
         """A sequence for each reference answer; of the held-out questions one for each."""
         data = recipe.data
         read = partial(
-            sequences.tokenized,
+            sequences.tokenize,
             data.dataset,
             data_dir=data.data_dir,
             tokenizer=tokenizer,

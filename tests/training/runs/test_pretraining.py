@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
 from tape_ds.data.sources.base import dated_identities
-from tape_ds.data.streaming import StreamedSequences
+from tape_ds.data.stream import StreamedSequences
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.llama import evaluated_at
 from tape_ds.config.pretraining import load
