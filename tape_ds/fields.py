@@ -1,38 +1,61 @@
-"""Fields of a recipe in sections: typed, bounded and described once, by pydantic, with the rules between them beside.
+"""Sections of a recipe: pydantic models whose fields carry a type, bounds, facts and, as a docstring, their help.
 
-A section is a :class:`Section` whose fields have a type, bounds (``Field(ge=1)``) and a docstring, which ``--help``
-shows. What fields forbid each other is a :func:`rule`. Unlike pydantic's validators, which stop at the first field that
-is wrong, a rule runs whenever the fields that *it* reads are right: one message names everything.
-
-A section may hold another one; its fields are then written with its name in front: ``chunks`` of ``pose`` is
-``pose_chunks``, in a recipe and on the command line.
+A section may hold another one, whose fields then have its name as a prefix: ``chunks`` of ``pose`` is ``pose_chunks``
+in a recipe and on the command line.
 """
 
 import types
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
 
+from tape_ds import numbers
 from tape_ds.errors import Problem, did_you_mean
 
 DERIVED: Any = None
-"""Default of a field that follows from others when nobody gives it; a loaded recipe has a value there, but for fields
-that only other tasks have."""
+"""Default of a field that follows from others unless it is given."""
 
 
-def missing(value: Any) -> bool:
-    """Return whether a :data:`DERIVED` field has got no value."""
-    return value is None
+class Fact(Enum):
+    """What is true of a field, to stand in its ``Annotated``; this stack's own fields are fixed without one of the
+    first two."""
 
+    RISKY = "a resumed run may change it with resume_anyway: the numbers change from there on, nothing breaks"
+    FREE = "a resumed run may change it: it changes no number, or a fingerprint of what it names is compared"
+    FIXED = "a resumed run must keep it, although most fields of the trainer are free"
+    COMPARED = "the arms of an experiment must share it for their rows to compare"
+
+
+RISKY, FREE, FIXED, COMPARED = Fact.RISKY, Fact.FREE, Fact.FIXED, Fact.COMPARED
+
+
+def _counted(value: Any) -> Any:
+    found = numbers.tokens(value) if isinstance(value, str) and value[-1:] in ("k", "K") else None
+    return value if found is None else found
+
+
+Tokens = Annotated[int, BeforeValidator(_counted)]
+"""A number of tokens, which may be written as 32k."""
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Iterator[Problem]])
 _S = TypeVar("_S", bound="Section")
 
 
+# Not pydantic's model_validator: it runs only once every field is valid and stops at its first error, and a recipe's
+# rules have to name everything at once, in any section.
 def rule(*names: str) -> Callable[[_Rule], _Rule]:
-    """Decorator of a section's or a recipe's method that yields problems: it reads the fields ``names``, and keeps
-    silent where one of them is wrong by itself."""
+    """Mark a method that yields problems of the fields ``names`` together; it runs when each of them is valid."""
 
     def mark(method: _Rule) -> _Rule:
         method.reads = names  # type: ignore[attr-defined]
@@ -42,59 +65,12 @@ def rule(*names: str) -> Callable[[_Rule], _Rule]:
 
 
 def run_rules(checked: object, broken: set[str], *arguments: object) -> Iterator[Problem]:
-    """What the rules of ``checked`` find, but for those that read one of the fields ``broken``.
-
-    Args:
-        checked: a section or a recipe.
-        broken: names of fields whose value is wrong by itself.
-        arguments: for each rule, behind ``self``.
-    """
+    """Yield what the rules of a section or a recipe find, except those that read a field of ``broken``."""
     methods = {name: method for kind in reversed(type(checked).__mro__) for name, method in vars(kind).items()}
     for method in methods.values():
         reads = getattr(method, "reads", None)
         if isinstance(reads, tuple) and broken.isdisjoint(reads):
             yield from method(checked, *arguments)
-
-
-class Section(BaseModel):
-    """Fields that belong together. Types are strict: no number for a truth value, no text for a number."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @classmethod
-    def flat_fields(cls, prefix: str = "") -> dict[str, tuple[type["Section"], str]]:
-        """Name in a recipe -> the section that has the field, and its name there."""
-        found: dict[str, tuple[type[Section], str]] = {}
-        for name, field in cls.model_fields.items():
-            inner = field.annotation
-            if isinstance(inner, type) and issubclass(inner, Section):
-                found |= inner.flat_fields(f"{prefix}{name}_")
-            else:
-                found[prefix + name] = (cls, name)
-        return found
-
-    @classmethod
-    def build(cls: type[_S], flat: Mapping[str, Any], prefix: str = "") -> _S:
-        """Return the section of values that are valid, by their names in a recipe; defaults for those that are not
-        there."""
-        own: dict[str, Any] = {}
-        for name, field in cls.model_fields.items():
-            inner = field.annotation
-            if isinstance(inner, type) and issubclass(inner, Section):
-                own[name] = inner.build(flat, f"{prefix}{name}_")
-            elif prefix + name in flat:
-                own[name] = flat[prefix + name]
-        return cls.model_construct(**own)  # type: ignore[return-value]
-
-    def flat(self, prefix: str = "") -> dict[str, Any]:
-        """Return the values by their names in a recipe."""
-        found: dict[str, Any] = {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            found |= value.flat(f"{prefix}{name}_") if isinstance(value, Section) else {prefix + name: value}
-        return found
 
 
 class WrongValueError(ValueError):
@@ -105,18 +81,79 @@ class WrongValueError(ValueError):
         self.remedy = remedy
 
 
-def as_meant(value: Any, annotation: Any) -> Any:
-    """``value`` as YAML gave it, spelled as the type wants it: one text is a list of one, 1e6 a whole number, and what
-    YAML takes for a truth value may be a choice called ``off``."""
-    members = _members(annotation)
-    if isinstance(value, str) and value[:1] != "[" and takes(annotation, list) and not takes(annotation, str):
-        return [value]
-    if isinstance(value, float) and value.is_integer() and takes(annotation, int) and not takes(annotation, float):
-        return int(value)
-    choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
-    if isinstance(value, bool) and not takes(annotation, bool):
-        return next((word for word in (("on", "yes") if value else ("off", "no")) if word in choices), value)
-    return value
+class Section(BaseModel):
+    """Fields that belong together. Types are strict: no number for a truth value, no text for a number."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _as_meant(cls, value: Any, validated: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """Validate what YAML gave, spelled as the type has it: a text as a list of one, 1e6 as a whole number, and what
+        YAML takes for a truth value as a choice called ``off``."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise WrongValueError("wrong type", "give a number of 64 bits")
+        if isinstance(value, str) and value[:1] != "[" and takes(annotation, list) and not takes(annotation, str):
+            value = [value]
+        elif isinstance(value, float) and value.is_integer() and takes(annotation, int):
+            value = value if takes(annotation, float) else int(value)
+        elif isinstance(value, bool) and not takes(annotation, bool):
+            literals = [member for member in _members(annotation) if get_origin(member) is Literal]
+            choices = [choice for member in literals for choice in get_args(member)]
+            value = next((word for word in (("on", "yes") if value else ("off", "no")) if word in choices), value)
+        found = validated(value)
+        return value if type(value) is int and found == value else found  # 5 stays 5 where 5.0 is a value as well
+
+    @classmethod
+    def flat_fields(cls, prefix: str = "") -> dict[str, FieldInfo]:
+        """Return the fields by their names in a recipe."""
+        found: dict[str, FieldInfo] = {}
+        for name, field in cls.model_fields.items():
+            inner = _section(field)
+            found |= {prefix + name: field} if inner is None else inner.flat_fields(f"{prefix}{name}_")
+        return found
+
+    @classmethod
+    def check(cls, flat: Mapping[str, Any]) -> list[Problem]:
+        """Return what is wrong with each of ``flat``, values by their names in a recipe, and what is missing."""
+        try:
+            cls.build(flat)
+        except ValidationError as error:
+            found: dict[str, Problem] = {}
+            for each in error.errors(include_url=False):
+                section, name, own = cls, str(each["loc"][0]), str(each["loc"][0])
+                if own in cls.model_fields and (inner := _section(cls.model_fields[own])) and len(each["loc"]) > 1:
+                    section, own = inner, str(each["loc"][1])
+                    name = f"{name}_{own}"
+                found.setdefault(name, _problem(section.model_fields, name, own, flat.get(name), dict(each)))
+            return list(found.values())
+        return []
+
+    @classmethod
+    def build(cls: type[_S], flat: Mapping[str, Any]) -> _S:
+        """Return the section of values by their names in a recipe; names of its inner sections alone may be unknown."""
+        nested: dict[str, Any] = dict(flat)
+        for name, field in cls.model_fields.items():
+            if (inner := _section(field)) is not None:
+                names = [each for each in inner.flat_fields(f"{name}_") if each in nested]
+                nested[name] = {each.removeprefix(f"{name}_"): nested.pop(each) for each in names}
+        return cls.model_validate(nested)
+
+    def flat(self, prefix: str = "") -> dict[str, Any]:
+        """Return the values by their names in a recipe."""
+        found: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            found |= value.flat(f"{prefix}{name}_") if isinstance(value, Section) else {prefix + name: value}
+        return found
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def takes(annotation: Any, kind: type) -> bool:
@@ -130,55 +167,35 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return tuple(get_args(member)[0] if get_origin(member) is Annotated else member for member in members)
 
 
-def check(section: type[Section], values: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with each of ``values`` by itself, one problem for a field; fields that are not there are no
-    problem. Names are the section's own."""
-    found = {
-        name: Problem(name, value, "wrong type", "give a number of 64 bits")
-        for name, value in values.items()
-        if isinstance(value, int) and abs(value) >= 2**63
-    }
-    try:
-        section.model_validate({name: value for name, value in values.items() if name not in found})
-    except ValidationError as error:
-        for each in error.errors(include_url=False):
-            name = str(each["loc"][0])
-            if name not in found and each["type"] != "missing":
-                found[name] = _problem(section, name, values[name], dict(each))
-    return list(found.values())
-
-
-_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _RANGES = {
     ("ge", "le"): "give {ge} to {le}",
     ("ge", "lt"): "give a number from {ge} to below {lt}",
     ("gt", "lt"): "give a number above {gt} and below {lt}",
+    ("gt", "le"): "give a number above {gt}, {le} at most",
     ("gt",): "give a number above {gt}",
     ("ge",): "give {ge} or more",
 }
 """Bounds that fields have -> the remedy."""
 
 
-def _problem(section: type[Section], name: str, value: Any, error: Mapping[str, Any]) -> Problem:
-    """What pydantic says of a field, as a person wants to read it."""
+def _problem(fields: Mapping[str, FieldInfo], name: str, own: str, value: Any, error: Mapping[str, Any]) -> Problem:
+    """Return pydantic's error as a problem with a remedy."""
     if error["type"] == "extra_forbidden":
-        return Problem(name, value, "unknown field", did_you_mean(name, section.model_fields))
+        return Problem(name, value, "unknown field", did_you_mean(own, fields))
+    if error["type"] == "missing":
+        return Problem(name, None, "missing", f"write {name}: in the recipe, or --{name} VALUE")
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, WrongValueError):
         return Problem(name, value, str(cause), cause.remedy)
-    if error["type"] in _OUT_OF_RANGE:
-        field = section.model_fields[name]
-        bounds = {
-            kind: getattr(mark, kind)
-            for mark in field.metadata
-            for kind in ("ge", "gt", "le", "lt")
-            if hasattr(mark, kind)
-        } or error["ctx"]  # of an item of a list
+    field = fields[own]
+    if error["type"].startswith(("greater_than", "less_than")):
+        marks = [(kind, getattr(mark, kind, None)) for mark in field.metadata for kind in ("ge", "gt", "le", "lt")]
+        # an item of a list has its bounds in the error
+        bounds = {kind: bound for kind, bound in marks if bound is not None} or error["ctx"]
         optional = ", or null" if takes(field.annotation, type(None)) else ""
         return Problem(name, value, "out of range", _RANGES[tuple(sorted(bounds))].format(**bounds) + optional)
-    annotation = section.model_fields[name].annotation
-    quotes = " (in quotes if it looks like a number)" if takes(annotation, str) else ""
-    return Problem(name, value, "wrong type", f"give {spelled(annotation)}{quotes}")
+    quotes = " (in quotes if it looks like a number)" if takes(field.annotation, str) else ""
+    return Problem(name, value, "wrong type", f"give {spelled(field.annotation)}{quotes}")
 
 
 _WORDS = {

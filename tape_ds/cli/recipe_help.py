@@ -8,8 +8,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from tape_ds import fields
-from tape_ds.config import files, loading, trainer
+from tape_ds.config import files, old_names, trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.trainer import Trainer
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
@@ -30,25 +32,16 @@ USUAL = (
     *("activation_checkpointing", "deepspeed", "seed", "output_dir", "resume_from_checkpoint", "save_strategy"),
     *("save_steps", "save_total_limit", "logging_steps", "report_to", "run_name"),
 )
-"""Fields of the trainer that ``--help`` describes; of the others it tells the names."""
-OURS = {
-    "deepspeed": "ZeRO by the name of a file in ds_configs (zero1, zero2, zero3, zero3_offload, ...), the path of a "
-    "DeepSpeed JSON, or the JSON itself; null trains without DeepSpeed. auto: of zero1, zero2 and zero3 the one "
-    "that the plan chooses (docs/memory.md).",
-    "resume_from_checkpoint": "Go on from a checkpoint: its path, true for the newest of output_dir, auto for the "
-    "newest if there is one. Short: --resume.",
-    "output_dir": "Folder of the run: checkpoints, log, results, trained weights. Default runs/RECIPE.",
-    "activation_checkpointing": "Compute activations again in the backward instead of keeping them: see "
-    "checkpoint_layers. auto: as the plan chooses; it chooses checkpoint_layers too where that is not given.",
-}
-"""Descriptions of transformers' fields that mean something else here."""
+"""Fields of the trainer that ``--help`` describes; the others it only lists."""
+_DOCUMENTED = ("deepspeed", "resume_from_checkpoint", "output_dir", "activation_checkpointing", "global_batch_size")
+"""Fields of these that mean something else than in transformers."""
 
 
 def answered(argv: list[str], kind: type[Recipe]) -> bool:
-    """Return whether a command line asks for help or for the list of recipes; the main process then prints it.
+    """Print help or the list of recipes on the main process if a command line asks for it, and return whether it does.
 
     Raises:
-        UserError: help is wanted with a field that there is not.
+        UserError: help is asked for an unknown field.
     """
     words = [word for word in argv if not word.startswith("--local_rank")]
     if "--list" in words:
@@ -67,30 +60,33 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
 def _whole(kind: type[Recipe]) -> Iterator[str]:
     yield f"usage: {sys.argv[0]} [--recipe NAME] [--FIELD VALUE ...]\n"
     yield from _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
-    for section in loading.sections(kind):
+    for section in kind.SECTIONS.values():
         yield f"\n{_title(section)}:"
-        yield from _table({f"--{name}": _described(*loading.table(kind)[name]) for name in _names(kind, section)})
-        rest = [name for name in trainer.FIELDS if name not in (*USUAL, *trainer.OWNED, *trainer.RENAMED)]
-        if section is Trainer:
-            yield _wrapped("and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  ")
+        yield from _table({f"--{name}": _described(field) for name, field in section.flat_fields().items()})
+    yield f"\n{_title(Trainer)}:"
+    yield from _table({f"--{name}": _described(Trainer.model_fields[name]) for name in USUAL})
+    rest = [name for name in trainer.FIELDS if name not in (*USUAL, *trainer.OWNED)]
+    yield _wrapped("and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  ")
 
 
 def page(kinds: Sequence[type[Recipe]]) -> str:
-    """docs/fields.md, of these kinds of recipes: this stack's own fields, the same with any version of transformers."""
+    """Return docs/fields.md for these kinds of recipes: this stack's own fields."""
     shared = list(Recipe.SECTIONS.values())
-    own = {"global_batch_size", *OURS}
-    defaults = ", ".join(f"`{name}: {_shown(value)}`" for name, value in trainer.DEFAULTS.items())
+    defaults = ", ".join(f"`{name}: {_shown(value)}`" for name, value in trainer.OURS.items() if name in USUAL)
     lines = [
         *("# Fields of a recipe", ""),
-        "Of every launcher, section by section; each can stand in a recipe or on the command line. This page is what",
-        "`--help` says; `--help FIELD` says it of one.",
+        "The fields of every launcher, section by section, for a recipe or the command line. `--help` prints the same,",
+        "and `--help FIELD` one of them.",
     ]
     for kind in kinds:
-        sections = [section for section in loading.sections(kind) if section not in (*shared, Trainer)]
-        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(kind, sections)]
-    lines += ["", "## All launchers", *_listed(kinds[0], shared)]
-    lines += [f"\n### {_title(Trainer)}\n", *_described_fields(kinds[0], [name for name in USUAL if name in own]), ""]
-    lines += [textwrap.fill(_LIBRARY.format(defaults=defaults), 140, break_long_words=False, break_on_hyphens=False)]
+        own = [section for section in kind.SECTIONS.values() if section not in shared]
+        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(own)]
+    lines += ["", "## All launchers", *_listed(shared), f"\n### {_title(Trainer)}\n"]
+    lines += [_line(name, Trainer.model_fields[name]) for name in USUAL if name in _DOCUMENTED]
+    lines += [
+        "",
+        textwrap.fill(_LIBRARY.format(defaults=defaults), 140, break_long_words=False, break_on_hyphens=False),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -101,41 +97,33 @@ _LIBRARY = (
 )
 
 
-def _listed(kind: type[Recipe], sections: Sequence[type[Section]]) -> Iterator[str]:
+def _listed(sections: Sequence[type[Section]]) -> Iterator[str]:
     for section in sections:
         yield f"\n### {_title(section)}\n"
-        yield from _described_fields(kind, _names(kind, section))
+        yield from (_line(name, field) for name, field in section.flat_fields().items())
 
 
-def _described_fields(kind: type[Recipe], names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        where, own = loading.table(kind)[name]
-        text = f"- `{name}` ({fields.spelled(where.model_fields[own].annotation)}): {_described(where, own)}"
-        yield textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _names(kind: type[Recipe], section: type[Section]) -> list[str]:
-    """Return the fields of a section that are described: all, but of the trainer's the usual ones."""
-    if section is Trainer:
-        return list(USUAL)
-    inner = {field.annotation for field in section.model_fields.values()}
-    return [name for name, (where, _) in loading.table(kind).items() if where is section or where in inner]
+def _line(name: str, field: FieldInfo) -> str:
+    text = f"- `{name}` ({fields.spelled(field.annotation)}): {_described(field)}"
+    return textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _one(kind: type[Recipe], name: str) -> Iterator[str]:
     """Yield a field in full."""
-    known = loading.table(kind)
+    known = kind.fields()
+    name = trainer.ALIASES.get(name, name)
     if name not in known:
-        former = {**trainer.REMOVED, **kind.FORMER}.get(name)
-        remedy = f"today: {former}" if former else did_you_mean(name, known)
-        raise UserError(Problem("help", name, "unknown field", remedy))
-    section, own = known[name]
-    field = section.model_fields[own]
-    yield f"--{name}  ({fields.spelled(field.annotation)})"
-    yield _wrapped(_described(section, own), "  ")
+        former = old_names.today(name, known)
+        raise UserError(
+            Problem("help", name, "unknown field", f"today: {former}" if former else did_you_mean(name, known))
+        )
+    yield f"--{name}  ({fields.spelled(known[name].annotation)})"
+    yield _wrapped(
+        _described(known[name]) or "A field of transformers' TrainingArguments, see its documentation.", "  "
+    )
     if name in trainer.OWNED:
         owned = trainer.OWNED[name]
-        yield _wrapped(f"It stays {_shown(owned.value)} here: {owned.reason}; {owned.remedy}.", "  ")
+        yield _wrapped(f"It stays {_shown(known[name].default)} here: {owned.reason}; {owned.remedy}.", "  ")
 
 
 def _recipes(kind: type[Recipe]) -> Iterator[str]:
@@ -148,10 +136,9 @@ def _title(section: type[Section]) -> str:
     return _plain(inspect.getdoc(section) or section.__name__).split(". ")[0].rstrip(".")
 
 
-def _described(section: type[Section], own: str) -> str:
-    """Return what a field is, and its default where the description does not say it."""
-    field = section.model_fields[own]
-    text = _plain(OURS.get(own) or field.description or "")
+def _described(field: FieldInfo) -> str:
+    """Return what a field is, and its default where the description does not have it."""
+    text = _plain(field.description or "")
     if field.is_required():
         return f"{text} Required.".strip()
     value = field.get_default(call_default_factory=True)
@@ -167,7 +154,7 @@ def _shown(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """reStructuredText's marks taken out, on one line."""
+    """Return a docstring without reStructuredText's marks, on one line."""
     return " ".join(re.sub(r":\w+:`[~.]*([^`]*)`|``([^`]*)``", r"\1\2", text).split())
 
 

@@ -1,8 +1,8 @@
-"""A launcher's command line: ``--field value`` over what a recipe's file says.
+"""A launcher's command line: ``--field value`` overrides a recipe's file.
 
 --recipe NAME_OR_PATH        which recipe; the launcher's default without it
 --field VALUE                any field; a list as a,b or a b or JSON, a mapping as JSON, a lone --flag for true
---field.key VALUE            one key of a mapping; of a flag that is given twice, the last word counts
+--field.key VALUE            one key of a mapping; of a flag that is given twice, the last one counts
 """
 
 import json
@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from tape_ds.config import files
 from tape_ds.config.files import Collected, Given
@@ -21,9 +23,9 @@ _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 
 
 def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
-    """``--name value ...``, ``--name=value`` and lone ``--name`` as name -> texts; dashes in names become underscores.
+    """Return the texts of ``--name value ...``, ``--name=value`` or lone ``--name``; dashes become underscores.
 
-    A name given again replaces what it was: the last word counts, so a wrapper's defaults can be overridden.
+    The last of several flags of one name counts, so that a wrapper's defaults can be overridden.
     """
     found: dict[str, list[str]] = {}
     current: list[str] | None = None
@@ -44,7 +46,7 @@ def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
 
 
 def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> bool:
-    """Take ``--name`` out of ``flags``: whether it is there, alone or with ``true``."""
+    """Remove ``--name`` from ``flags``, and return whether it is there, alone or with ``true``."""
     texts = flags.pop(name, ["false"])
     value = plain(texts[-1]) if texts else True
     if isinstance(value, bool):
@@ -54,76 +56,72 @@ def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> b
 
 
 def override(
-    collected: Collected, flags: Mapping[str, list[str]], annotations: Mapping[str, Any], problems: list[Problem]
+    collected: Collected, flags: Mapping[str, list[str]], fields: Mapping[str, FieldInfo], problems: list[Problem]
 ) -> Collected:
-    """``collected`` with the command line's values in place of the files'.
+    """Return ``collected``, the files' values, with those of the command line in their place.
 
     Args:
-        collected: what the files say.
+        collected: by name.
         flags: see :func:`read`.
-        annotations: name of a field -> its type. Names that it lacks pass through, for the one check of names that also
-            covers the files.
+        fields: by name. A name that it lacks passes through to the one check of names that also covers the files.
         problems: gets what is wrong.
     """
     merged = dict(collected)
-    for name, texts in flags.items():
-        head, _, rest = name.partition(".")
-        if rest:
-            _override_key(merged, head, rest, texts, annotations, problems)
-        elif name in annotations:
-            _override_field(merged, name, texts, annotations[name], problems)
-        else:
+    for flag, texts in flags.items():
+        name, _, key = flag.partition(".")
+        if name not in fields and not key:
             merged[name] = Given(texts[0] if texts else None, WHERE)
+        elif name not in fields:
+            wrong = f"unknown field {name!r}"
+            problems.append(Problem(flag, " ".join(texts), wrong, did_you_mean(name, fields)))
+        elif not key:
+            _override_field(merged, name, texts, fields[name].annotation, problems)
+        elif not takes(fields[name].annotation, dict):
+            problems.append(Problem(flag, " ".join(texts), f"{name} is not a mapping", f"write --{name} VALUE"))
+        else:
+            _override_key(merged, name, key, texts, problems)
     return merged
 
 
 def _override_field(merged: Collected, name: str, texts: list[str], annotation: Any, problems: list[Problem]) -> None:
-    if not texts:
-        if takes(annotation, bool):
-            merged[name] = Given(True, WHERE)
-        else:
-            problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
-        return
-    if len(texts) > 1 and not takes(annotation, list):
-        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
-        texts = texts[:1]
-    if len(texts) == 1:
-        merged[name] = Given(meant(texts[0], annotation), WHERE)
-    else:
+    if len(texts) > 1 and takes(annotation, list):
         merged[name] = Given([part for text in texts for part in _items(text, annotation)], WHERE)
+    elif texts:
+        if len(texts) > 1:
+            problems.append(_several(name, texts))
+        merged[name] = Given(meant(texts[0], annotation), WHERE)
+    elif takes(annotation, bool):
+        merged[name] = Given(True, WHERE)
+    else:
+        problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
 
 
-def _override_key(
-    merged: Collected, head: str, rest: str, texts: list[str], annotations: Mapping[str, Any], problems: list[Problem]
-) -> None:
-    """Set one key inside the mapping ``head``, however deep ``rest`` says it lies."""
-    name = f"{head}.{rest}"
-    if head not in annotations:
-        problems.append(Problem(name, " ".join(texts), f"unknown field {head!r}", did_you_mean(head, annotations)))
-        return
-    if not takes(annotations[head], dict):
-        problems.append(Problem(name, " ".join(texts), f"{head} is no mapping", f"write --{head} VALUE"))
-        return
+def _override_key(merged: Collected, name: str, key: str, texts: list[str], problems: list[Problem]) -> None:
+    """Set one key, such as ``a.b``, inside the mapping ``name``."""
     if len(texts) > 1:
-        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
-    before = merged[head].value if head in merged else {}
+        problems.append(_several(f"{name}.{key}", texts))
+    before = merged[name].value if name in merged else {}
     if not isinstance(before, dict | None):
-        remedy = f"change the file that {head} names, or give {head} as a mapping in the recipe"
-        problems.append(Problem(name, " ".join(texts), f"{head} is {before!r}, not a mapping", remedy))
+        remedy = f"change the file that {name} names, or give {name} as a mapping in the recipe"
+        wrong = f"{name} is {before!r}, not a mapping"
+        problems.append(Problem(f"{name}.{key}", " ".join(texts), wrong, remedy))
         return
-    *path, last = rest.split(".")
+    *path, last = key.split(".")
     top = place = dict(before or {})
     for part in path:
         inner = place.get(part)
         place[part] = dict(inner) if isinstance(inner, dict) else {}
         place = place[part]
     place[last] = plain(texts[0]) if texts else True
-    merged[head] = Given(top, WHERE)
+    merged[name] = Given(top, WHERE)
+
+
+def _several(name: str, texts: list[str]) -> Problem:
+    return Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them")
 
 
 def meant(text: str, annotation: Any) -> Any:
-    """Return what a text stands for in a field of this type; itself where it stands for nothing that the field
-    takes."""
+    """Return the value of a text in a field of this type; the text itself if the field does not take its value."""
     if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
         value = plain(text)
         is_whole = text.startswith("[") or (value is None and takes(annotation, type(None)))
@@ -136,7 +134,7 @@ def meant(text: str, annotation: Any) -> Any:
 
 
 def _items(text: str, annotation: Any) -> list[Any]:
-    """Return the items that one word of a list stands for."""
+    """Return the items in one word of a list."""
     if isinstance(value := plain(text), list):
         return value
     lists = [member for member in (get_args(annotation) or ()) if get_origin(member) is list] or [annotation]
@@ -145,7 +143,7 @@ def _items(text: str, annotation: Any) -> list[Any]:
 
 
 def plain(text: str) -> Any:
-    """Return what a text means where no type is declared: null, a truth value, a number, JSON or itself."""
+    """Return the value of a text without a declared type: null, a truth value, a number, JSON or itself."""
     words = {"null": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""Where a recipe's values come from: YAML files that build on one another, then the command line.
+"""Recipe files: YAML that may build on other recipes.
 
 A file of ``launchers/recipes`` holds one recipe, and in ``variants`` others that build on it::
 
@@ -7,8 +7,8 @@ A file of ``launchers/recipes`` holds one recipe, and in ``variants`` others tha
         about: A bias on the scores that falls with distance.
         position_encoding: alibi
 
-Nothing is interpreted here beyond YAML itself: the result is, for every name that was written, the value and the place
-where it was written, so that later checks can point there.
+Nothing is interpreted here beyond YAML itself: the result has, for every name, its value and the place where it is
+written, for the messages of later checks.
 """
 
 import copy
@@ -33,7 +33,7 @@ LARGEST = 100_000
 
 @dataclass
 class Given:
-    """One value as it is written."""
+    """One value, uninterpreted."""
 
     value: Any
     where: str
@@ -44,11 +44,11 @@ Collected = dict[str, Given]
 
 
 class RecipeLine(NamedTuple):
-    """Where a recipe is written."""
+    """The place of a recipe."""
 
     path: Path
     variant: str | None = None
-    """Its name in the file's ``variants``; None: it is the file's own recipe."""
+    """Its name in the file's ``variants``; None for the file's own recipe."""
 
     def __str__(self) -> str:
         return self.variant or self.path.name
@@ -58,23 +58,21 @@ _Document = tuple[yaml.Node, dict[Hashable, Any]]
 
 
 class _File(NamedTuple):
-    """What one file says."""
-
     own: Collected
     variants: dict[str, Collected]
     problems: list[Problem]
 
 
 class _Loader(yaml.SafeLoader):
-    """``SafeLoader`` that remembers every key written twice, which YAML would silently let win, and reads 1e-4 as the
-    number that it is, which YAML 1.1 takes for a text."""
+    """``SafeLoader`` that notes repeated keys, of which YAML silently takes the last, and reads 1e-4 as a number, which
+    YAML 1.1 takes for a text."""
 
     def __init__(self, stream: str):
         super().__init__(stream)
         self.repeated: list[tuple[str, int]] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return the mapping, noting keys that stand in it twice."""
+        """Return the mapping, noting repeated keys."""
         seen = set()
         for key, _ in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else None
@@ -91,22 +89,21 @@ _Loader.add_implicit_resolver(
 
 
 def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
-    """Return everything that the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) says, its bases
-    included.
+    """Return all values of the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) and of its bases.
 
-    A recipe's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
-    not fit the new ones. Where there is no such recipe, those of ``launcher`` are suggested.
+    A recipe's values replace those of its base; a mapping is not merged into the base's, whose keys might not fit the
+    new ones. For an unknown name the recipes of ``launcher`` are suggested.
     """
-    place = _find_or_say(name, RECIPES, "recipe", problems, launcher)
+    place = _find_or_report(name, RECIPES, "recipe", problems, launcher)
     # a copy, since a shipped file is read once for all recipes of a process
     return {} if place is None else copy.deepcopy(_read_chain(place, "recipe", (), problems, launcher))
 
 
 def require_launcher(name: str, collected: Collected, launcher: str) -> None:
-    """Take ``launcher`` out of what the recipe ``name`` says. A recipe that does not say it fits any launcher.
+    """Remove ``launcher`` from the values of the recipe ``name``; a recipe without it fits any launcher.
 
     Raises:
-        UserError: it is a recipe of another launcher; its fields would all read as unknown ones.
+        UserError: it is a recipe of another launcher.
     """
     declared = collected.pop("launcher", None)
     if declared is None or declared.value == launcher:
@@ -122,7 +119,7 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
 
 
 def shipped() -> dict[str, RecipeLine]:
-    """Return every recipe of ``launchers/recipes`` and its folders by its name, which no other one has, sorted."""
+    """Return every recipe of ``launchers/recipes`` and its folders by its unique name, sorted."""
     places = {}
     for path in _shipped_paths(RECIPES):
         places[path.stem] = RecipeLine(path)
@@ -137,8 +134,7 @@ def recipes_of(launcher: str) -> list[str]:
 
 
 def about(name: str) -> str:
-    """Return one line on a shipped recipe: of a variant its ``about``, of a file the first sentence of its first
-    comment."""
+    """Return one line on a shipped recipe: a variant's ``about``, or the first sentence of a file's first comment."""
     place = shipped()[name]
     if place.variant:
         about = _shipped_file(place.path).variants[place.variant].get("about")
@@ -157,7 +153,7 @@ def _read_chain(
         problems.append(Problem("base", str(place), wrong, "break the circle"))
         return {}
     file = _shipped_file(place.path) if _is_shipped(place.path) else _read_file(place.path, field)
-    if all(place.path != each.path for each in above):  # else said already
+    if all(place.path != each.path for each in above):  # else reported already
         problems += file.problems
     found = dict(file.own)
     if place.variant:
@@ -166,14 +162,14 @@ def _read_chain(
     if base is None:
         below = RecipeLine(place.path) if place.variant else None
     elif isinstance(base.value, str):
-        below = _find_or_say(base.value, place.path.parent, "base", problems, launcher, f" ({base.where})")
+        below = _find_or_report(base.value, place.path.parent, "base", problems, launcher, f" ({base.where})")
     else:
         problems.append(Problem("base", base.value, f"not the name of a recipe ({base.where})", "give one name"))
         below = None
     return found if below is None else _read_chain(below, "base", (*above, place), problems, launcher) | found
 
 
-def _find_or_say(
+def _find_or_report(
     name: str, folder: Path, field: str, problems: list[Problem], launcher: str, where: str = ""
 ) -> RecipeLine | None:
     place = find(name, folder)
@@ -187,8 +183,8 @@ def _find_or_say(
 
 
 def find(name: str, folder: Path) -> RecipeLine | None:
-    """Return what ``name`` means: a path as it is, a recipe of ``folder``, or a shipped one, whose own folder may stand
-    before it (``scrolls/qasper``)."""
+    """Return the place of a recipe: a path, a recipe of ``folder``, or a shipped one, with or without its own folder
+    (``scrolls/qasper``)."""
     if not name:
         return None
     is_path = name.endswith((".yaml", ".yml"))
@@ -201,7 +197,7 @@ def find(name: str, folder: Path) -> RecipeLine | None:
             continue
         if path.stem == stem:
             return RecipeLine(path)
-        # only a file in which the name stands is read as YAML: reading all takes longer than checking a recipe
+        # only a file that has the name is read as YAML: reading all takes longer than checking a recipe
         if stem in path.read_text(encoding="utf-8", errors="replace") and stem in _shipped_file(path).variants:
             return RecipeLine(path, stem)
     return None
@@ -212,42 +208,38 @@ def _shipped_paths(folder: Path) -> list[Path]:
     return sorted(path.resolve() for path in folder.rglob("*.yaml"))
 
 
-def _is_shipped(path: Path) -> bool:
-    return path.is_relative_to(RECIPES.resolve())
-
-
 @functools.cache
 def _shipped_file(path: Path) -> _File:
     return _read_file(path, "recipe")
 
 
+def _is_shipped(path: Path) -> bool:
+    return path.is_relative_to(RECIPES.resolve())
+
+
 def _read_file(path: Path, field: str) -> _File:
-    """Return one file's own recipe and its variants, with what is wrong with its form."""
+    """Return one file's own recipe and its variants, with the problems of its form."""
     problems: list[Problem] = []
     document = _document(path, field, problems)
     if document is None:
         return _File({}, {}, problems)
     own = _with_lines(*document, path)
     table = own.pop("variants", None)
-    if table is None:
-        return _File(own, {}, problems)
-    if not _is_shipped(path):
+    variants: dict[str, Collected] = {}
+    if table is not None and not _is_shipped(path):
         wrong = f"only recipes of {RECIPES} have variants ({table.where})"
         problems.append(Problem("variants", str(path), wrong, "write a file for each, with base: NAME"))
-        return _File(own, {}, problems)
-    if not isinstance(table.value, dict):
+    elif table is not None and not isinstance(table.value, dict):
         wrong = f"not a mapping ({table.where})"
         problems.append(Problem("variants", table.value, wrong, "write 'name: {about: text, field: value}' for each"))
-        return _File(own, {}, problems)
-    node = _children(document[0])["variants"]
-    nodes = _children(node)
-    variants = {}
-    for name, given in _with_lines(node, table.value, path).items():
-        if isinstance(given.value, dict) and name in nodes:
-            variants[name] = _with_lines(nodes[name], given.value, path)
-        else:
-            remedy = "write a name, and its fields as a mapping"
-            problems.append(Problem("variants", name, f"not a recipe ({given.where})", remedy))
+    elif table is not None:
+        node = _children(document[0])["variants"]
+        for name, given in _with_lines(node, table.value, path).items():
+            if isinstance(given.value, dict) and name in _children(node):
+                variants[name] = _with_lines(_children(node)[name], given.value, path)
+            else:
+                remedy = "write a name, and its fields as a mapping"
+                problems.append(Problem("variants", name, f"not a recipe ({given.where})", remedy))
     return _File(own, variants, problems)
 
 
@@ -274,48 +266,42 @@ def read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
 
 
 def _document(path: Path, field: str, problems: list[Problem]) -> _Document | None:
-    """Return the mapping that a file is, as YAML's nodes and as values; None, and a problem, where it is something
-    else."""
-
-    def refuse(wrong: str, remedy: str) -> _Document | None:
-        problems.append(Problem(field, str(path), wrong, remedy))
-        return None
-
+    """Return the mapping of a file, as YAML's nodes and as values; None, and a problem, if it is no mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        return refuse(f"cannot be read ({error})", "make it a readable UTF-8 file")
-    try:
-        loader = _Loader(text)
+        loader = _Loader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         content = loader.construct_document(node) if node is not None else None
+    except (OSError, UnicodeDecodeError) as error:
+        problem = Problem(field, str(path), f"cannot be read ({error})", "make it a readable UTF-8 file")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}" if mark else "somewhere"
-        return refuse(f"not readable as YAML, {line}: {error.problem}", "mend the YAML there; indent with spaces")
-    except _FORBIDS as error:
+        wrong = f"not readable as YAML, {line}: {error.problem}"
+        problem = Problem(field, str(path), wrong, "mend the YAML there; indent with spaces")
+    except Exception as error:  # building a value raises anything for impossible characters, depth or tags
         reason = str(error).partition("\n")[0]
         wrong = f"not readable as YAML: characters, or a value that its own form or tag forbids ({reason})"
-        return refuse(wrong, "remove strange characters, write values in quotes, and brackets flat")
-    if not _is_small(content):
-        return refuse(f"it stands for more than {LARGEST:,} values", "write it without aliases (& and *)")
-    for name, number in loader.repeated:
-        wrong = f"written twice in {path.name}, the second time in line {number}"
-        problems.append(Problem(name, path.name, wrong, "keep one of the two"))
-    if not isinstance(content, dict):
-        kind = "empty" if content is None else f"a {type(content).__name__}"
-        return refuse(f"not a mapping but {kind}", "write one 'field: value' a line")
-    assert node is not None
-    return node, content
-
-
-_FORBIDS = (yaml.YAMLError, RecursionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What building a value raises whose characters, depth or tag cannot be."""
+        remedy = "remove strange characters, write values in quotes, and brackets flat"
+        problem = Problem(field, str(path), wrong, remedy)
+    else:
+        if _is_small(content):
+            for name, number in loader.repeated:
+                wrong = f"written twice in {path.name}, the second time in line {number}"
+                problems.append(Problem(name, path.name, wrong, "keep one of the two"))
+            if isinstance(content, dict) and node is not None:
+                return node, content
+            kind = "empty" if content is None else f"a {type(content).__name__}"
+            problem = Problem(field, str(path), f"not a mapping but {kind}", "write one 'field: value' a line")
+        else:
+            wrong = f"it stands for more than {LARGEST:,} values"
+            problem = Problem(field, str(path), wrong, "write it without aliases (& and *)")
+    problems.append(problem)
+    return None
 
 
 def _is_small(content: Any) -> bool:
-    """Return whether a document stands for no more than :data:`LARGEST` values once its aliases are followed. A few
-    lines of aliases of aliases can stand for billions."""
+    """Return whether a document has no more than :data:`LARGEST` values once its aliases are followed: a few lines of
+    aliases of aliases can stand for billions."""
     waiting, count = [content], 0
     while waiting and count <= LARGEST:
         value = waiting.pop()

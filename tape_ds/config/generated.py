@@ -1,62 +1,65 @@
-"""The recipe of ``train_arithmetic.py``: a new model of any size and encoding learns a generated task."""
+"""The recipe of ``train_arithmetic.py``: train a new model of any size and encoding on a generated task."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
+from tape_ds import encodings
 from tape_ds.config import loading, new_model
 from tape_ds.data.generated import arithmetic, tasks
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
-from tape_ds.data.generated.task import Size, Task, Test
+from tape_ds.data.generated.task import Size, Task, Test, tokenizer_of
 from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import DERIVED, Section, WrongValueError, missing, rule
+from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 DIGITS = 4
-"""Stand in for digits that are missing."""
+"""Stand-in for digits that are missing."""
 LONGEST = 200
-"""Digits of an operand that is trained."""
-OF_ADDRESSING = ("task_options", "train_lengths", "test_lengths")
-"""Fields that only tasks of addressing have."""
-OF_ARITHMETIC = ("max_digits", "max_digits_second", "test_digits")
-"""Fields that only arithmetic has."""
+"""Most digits of an operand in training."""
 DRAWN_FROM = 2
 """Range of an encoding that draws positions, in multiples of the longest test's tokens; the published ratio."""
 
 
-class GeneratedData(Section):
-    """What is asked, and how long. Arithmetic has digits, and tasks of addressing have lengths."""
+@dataclass(frozen=True)
+class Of:
+    """Fact of a field that only one kind of task has."""
 
-    task: str
+    kind: type[Task]
+
+
+class GeneratedData(Section):
+    """The task and its lengths: digits of arithmetic, tokens of addressing."""
+
+    task: Annotated[str, COMPARED]
     """Name of a task (docs/arithmetic.md, docs/addressing.md)."""
-    max_digits: int = Field(DERIVED, ge=1)
-    """The larger bound of a problem's first size: digits of the first operand (see the task). Arithmetic needs it."""
-    max_digits_second: int = Field(DERIVED, ge=1)
-    """The same of its second size; default max_digits."""
-    test_digits: int = DERIVED
-    """How long the longer operands are in tests: where the grid of ``tape-ds evaluate arithmetic`` ends, and what
-    an encoding that must know it beforehand (``randpe``) is made for; default twice the trained ones."""
-    train_lengths: list[int] = DERIVED
-    """Shortest and longest text of a task of addressing (see the task for what it counts), which needs them; a single
-    one for both."""
-    test_lengths: list[int] = DERIVED
-    """Lengths of its tests; default the longest trained one, 1.5 times and twice that."""
-    task_options: dict[str, Any] = DERIVED
-    """Its options; default the task's own."""
-    window: int = DERIVED
-    """Tokens that the model is made for (max_position_embeddings); default those of the longest training sequence."""
-    held_out_samples: int = Field(1000, ge=0, le=100_000)
-    """Problems of the trained lengths, kept from training, that are answered afterwards: about as many, alike over all
-    pairs of lengths; 0: none. The grid of longer ones is ``tape-ds evaluate arithmetic``. Of a task of addressing,
-    as many sequences of each of its tests."""
+    max_digits: Annotated[int, COMPARED, Of(ArithmeticTask)] = Field(DERIVED, ge=1)
+    """The most digits of the first operand (see the task). Required for arithmetic."""
+    max_digits_second: Annotated[int, COMPARED, Of(ArithmeticTask)] = Field(DERIVED, ge=1)
+    """The same of the second operand; default max_digits."""
+    test_digits: Annotated[int, COMPARED, Of(ArithmeticTask)] = DERIVED
+    """Digits of the longer operand in tests: the end of the grid of ``tape-ds evaluate arithmetic``, and the length
+    that an encoding is made for which must know it beforehand (``randpe``); default twice the trained ones."""
+    train_lengths: Annotated[list[int], COMPARED, Of(AddressingTask)] = DERIVED
+    """Shortest and longest text (see the task for its unit), or one length for both. Required for addressing."""
+    test_lengths: Annotated[list[int], FREE, COMPARED, Of(AddressingTask)] = DERIVED
+    """Lengths of the tests of addressing; default the longest trained one, 1.5 times and twice that."""
+    task_options: Annotated[dict[str, Any], COMPARED, Of(AddressingTask)] = DERIVED
+    """Options of a task of addressing; default the task's own."""
+    window: Tokens = DERIVED
+    """Tokens that the model is made for (max_position_embeddings); default the longest training sequence."""
+    held_out_samples: Annotated[int, FREE, COMPARED] = Field(1000, ge=0, le=100_000)
+    """Problems of the trained lengths, kept from training, that are answered afterwards, spread evenly over all pairs
+    of lengths; 0: none. ``tape-ds evaluate arithmetic`` has the grid of longer ones. For a task of addressing, the
+    sequences of each of its tests."""
 
     @field_validator("task")
     @classmethod
@@ -66,9 +69,17 @@ class GeneratedData(Section):
         return name
 
 
+_OF_A_KIND = {
+    name: mark.kind
+    for name, field in GeneratedData.model_fields.items()
+    for mark in field.metadata
+    if isinstance(mark, Of)
+}
+
+
 @dataclass(frozen=True)
 class Lengths:
-    """A task with the sizes that it is trained and tested at."""
+    """A task with its sizes in training and in tests."""
 
     task: Task
     trained: Size
@@ -77,18 +88,18 @@ class Lengths:
     """See :meth:`Task.tests`."""
 
     @classmethod
-    def of(cls, flat: Mapping[str, Any]) -> "Lengths":
+    def of(cls, data: GeneratedData) -> "Lengths":
         """Return those of a recipe's fields, with stand-ins for values that are wrong."""
-        name, options = flat["task"], flat["task_options"] or {}
+        name, options = data.task, data.task_options or {}
         task = TASKS[name] if tasks.check(name, options) else tasks.make(name, options)
         if isinstance(task, ArithmeticTask):
-            first = max(1, flat["max_digits"] or DIGITS)
-            second = max(1, flat["max_digits_second"] or first)
-            return cls(task, (first, second), task.reached((first, second), flat["test_digits"]))
+            first = max(1, data.max_digits or DIGITS)
+            second = max(1, data.max_digits_second or first)
+            return cls(task, (first, second), task.reached((first, second), data.test_digits))
         assert isinstance(task, AddressingTask), "there is no other kind of task"
-        given = flat["train_lengths"] or []
+        given = data.train_lengths or []
         trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
-        tested = flat["test_lengths"] or task.reached(trained[1])
+        tested = data.test_lengths or task.reached(trained[1])
         return cls(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
 
     @property
@@ -111,37 +122,27 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     LAUNCHER: ClassVar[str] = "train_arithmetic"
     DEFAULT: ClassVar[str] = "addition_tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
-    FORMER: ClassVar[Mapping[str, str]] = {
-        "eval_data": "held_out_samples: problems are drawn, not read",
-        "max_length": "window",
-        "method": "nothing: every parameter is trained",
-        "model": "its sizes and position_encoding themselves, as fields of the recipe",
-        "tokenizer": "task, which has its own letters",
-        "train_data": "task: problems are drawn, not read",
-        "vocab_size": "task, which has its own letters",
-    }
     FULL_ROWS: ClassVar[bool] = False
 
     model: new_model.NewModel
     data: GeneratedData
 
-    @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        lengths = Lengths.of(flat)
+    def derived(self) -> dict[str, Any]:
+        lengths = self.lengths
         own: dict[str, Any] = {"window": lengths.window}
         if isinstance(lengths.task, ArithmeticTask):
             own |= {"max_digits_second": lengths.trained[0], "test_digits": arithmetic.TESTED * max(lengths.trained)}
         else:
             own |= {"task_options": lengths.task.options, "test_lengths": list(lengths.tested)}
-        return own | new_model.derived(flat, flat["window"] or lengths.window)
+        return own | new_model.derived(self.model, self.data.window or lengths.window)
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths.of(self.data.flat())
+        return Lengths.of(self.data)
 
     @property
     def tests(self) -> tuple[list[Test], int]:
-        """Tests of the trained model, and the sequences of each; of arithmetic those of all trained lengths."""
+        """Tests of the trained model, and the sequences of each."""
         lengths, samples = self.lengths, self.data.held_out_samples
         is_arithmetic = isinstance(lengths.task, ArithmeticTask)
         tests = lengths.task.tests(lengths.trained if is_arithmetic else lengths.tested)
@@ -149,31 +150,24 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     @property
     def test_tokens(self) -> int:
-        """Tokens of the longest test."""
         lengths = self.lengths
         return max(self.data.window, lengths.task.most_tokens(lengths.tested or lengths.trained))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        from tape_ds.data.generated.task import tokenizer_of
-
         return tokenizer_of(self.lengths.task)
 
     def configuration(self) -> dict[str, Any]:
         """Return the fields of the model's configuration.
 
-        Unless ``position_options`` has other values, an encoding that draws its positions at random draws them from a
-        range with room for the longest test, and one with segments ends them at the signs, so that a number is a
-        segment.
-
         Raises:
             UserError: options that the encoding does not have.
         """
-        from tape_ds import encodings
-
         task, model = self.lengths.task, self.model
         words = new_model.Words(task.vocabulary, special=True)
         whole = model.position_options.get("max_range") or DRAWN_FROM * self.test_tokens
         signs = [number for letter, number in words.get_vocab().items() if letter in task.signs]
+        # an encoding that draws positions has room for the longest test; one with segments ends them at the signs, so
+        # that a number is a segment
         own = {"max_range": whole, "evaluation_length": min(whole, self.test_tokens), "separators": sorted(signs)}
         encoding = model.position_encoding
         known = {name: own[name] for name in own if not encodings.check_options(encoding, {name: own[name]})}
@@ -186,45 +180,42 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         sizes = lengths.task.sizes
         if isinstance(lengths.task, ArithmeticTask):
             shown = f"up to {data.max_digits:,} {sizes[0]}, {data.max_digits_second:,} {sizes[1]}"
-            answered = f"about {data.held_out_samples:,} problems of these lengths that no sequence has"
+            answered = f"about {data.held_out_samples:,} problems of these lengths kept from training"
         else:
             shown = f"{' to '.join(f'{each:,}' for each in dict.fromkeys(lengths.trained))} {sizes[0]}"
             tests = len(lengths.task.tests(lengths.tested))
-            answered = f"{data.held_out_samples:,} sequences of each of {tests} tests that no sequence is"
+            answered = f"{data.held_out_samples:,} sequences of each of {tests} tests kept from training"
         return {
             **self.model.outline(),
             "data": f"{data.task}: {shown}; sequences of up to {data.window:,} tokens",
             "held out": answered if data.held_out_samples else "nothing",
         }
 
-    @rule("task", *OF_ADDRESSING, *OF_ARITHMETIC)
+    @rule("task", *_OF_A_KIND)
     def _fields(self) -> Iterator[Problem]:
-        """Check that the task has the fields that are given, and that those it needs are."""
-        data, is_arithmetic = self.data, isinstance(TASKS[self.data.task], ArithmeticTask)
-        own, others = (OF_ARITHMETIC, OF_ADDRESSING) if is_arithmetic else (OF_ADDRESSING, OF_ARITHMETIC)
-        for name in others:
-            if not missing(value := getattr(data, name)):
-                yield Problem(name, value, f"{data.task} does not have it", f"leave it out; it has {', '.join(own)}")
-
-    @rule("task", "max_digits")
-    def _digits(self) -> Iterator[Problem]:
-        if missing(self.data.max_digits) and isinstance(TASKS[self.data.task], ArithmeticTask):
-            remedy = "write max_digits: in the recipe, or --max_digits VALUE"
-            yield Problem("max_digits", None, "missing", remedy)
+        for name, kind in _OF_A_KIND.items():
+            value = getattr(self.data, name)
+            if value is not None and not isinstance(TASKS[self.data.task], kind):
+                own = ", ".join(each for each, other in _OF_A_KIND.items() if other is not kind)
+                yield Problem(name, value, f"{self.data.task} does not have it", f"leave it out; it has {own}")
 
     @rule("task", "max_digits", "max_digits_second")
-    def _largest(self) -> Iterator[Problem]:
+    def _digits(self) -> Iterator[Problem]:
         task = TASKS[self.data.task]
-        if isinstance(task, ArithmeticTask):
-            for name, there_is in zip(("max_digits", "max_digits_second"), task.largest, strict=True):
-                size, limit = getattr(self.data, name), min(there_is, LONGEST)
-                if not missing(size) and size > limit:
-                    yield Problem(name, size, "out of range", f"give 1 to {limit}")
+        if not isinstance(task, ArithmeticTask):
+            return
+        if self.data.max_digits is None:
+            remedy = "write max_digits: in the recipe, or --max_digits VALUE"
+            yield Problem("max_digits", None, "missing", remedy)
+        for name, largest in zip(("max_digits", "max_digits_second"), task.largest, strict=True):
+            size, limit = getattr(self.data, name), min(largest, LONGEST)
+            if size is not None and size > limit:
+                yield Problem(name, size, "out of range", f"give 1 to {limit}")
 
-    @rule("task", *OF_ARITHMETIC)
+    @rule("task", "max_digits", "max_digits_second", "test_digits")
     def _test_digits(self) -> Iterator[Problem]:
         digits = self.data.test_digits
-        if "test_digits" not in self.given or missing(self.data.max_digits):
+        if "test_digits" not in self.given or self.data.max_digits is None:
             return
         trained = max(self.lengths.trained)
         if digits < trained:
@@ -232,7 +223,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         if digits > arithmetic.LONGEST:
             yield Problem("test_digits", digits, "too long", f"give {arithmetic.LONGEST:,} or less")
 
-    @rule("task", *OF_ADDRESSING)
+    @rule("task", "task_options", "train_lengths", "test_lengths")
     def _options_and_lengths(self) -> Iterator[Problem]:
         data, task = self.data, self.lengths.task
         if not isinstance(task, AddressingTask):
@@ -240,7 +231,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         if wrong_options := tasks.check(data.task, data.task_options):
             yield from wrong_options
             return
-        if missing(data.train_lengths):
+        if data.train_lengths is None:
             remedy = "write train_lengths: [SHORTEST, LONGEST] in the recipe, or --train_lengths SHORTEST LONGEST"
             yield Problem("train_lengths", None, "missing", remedy)
         elif instead := wrong_trained(task, data.train_lengths):
@@ -252,9 +243,9 @@ class GeneratedRecipe(new_model.NewModelRecipe):
             if instead := task.wrong_length(each):
                 yield Problem("test_lengths", each, f"{data.task} has no such sequences", instead)
 
-    @rule("task", *OF_ADDRESSING, *OF_ARITHMETIC, "window")
+    @rule("task", *_OF_A_KIND, "window")
     def _window(self) -> Iterator[Problem]:
-        if isinstance(TASKS[self.data.task], ArithmeticTask) and missing(self.data.max_digits):
+        if isinstance(TASKS[self.data.task], ArithmeticTask) and self.data.max_digits is None:
             return
         longest = self.lengths.window
         if self.data.window < longest and "window" in self.given:
@@ -266,7 +257,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         # epochs of endless sequences would be no steps at all
         epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
         if epochs > 0 and self.trainer_value("max_steps") <= 0:
-            wrong = "problems are drawn, and have no end"
+            wrong = "problems are generated without end"
             yield Problem("num_train_epochs", epochs, wrong, "give max_steps in its place")
 
 

@@ -1,56 +1,24 @@
 """From a recipe's file and a command line to a checked recipe, or to one message with everything that is wrong.
 
-A recipe comes from a YAML file of ``launchers/recipes`` (or any path), which may build on another by ``base`` and says
-by ``launcher`` which launcher it is for, and any field can be overridden on the command line (:mod:`.command_line`).
-:func:`load` loads no model and no data and writes nothing.
+A recipe is a YAML file of ``launchers/recipes`` or of any path. It may build on another by ``base``, names its launcher
+by ``launcher``, and any field can be overridden on the command line (:mod:`.command_line`). :func:`load` loads no model
+and no data and writes nothing.
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tape_ds import fields, numbers, paths
-from tape_ds.config import command_line, deepspeed_config, files, trainer
+from tape_ds import fields, paths
+from tape_ds.config import command_line, deepspeed_config, files, old_names, trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.trainer import Trainer
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.fields import Section
 
 R = TypeVar("R", bound=Recipe)
-
-IN_TOKENS = (
-    *("target_length", "window", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "passkey_lengths"),
-    *("max_tokens", "min_document_tokens", "group_tokens", "answer_tokens", "sample_tokens"),
-)
-"""Fields whose numbers may be written as the evaluation's commands take them: ``32k`` is 32,768."""
-
-
-def sections(kind: type[Recipe]) -> tuple[type[Section], ...]:
-    """Return every section of a recipe of this kind, the trainer's last."""
-    return (*kind.SECTIONS.values(), Trainer)
-
-
-@functools.cache
-def table(kind: type[Recipe]) -> dict[str, tuple[type[Section], str]]:
-    """Name of every field that a recipe of this kind may have -> its section, and its name there."""
-    found: dict[str, tuple[type[Section], str]] = {}
-    for section in sections(kind):
-        found |= section.flat_fields()
-    return found | {old: (Trainer, new) for old, new in trainer.RENAMED.items()}
-
-
-@functools.cache
-def field_hints(kind: type[Recipe]) -> dict[str, Any]:
-    """Name -> type of every field that a recipe of this kind may have."""
-    return {name: section.model_fields[own].annotation for name, (section, own) in table(kind).items()}
-
-
-def required(kind: type[Recipe]) -> list[str]:
-    """Return names of the fields that must be written."""
-    return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
 def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsewhere: bool = False) -> R:
@@ -67,30 +35,29 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     """
     problems: list[Problem] = []
     flags = command_line.read(argv, problems)
-    flags.pop("local_rank", None)
+    flags = {_today(name): texts for name, texts in flags.items() if name != "local_rank"}
     switches = {name: command_line.switch(name, flags, problems) for name in ("print_config", "dry_run")}
     name = _recipe_name(kind, flags, problems)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     unreadable = not collected and bool(problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
-    broken: set[str] = set()
-    collected = command_line.override(collected, flags, field_hints(kind), problems)
-    values = _checked(kind, collected, problems, broken)
-    if unreadable:  # the rest would only say that everything is missing
-        raise UserError(problems)
-    for needed in required(kind):
-        if needed not in values and needed not in broken:
-            remedy = f"write {needed}: in the recipe, or --{needed} VALUE"
-            problems.append(Problem(needed, None, "missing", remedy))
-            broken.add(needed)
-    world = world_size or int(os.environ.get("WORLD_SIZE", "1"))
-    recipe = _build(kind, Path(name).stem, values, broken, world, problems)
-    # before the rules: what is only looked at may look further
-    words = (name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts)))
-    recipe = dataclasses.replace(recipe, print_config=switches["print_config"], dry_run=switches["dry_run"])
-    recipe = dataclasses.replace(recipe, elsewhere=elsewhere or recipe.dry_run, words=words)
+    collected = _renamed(collected, problems)
+    collected = command_line.override(collected, flags, kind.fields(), problems)
+    values, found = _checked(kind, collected)
+    if unreadable:  # then every required field is missing
+        raise UserError([*problems, *(each for each in found.values() if each.wrong != "missing")])
+    problems += found.values()
+    # before the rules: a recipe that is only looked at may look further
+    recipe = dataclasses.replace(
+        _build(
+            kind, Path(name).stem, values, found.keys(), world_size or int(os.environ.get("WORLD_SIZE", "1")), problems
+        ),
+        elsewhere=elsewhere or switches["dry_run"],
+        words=(name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts))),
+        **switches,
+    )
     known = {str(problem) for problem in problems}
-    problems += {str(each): each for each in recipe.problems(broken) if str(each) not in known}.values()
+    problems += {str(each): each for each in recipe.problems({*found}) if str(each) not in known}.values()
     raise_if_any(problems)
     return recipe
 
@@ -106,70 +73,89 @@ def _recipe_name(kind: type[Recipe], flags: dict[str, list[str]], problems: list
     return texts[0]
 
 
-def _checked(
-    kind: type[Recipe], collected: files.Collected, problems: list[Problem], broken: set[str]
-) -> dict[str, Any]:
-    """Return the values that are right by themselves; the names of the others go to ``broken``."""
-    known = table(kind)
+def _today(name: str) -> str:
+    head, dot, rest = name.partition(".")
+    return trainer.ALIASES.get(head, head) + dot + rest
+
+
+def _renamed(collected: files.Collected, problems: list[Problem]) -> files.Collected:
+    """Return the values under the names that fields have here; two names with two values contradict each other."""
+    found = {name: given for name, given in collected.items() if name not in trainer.ALIASES}
+    for old, new in trainer.ALIASES.items():
+        given, other = collected.get(old), collected.get(new)
+        if given is None or given.value is None:
+            continue
+        if other is not None and other.value not in (None, given.value):
+            problems.append(Problem(old, given.value, f"contradicts {new} = {other.value!r}", f"keep {new}"))
+        elif other is None or other.value is None:
+            found[new] = given
+    return found
+
+
+def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, Any], dict[str, Problem]]:
+    """Return the values that are valid by themselves, and the problems of the other fields by their names."""
+    known = kind.fields()
     values: dict[str, Any] = {}
+    found: dict[str, Problem] = {}
     for name, given in collected.items():
         if name not in known:
-            former = {**trainer.REMOVED, **kind.FORMER}.get(name)
+            former = old_names.today(name, known)
             wrong = f"{'unknown field' if former is None else 'no field any more'} ({given.where})"
-            names = [*known, "base", "launcher", "recipe", "print_config", "dry_run"]
-            remedy = did_you_mean(name, names) if former is None else f"today: {former}"
-            problems.append(Problem(name, given.value, wrong, remedy))
-            continue
-        annotation = field_hints(kind)[name]
-        # null is the word for "not given" wherever it is no value, and everywhere in transformers' fields
-        is_trainers = known[name][0] is Trainer and name != "deepspeed"
-        if given.value is None and (is_trainers or not fields.takes(annotation, type(None))):
-            continue
-        value = fields.as_meant(given.value, annotation)
-        if name in IN_TOKENS:
-            value = [_counted(each) for each in value] if isinstance(value, list) else _counted(value)
-        section, own = known[name]
-        found = [*paths.check(name, value), *trainer.owned_problem(name, value)]
-        for each in [] if found else fields.check(section, {own: value}):
-            where = f" ({given.where})" if each.wrong == "wrong type" else ""
-            form = " as JSON" if isinstance(value, str) and value[:1] in ("[", "{") else ""
-            found.append(dataclasses.replace(each, field=name, wrong=each.wrong + where, remedy=each.remedy + form))
-        problems += found
-        if found:
-            broken.add(name)
-        else:
-            values[name] = value
-    return trainer.rename(values, problems)
+            remedy = did_you_mean(name, [*known, *NOT_FIELDS]) if former is None else f"today: {former}"
+            found[name] = Problem(name, given.value, wrong, remedy)
+        # null stands for "not given" wherever it is no value, and in all of transformers' fields
+        elif given.value is not None or (
+            fields.takes(known[name].annotation, type(None)) and (name not in trainer.FIELDS or name == "deepspeed")
+        ):
+            values[name] = given.value
+            for each in (*paths.check(name, given.value), *trainer.owned_problem(name, given.value)):
+                found[name] = each
+    for section in (*kind.SECTIONS.values(), Trainer):
+        own = {name: values[name] for name in section.flat_fields() if name in values and name not in found}
+        for each in section.check(own):
+            given = collected.get(each.field)
+            where = f" ({given.where})" if given is not None and each.wrong == "wrong type" else ""
+            form = " as JSON" if isinstance(each.value, str) and each.value[:1] in ("[", "{") else ""
+            better = dataclasses.replace(each, wrong=each.wrong + where, remedy=each.remedy + form)
+            found.setdefault(each.field, better)
+    return {name: value for name, value in values.items() if name not in found}, found
 
 
-def _counted(value: Any) -> Any:
-    """``32k`` as 32,768; anything else as it is."""
-    found = numbers.tokens(value) if isinstance(value, str) and value[-1:] in ("k", "K") else None
-    return value if found is None else found
+NOT_FIELDS = ("base", "launcher", "recipe", "print_config", "dry_run")
+"""Names that a recipe or a command line may have beside the fields."""
 
 
 def _build(
     kind: type[R], name: str, values: Mapping[str, Any], broken: set[str], world_size: int, problems: list[Problem]
 ) -> R:
     """Return the recipe with every default resolved; broken fields have stand-ins."""
-    stand_ins = {key: value for key, value in kind.STAND_INS.items() if key in broken}
-    flat = {"output_dir": f"runs/{name}"} | stand_ins | dict(values)
-    settings = Trainer.build(flat)
+    flat = {"output_dir": f"runs/{name}"} | {key: kind.STAND_INS[key] for key in kind.STAND_INS if key in broken}
+    flat |= values
+    settings = _section(Trainer, flat)
     chosen = settings.value("deepspeed")
-    config = deepspeed_config.read(chosen, problems) if chosen and "deepspeed" not in broken else None
-    defaults: dict[str, Any] = {}
-    for section in kind.SECTIONS.values():
-        defaults |= section.build(flat).flat()
-    derived = {key: value for key, value in kind.derived(defaults).items() if defaults.get(key) is None}
-    own: dict[str, Any] = {key: section.build(flat | derived) for key, section in kind.SECTIONS.items()}
-    groups = max(1, world_size // max(1, own["scale"].ways))
-    shared = settings.value("per_device_train_batch_size") * groups * settings.gradient_accumulation_steps
-    return kind(
+    draft = kind(
         name=name,
         trainer=settings,
-        global_batch_size=shared if settings.global_batch_size is None else settings.global_batch_size,
-        deepspeed=config,
+        global_batch_size=0,
+        deepspeed=deepspeed_config.read(chosen, problems) if chosen and "deepspeed" not in broken else None,
         given=frozenset(values),
         world_size=world_size,
-        **own,
+        **{key: _section(section, flat) for key, section in kind.SECTIONS.items()},
     )
+    derived = draft.derived()
+    sections: dict[str, Any] = {}
+    for key in kind.SECTIONS:
+        section = getattr(draft, key)
+        own = {each: derived[each] for each, value in section if value is None and each in derived}
+        sections[key] = section.model_copy(update=own)
+    groups = max(1, world_size // max(1, draft.scale.ways))
+    shared = settings.value("per_device_train_batch_size") * groups * settings.gradient_accumulation_steps
+    return dataclasses.replace(
+        draft,
+        global_batch_size=shared if settings.global_batch_size is None else settings.global_batch_size,
+        **sections,
+    )
+
+
+def _section(section: type[Section], flat: Mapping[str, Any]) -> Any:
+    return section.build({name: flat[name] for name in section.flat_fields() if name in flat})

@@ -1,24 +1,35 @@
-"""The section of an extension's recipe that says what is trained, see :mod:`tape_ds.methods`; and what each method
-forbids beside it."""
+"""The section of an extension's recipe about its method (:mod:`tape_ds.methods`), and what each method forbids."""
 
 import importlib.util
+import json
 from collections.abc import Callable, Collection, Iterator
 
 from pydantic import Field, field_validator
 
+from tape_ds import encodings
 from tape_ds.config import deepspeed_config
 from tape_ds.config.sections import learns
-from tape_ds.config.trainer import Whole
+from tape_ds.config.trainer import RecipeView
 from tape_ds.distributed.layout import SEQUENCE, TENSOR
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import DERIVED, Section, WrongValueError, rule
+from tape_ds.fields import DERIVED, Section, Tokens, WrongValueError, rule
 from tape_ds.methods import METHODS, Method, trained
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained whole."""
+"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained recipe."""
 GROUPS = ("train_position", "train_norms", "train_embeddings")
 ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit")
+
+
+_READ_BY: dict[str, Callable[[Method], bool]] = {
+    **dict.fromkeys(ADAPTERS, lambda method: method.trains == "adapters"),
+    **dict.fromkeys(GROUPS, lambda method: method.trains not in ("everything", "nothing")),
+    "group_tokens": lambda method: method.grouped,
+    "theta_linear": lambda method: "rope_theta" in method.rope_parameters,
+    "train_router": lambda method: method.trains == "everything",
+}
+"""Field -> whether a method reads it."""
 
 
 class MethodSection(Section):
@@ -27,16 +38,16 @@ class MethodSection(Section):
     method: str = "tape"
     """Name of an extension method (docs/methods.md)."""
     train_position: bool = DERIVED
-    """Train the encoding's own parameters (TAPE's position updates); default yes for ``tape``, ``tape+lora`` and
-    ``full`` wherever the encoding has them."""
+    """Train the encoding's own parameters (TAPE's position updates); default true for ``tape``, ``tape+lora`` and
+    ``full`` if the encoding has any."""
     train_norms: bool = True
     """Train the norms' weights."""
     train_embeddings: bool = DERIVED
-    """Train the token embeddings; default yes for ``full`` and, as LongLoRA does, for every method with adapters. Tied
-    embeddings are the output head, too."""
+    """Train the token embeddings, which are the output head too if tied; default true for ``full`` and, as in
+    LongLoRA, for every method with adapters."""
     train_router: bool = False
-    """``full``: train what sends tokens to their experts, too; without a loss that balances them, few experts may get
-    all."""
+    """``full``: train the router of experts too; there is no loss that balances them, so few experts may get all
+    tokens."""
     lora_r: int = Field(8, ge=1)
     """Rank of the adapters."""
     lora_alpha: float = Field(16, gt=0)
@@ -44,20 +55,19 @@ class MethodSection(Section):
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the adapters' input that is dropped."""
     lora_targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    """Linear maps that get an adapter, in every block; default those of attention, by the names of the model's
-    family."""
+    """Linear maps that get an adapter in every block, by the names of the model's family."""
     load_in_4bit: bool = False
     """Adapters over a base quantised to 4-bit NormalFloat, twice (QLoRA); needs bitsandbytes, and no ZeRO-3."""
-    group_tokens: int = DERIVED
+    group_tokens: Tokens = DERIVED
     """``longlora``: tokens of an attention group in training, even; default a quarter of the window."""
     theta_linear: bool = False
     """``theta``: interpolate linearly on top, by target_length / native length, as the TAPE paper's code did."""
 
     distill: bool = False
-    """Keep what the model predicts within its native window: the loss is in part the divergence from the untouched
-    model, of which a frozen copy is held (docs/methods.md)."""
+    """Keep the model's predictions within its native window: a part of the loss is the divergence from a frozen copy of
+    the untouched model (docs/methods.md)."""
     distill_weight: float = Field(0.5, gt=0, lt=1)
-    """The divergence's part of the loss; the rest is the cross-entropy's."""
+    """Weight of the divergence in the loss; the rest is the cross-entropy's."""
 
     @field_validator("method")
     @classmethod
@@ -79,104 +89,73 @@ class MethodSection(Section):
 
     @property
     def chosen(self) -> Method:
-        """The method."""
         return METHODS[self.method]
 
     @property
     def idle(self) -> set[str]:
-        """Fields of this section that mean nothing to the method."""
-        method = self.chosen
-        fields: set[str] = set() if method.trains == "adapters" else set(ADAPTERS)
-        if not method.grouped:
-            fields.add("group_tokens")
-        if "rope_theta" not in method.rope_parameters:
-            fields.add("theta_linear")
-        if method.trains in ("everything", "nothing"):
-            fields |= set(GROUPS)
-        if not self.train_router or method.trains != "everything":
+        """Fields of this section that the method does not read."""
+        fields = {field for field, reads in _READ_BY.items() if not reads(self.chosen)}
+        if not self.train_router:
             fields.add("train_router")
-        if not self.distill:  # nor in a checkpoint's identity: runs before there was distillation go on
+        if not self.distill:  # nor in a checkpoint's identity, so that runs before there was distillation resume
             fields |= {"distill", "distill_weight"}
         return fields
 
     @rule("method", "distill", "deepspeed", SEQUENCE, TENSOR, "torch_compile")
-    def _distillation(self, whole: Whole) -> Iterator[Problem]:
-        """The untouched model is whole in every process, beside the engine."""
+    def _distillation(self, recipe: RecipeView) -> Iterator[Problem]:
         if not self.distill:
             return
+        # every process holds the whole untouched model outside the engine
         reasons = {
-            f"method = {self.method!r} trains nothing": not whole.trains,
-            "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": whole.trains
-            and deepspeed_config.stage(whole.deepspeed or {}) == 3,
-            "processes that share a sequence have parts of its tokens": whole.scale.sequence_parallel_size > 1,
-            "processes that share layers have parts of the vocabulary": whole.scale.tensor_parallel_size > 1,
-            "torch_compile does not take a second model's tokens": bool(whole.trainer_value("torch_compile")),
+            f"method = {self.method!r} trains nothing": not recipe.trains,
+            "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": recipe.trains
+            and deepspeed_config.stage(recipe.deepspeed or {}) == 3,
+            "processes that share a sequence have parts of its tokens": recipe.scale.sequence_parallel_size > 1,
+            "processes that share layers have parts of the vocabulary": recipe.scale.tensor_parallel_size > 1,
+            "torch_compile does not take a second model's tokens": bool(recipe.trainer_value("torch_compile")),
         }
         if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
             yield Problem("distill", True, wrong, "mend that, or distill: false")
 
     @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "train_router", "distill", "distill_weight", *GROUPS)
-    def _idle_fields(self, whole: Whole) -> Iterator[Problem]:
-        """A setting that the method does not read is a mistake, unless it says what is so anyway."""
-        name = self.method
-        trains = self.chosen.trains
-        so_anyway = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None, "distill": False}
-        so_anyway |= {"train_router": False}
-        so_anyway |= dict.fromkeys(GROUPS, trains == "everything")
-        for field in sorted(whole.given & self.idle):
-            value = getattr(self, field)
-            if field in so_anyway and value is so_anyway[field]:
-                continue
+    def _idle_fields(self, recipe: RecipeView) -> Iterator[Problem]:
+        for field in sorted(recipe.given & self.idle):
+            value, holds = getattr(self, field), MethodSection.model_fields[field].default
             if field in GROUPS:
-                wrong = f"trains {trains if trains == 'nothing' else 'every parameter'}"
-                remedy = f"remove it (where a base has it: {field}: {str(not value).lower()}), or choose another method"
-            elif field == "group_tokens":
-                wrong, others = "does not group attention", with_trait(lambda m: m.grouped)
-                remedy = f"remove it (where a base has it: group_tokens: null), or method: {others}"
-            elif field == "train_router":
-                wrong, remedy = "does not train the whole model", "remove it, or method: full"
-            elif field == "distill_weight":
-                yield Problem(field, value, "there is no distillation that it weighs", "distill: true, or remove it")
+                holds = self.chosen.trains == "everything"
+            if value == holds and isinstance(holds, bool | None):  # "off" may stand where nothing reads it
                 continue
-            elif field == "theta_linear":
-                wrong, others = "leaves rope_theta as it is", with_trait(lambda m: "rope_theta" in m.rope_parameters)
-                remedy = f"remove it (or give false), or method: {others}"
-            else:
-                wrong, others = "has no adapters", with_trait(lambda m: m.trains == "adapters")
-                remedy = f"remove it, or choose a method with adapters: {others}"
-            yield Problem(field, value, f"method = {name!r} {wrong}", remedy)
+            if field == "distill_weight":
+                yield Problem(field, value, "distill is off", "distill: true, or remove it")
+                continue
+            others = ", ".join(name for name, method in METHODS.items() if _READ_BY[field](method))
+            remedy = f"remove it (where a base has it: {field}: {json.dumps(holds)}), or method: {others}"
+            yield Problem(field, value, f"method = {self.method!r} does not read it", remedy)
 
     @rule("method", "position_encoding", "position_options", *GROUPS)
-    def _trains_something(self, whole: Whole) -> Iterator[Problem]:
-        """Position updates are trained by the methods that are about them, and by no others."""
-        from tape_ds import encodings
-
-        encoding, options = whole.model.position_encoding, whole.model.position_options
-        if encodings.check_options(encoding, options):
-            return
+    def _trains_something(self, recipe: RecipeView) -> Iterator[Problem]:
+        encoding, options = recipe.model.position_encoding, recipe.model.position_options
         method, name = self.chosen, self.method
-        if method.trains in ("everything", "nothing"):
+        if encodings.check_options(encoding, options) or method.trains in ("everything", "nothing"):
             return
         can = learns(encoding, options)
         has_none = f"position_encoding = {encoding!r} has no position updates" + (" with these options" * bool(options))
-        ours = with_trait(lambda m: m.learns_positions)
         if self.train_position and not method.learns_positions:
+            ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
             yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
         elif self.train_position and not can:
             remedy = "position_encoding: tape (with an update on), or train_position: false"
             yield Problem("train_position", True, has_none, remedy)
-        elif method.learns_positions and "train_position" not in whole.given and not can:
+        elif method.learns_positions and "train_position" not in recipe.given and not can:
             others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
             remedy = f"position_encoding: tape (with an update on), or another method: {others}"
             yield Problem("method", name, has_none, remedy)
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
-            remedy = f"set {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
-            yield Problem("method", name, "nothing is left to train", remedy)
+            yield Problem("method", name, "nothing is left to train", f"set one of {', '.join(GROUPS)}")
 
     @rule("method", "rope_parameters", "theta_linear")
-    def _rope_type(self, whole: Whole) -> Iterator[Problem]:
-        """A method that is RoPE scaling cannot start from another one."""
-        name, given = self.method, whole.model.rope_parameters.get("rope_type")
+    def _rope_type(self, recipe: RecipeView) -> Iterator[Problem]:
+        name, given = self.method, recipe.model.rope_parameters.get("rope_type")
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
@@ -184,9 +163,8 @@ class MethodSection(Section):
             yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
 
     @rule("method", "position_encoding", "rope_parameters", "pose_chunks")
-    def _dropped(self, whole: Whole) -> Iterator[Problem]:
-        """Without RoPE there are no angles to scale and no positions to skip."""
-        name, model, data = self.method, whole.model, whole.data
+    def _dropped(self, recipe: RecipeView) -> Iterator[Problem]:
+        name, model, data = self.method, recipe.model, recipe.data
         if not self.chosen.drops_rope:
             return
         if model.position_encoding != self.chosen.encoding:
@@ -196,21 +174,19 @@ class MethodSection(Section):
             remedy = "remove it (where a base has it: rope_parameters: {}), or method: full"
             yield Problem("rope_parameters", model.rope_parameters, f"method = {name!r} drops RoPE", remedy)
         if data.pose.chunks >= 2:
-            wrong = f"method = {name!r} drops RoPE: positions that skip ahead are seen by nothing"
+            wrong = f"method = {name!r} drops RoPE: the model would not see positions that skip ahead"
             yield Problem("pose_chunks", data.pose.chunks, wrong, "give pose_chunks: 1")
 
     @rule("method", "resume_from_checkpoint")
-    def _nothing_to_resume(self, whole: Whole) -> Iterator[Problem]:
-        name, given = self.method, whole.trainer_value("resume_from_checkpoint")
-        if given and given != "auto" and not whole.trains:  # auto: if there is something to go on with
-            wrong = f"method = {name!r} takes no steps: there is nothing to go on with"
+    def _nothing_to_resume(self, recipe: RecipeView) -> Iterator[Problem]:
+        name, given = self.method, recipe.trainer_value("resume_from_checkpoint")
+        if given and given != "auto" and not recipe.trains:  # auto: if there is a checkpoint
+            wrong = f"method = {name!r} takes no steps: there is nothing to resume"
             yield Problem("resume_from_checkpoint", given, wrong, "remove it")
 
     @rule("method", "group_tokens", "window", "position_encoding")
-    def _groups(self, whole: Whole) -> Iterator[Problem]:
-        from tape_ds import encodings
-
-        group, window, encoding = self.group_tokens, whole.data.window, whole.model.position_encoding
+    def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
+        group, window, encoding = self.group_tokens, recipe.data.window, recipe.model.position_encoding
         if not self.chosen.grouped:
             return
         if group < 2 or group % 2:
@@ -223,36 +199,30 @@ class MethodSection(Section):
             yield Problem("position_encoding", encoding, wrong, "position_encoding: rope, or method: lora")
 
     @rule("method", "load_in_4bit", "deepspeed")
-    def _four_bits(self, whole: Whole) -> Iterator[Problem]:
-        """QLoRA, Dettmers et al. 2023, arXiv:2305.14314."""
+    def _four_bits(self, recipe: RecipeView) -> Iterator[Problem]:
         if not self.load_in_4bit or self.chosen.trains != "adapters":
             return
         reasons = []
-        if not whole.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
+        if not recipe.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
             reasons.append("bitsandbytes is not installed (pip install bitsandbytes)")
-        if whole.deepspeed and deepspeed_config.stage(whole.deepspeed) == 3:
+        if recipe.deepspeed and deepspeed_config.stage(recipe.deepspeed) == 3:
             reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")
         if reasons:
             yield Problem("load_in_4bit", True, "; ".join(reasons), "mend that, or load_in_4bit: false")
 
     @rule(SEQUENCE, TENSOR, "method")
-    def _whole_heads(self, whole: Whole) -> Iterator[Problem]:
+    def _whole_heads(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in (SEQUENCE, TENSOR):
-            size = getattr(whole.scale, name)
+            size = getattr(recipe.scale, name)
             if size > 1 and self.chosen.grouped:
                 wrong = f"{self.method} attends within groups, and needs every head in one process"
                 yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
 
     @rule(TENSOR, "load_in_4bit")
-    def _pieces(self, whole: Whole) -> Iterator[Problem]:
-        size = whole.scale.tensor_parallel_size
+    def _pieces(self, recipe: RecipeView) -> Iterator[Problem]:
+        size = recipe.scale.tensor_parallel_size
         if size > 1 and self.load_in_4bit:
             yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
-
-
-def with_trait(wanted: Callable[[Method], bool]) -> str:
-    """Return names of the methods that ``wanted`` holds for, for a remedy."""
-    return ", ".join(name for name, method in METHODS.items() if wanted(method))
 
 
 def targets_of(settings: MethodSection, family: str, known: Collection[str] = LORA_TARGETS) -> Iterator[Problem]:

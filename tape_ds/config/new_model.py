@@ -1,17 +1,20 @@
-"""The section of every recipe that builds a new model, the configuration made of it, and whether its sizes agree."""
+"""The section of recipes that build a new model, the model's configuration, and the rules of its sizes."""
 
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from tape_ds import encodings
 from tape_ds.config.recipe import Recipe
+from tape_ds.config.sections import Backend, Liger, StateDType
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, check_heads
 from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.models import sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,11 +28,10 @@ STAND_INS: Mapping[str, Any] = {
     "num_attention_heads": 2,
     "position_encoding": "rope",
 }
-"""Values for those that are missing or wrong."""
 
 
 class NewModel(Section):
-    """The model to be built: a Llama's sizes, and an encoding."""
+    """The model to be built: the sizes of a Llama, and an encoding."""
 
     hidden_size: int = Field(ge=1)
     """Width of the residual stream."""
@@ -54,14 +56,11 @@ class NewModel(Section):
     position_options: dict[str, Any] = {}
     """Options of that encoding; empty: its defaults."""
     rope_parameters: dict[str, Any] = DERIVED
-    """RoPE parameters, in transformers' terms, read by the encodings that rotate; default what the encoding starts
-    from: plain RoPE of base 10,000."""
-    state_dtype: str | None = None
-    """dtype of the position state between layers; null: that of the hidden states."""
-    attention_backend: str = "auto"
-    """``auto``, or the name of a backend (docs/kernels.md)."""
-    liger: Literal["auto", "on", "off"] = "auto"
-    """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
+    """RoPE parameters, in transformers' terms, of the encodings that rotate; default plain RoPE of base 10,000, or what
+    the encoding starts from."""
+    state_dtype: StateDType = None
+    attention_backend: Backend = "auto"
+    liger: Liger = "auto"
 
     def outline(self) -> dict[str, str]:
         """Return its sizes and its encoding, for ``--dry_run``."""
@@ -78,28 +77,26 @@ _SIZES = (
     "head_dim",
 )
 _TAKEN_OVER = (*_SIZES, "tie_word_embeddings", "position_encoding", "state_dtype", "attention_backend")
-"""Fields that the configuration has as they are."""
+"""Fields that the configuration has too."""
 
 
-def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
+def derived(model: NewModel, window: int) -> dict[str, Any]:
     """Return a key/value head for each query head, heads that share the width, and the encoding's RoPE parameters."""
-    from tape_ds import encodings
-
-    heads, encoding = flat["num_attention_heads"], flat["position_encoding"]
-    known = encoding if encoding in encodings.available() else STAND_INS["position_encoding"]  # a check says it
+    heads, encoding = model.num_attention_heads, model.position_encoding
+    known = encoding if encoding in encodings.available() else STAND_INS["position_encoding"]  # a rule refuses it
     return {
         "rope_parameters": encodings.default_rope_parameters(known, window),
         "num_key_value_heads": heads,
-        "head_dim": flat["hidden_size"] // max(heads, 1),
+        "head_dim": model.hidden_size // heads,
     }
 
 
 class Words:
-    """What a configuration takes from a tokenizer, of the tokens alone; where a recipe is checked, none is loaded.
+    """Stand-in for a tokenizer where a recipe is checked, which loads none.
 
     Args:
         tokens: in the order of their ids.
-        special: whether they begin with those of padding, unknown tokens, begin and end.
+        special: whether they begin with padding, unknown, begin and end.
     """
 
     def __init__(self, tokens: Sequence[str], special: bool = False):
@@ -112,11 +109,9 @@ class Words:
         return len(self.tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Token -> id."""
         return {token: number for number, token in enumerate(self.tokens)}
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """Return the text of tokens."""
         return "".join(tokens)
 
 
@@ -133,17 +128,14 @@ def configuration(
     Args:
         model: its section.
         window: tokens of a training sequence, which become ``max_position_embeddings``.
-        tokenizer: gives the special tokens, and what the encoding takes from it.
+        tokenizer: for the special tokens and for the encoding.
         vocab_size: rows of the embedding.
         options: of the encoding.
-        pad_token_id: whose row of the embedding stays zero and is never trained; None where every token may be a
-            text's.
+        pad_token_id: its row of the embedding stays zero and is never trained; None if every token may be a text's.
 
     Raises:
         UserError: options that the encoding does not have.
     """
-    from tape_ds import encodings
-
     filled = encodings.options_for(model.position_encoding, options, tokenizer)
     return {
         **{name: getattr(model, name) for name in _TAKEN_OVER},
@@ -165,31 +157,25 @@ _ENCODING = ("position_encoding", "position_options", "rope_parameters", "state_
 
 @dataclass(frozen=True, kw_only=True)
 class NewModelRecipe(Recipe):
-    """What recipes share that build their model."""
+    """A recipe that builds its model."""
 
     model: NewModel
 
     @abstractmethod
     def configuration(self) -> dict[str, Any]:
-        """Return the fields of the model's configuration, with a stand-in for what is not known before the run."""
+        """Return the fields of the model's configuration, with stand-ins for values that only a run knows."""
 
     def checked_config(self) -> "TapeConfig":
-        """:meth:`configuration` as the model's class has it."""
         from tape_ds.models.configuration import TapeConfig
 
         return TapeConfig(**self.configuration())
 
     @rule("position_encoding", "position_options")
     def _options(self) -> Iterator[Problem]:
-        from tape_ds import encodings
-
         yield from encodings.check_options(self.model.position_encoding, self.model.position_options)
 
     @rule(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", *_TASK)
     def _model(self) -> Iterator[Problem]:
-        """Whatever the model's own configuration refuses."""
-        from tape_ds.models import sizes
-
         model = self.model
         if "head_dim" not in self.given and model.hidden_size % model.num_attention_heads:
             wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"

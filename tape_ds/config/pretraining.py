@@ -1,4 +1,4 @@
-"""The recipe of ``pretrain_c4.py``: a model of any size and encoding, trained from nothing."""
+"""The recipe of ``pretrain_c4.py``: train a new model of any size and encoding."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from tape_ds.config import loading, new_model
+from tape_ds.config.sections import DataCache, Mixture
+from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
+from tape_ds.data.sources import KINDS, weights
 from tape_ds.errors import Problem
-from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.loading import config_file
 
 if TYPE_CHECKING:
@@ -19,47 +22,44 @@ if TYPE_CHECKING:
     from tape_ds.models.configuration import TapeConfig
 
 NO_TOKENIZER = new_model.Words((".", "\n", "0"))
-"""Stands in for a tokenizer that is not there yet: what an encoding takes from one changes no size."""
+"""Stand-in for a tokenizer that is not loaded yet; it changes no size."""
 EVAL_MULTIPLES = (1, 2, 4, 8)
-"""Default lengths that are scored, in windows."""
+"""Default lengths to score, in windows."""
 
 
 class PretrainingModel(new_model.NewModel):
     """The model to be built."""
 
-    vocab_size: int | None = Field(None, ge=1)
-    """Entries of the tokenizer that is trained. A tokenizer that is given has its own number: leave it out."""
+    vocab_size: Annotated[int | None, COMPARED] = Field(None, ge=1)
+    """Entries of the tokenizer to train; to be left out for a given tokenizer, which has its own number."""
 
 
 class PretrainingData(Section):
-    """What is trained on and scored, and with which tokenizer."""
+    """Data for training and scores, and the tokenizer."""
 
-    train_data: list[str | dict[str, Any]]
-    """Data specs, or ``{source: SPEC, weight: NUMBER}`` for each: shares of the tokens (docs/data.md)."""
-    window: int = Field(ge=2)
+    train_data: Mixture
+    window: Tokens = Field(ge=2)
     """Tokens per training sequence, and the length the model is made for (max_position_embeddings)."""
-    eval_data: list[str] = []
+    eval_data: Annotated[list[str], FREE, COMPARED] = []
     """Data specs of held-out text for perplexity by length; empty: nothing is scored."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, FREE, COMPARED] = None
     """A folder, a hub id or ``smollm2``; null: a sentencepiece model of vocab_size entries, trained on train_data."""
     streaming: bool = False
-    """Read, tokenise and pack while training goes on: for what is too large to be tokenised ahead."""
+    """Read, tokenise and pack during training, for data too large to be tokenised ahead."""
     stream_workers: int = Field(32, ge=1)
-    """Shards of the data that are read side by side when streaming; sequences take turns between them. Part of the data
-    order, whatever the number of processes."""
+    """Shards of the data that are read in parallel when streaming; sequences take turns between them. They are part of
+    the data order, whatever the number of processes."""
     skip: Skip = Skip()
-    data_cache: str | None = None
-    """Folder of tokenised data and trained tokenizers, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else
-    in HF_HOME, else in ~/.cache."""
+    data_cache: DataCache = None
 
 
 class PretrainingEvaluation(Section):
     """Perplexity by length, after training."""
 
-    eval_lengths: list[Annotated[int, Field(ge=2)]] = DERIVED
+    eval_lengths: Annotated[list[Annotated[Tokens, Field(ge=2)]], FREE, COMPARED] = DERIVED
     """Lengths in tokens; default 1, 2, 4 and 8 windows. Every length is scored on the same documents."""
-    eval_tokens: int = 2**20
-    """Held-out tokens that are read, at most; each length reads them all."""
+    eval_tokens: Annotated[Tokens, FREE, COMPARED] = 2**20
+    """Held-out tokens to read, at most; each length reads them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,28 +69,14 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     LAUNCHER: ClassVar[str] = "pretrain_c4"
     DEFAULT: ClassVar[str] = "tiny"
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "train_data": ["stdlib"], "window": 64}
-    FORMER: ClassVar[Mapping[str, str]] = {
-        "config_name": "the sizes and position_encoding themselves, as fields of the recipe",
-        "dataset_cache_dir": "train_data",
-        "method": "nothing: pretraining trains every parameter",
-        "model_max_length": "window",
-        "model_max_position_embeddings": "window",
-        "model_name_or_path": "nothing: the model is built new from its sizes",
-        "rpe_type": "position_encoding",
-        "tokenizer_name": "tokenizer",
-        "train_scale": "window",
-    }
 
     model: PretrainingModel
     data: PretrainingData
     evaluation: PretrainingEvaluation
 
-    @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a key/value head for each query head, heads that share the width, the encoding's RoPE parameters, 1 to
-        8 windows to score."""
-        lengths = [multiple * flat["window"] for multiple in EVAL_MULTIPLES]
-        return new_model.derived(flat, flat["window"]) | {"eval_lengths": lengths}
+    def derived(self) -> dict[str, Any]:
+        lengths = [multiple * self.data.window for multiple in EVAL_MULTIPLES]
+        return new_model.derived(self.model, self.data.window) | {"eval_lengths": lengths}
 
     def model_config(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
@@ -100,27 +86,24 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         No padding token is set: sequences are not padded.
 
         Args:
-            tokenizer: gives the special tokens, and what the encoding takes from it.
+            tokenizer: for the special tokens and for the encoding.
             vocab_size: rows of the embedding; default the tokenizer's entries.
 
         Raises:
-            UserError: sizes or options that no model can have.
+            UserError: impossible sizes or options.
         """
         from tape_ds.models.configuration import TapeConfig
 
         return TapeConfig(**self._fields(tokenizer, vocab_size or len(tokenizer)))
 
     def configuration(self) -> dict[str, Any]:
-        """Return the fields with a stand-in for the run's tokenizer, which no check loads."""
         return self._fields(NO_TOKENIZER, self.model.vocab_size or 2**31)
 
     def _fields(self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", entries: int) -> dict[str, Any]:
         return new_model.configuration(self.model, self.data.window, tokenizer, entries, self.model.position_options)
 
     def outline(self) -> dict[str, str]:
-        """Model, encoding, tokenizer and data."""
-        from tape_ds.data.sources import weights
-
+        """Return model, encoding, tokenizer and data."""
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
@@ -134,7 +117,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("tokenizer", "vocab_size")
     def _vocabulary(self) -> Iterator[Problem]:
-        """One of the two decides; that a given tokenizer has that many entries is known once it is loaded."""
         tokenizer, size = self.data.tokenizer, self.model.vocab_size
         if tokenizer is None and size is None:
             remedy = "give the entries of the tokenizer to train, or tokenizer: a folder, a hub id or smollm2"
@@ -149,15 +131,13 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         if not lengths:
             yield Problem("eval_lengths", lengths, "nothing to score", "leave it out, or empty eval_data instead")
         elif len(set(lengths)) < len(lengths):
-            yield Problem("eval_lengths", lengths, "a length is there twice", "give each once")
+            yield Problem("eval_lengths", lengths, "a length is repeated", "give each once")
         elif tokens < max(lengths):
             wrong = f"fewer than one block of {max(lengths)}, the longest of eval_lengths"
             yield Problem("eval_tokens", tokens, wrong, f"give {max(lengths)} or more")
 
     @rule("streaming", "train_data", "max_steps", "dataloader_num_workers")
     def _streaming(self) -> Iterator[Problem]:
-        from tape_ds.data.sources import KINDS, weights
-
         data = self.data
         if not data.streaming:
             yield from weights.check_steps(data.train_data, self.trainer_value("max_steps"))
@@ -165,20 +145,17 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         for spec in weights.specs_of(data.train_data):
             kind = KINDS.get(spec.partition(":")[0])
             if kind is not None and kind.tokenised:
-                wrong = "holds token ids already, and is read from disk as it is needed"
+                wrong = "holds token ids already, and is read from disk anyway"
                 yield Problem("train_data", spec, wrong, "set streaming: false")
         steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")
         if steps <= 0:
-            wrong = "how many sequences a stream has is not known before it has been read"
-            yield Problem("max_steps", steps, wrong, "say how many steps to train")
+            yield Problem("max_steps", steps, "the length of a stream is unknown", "say how many steps to train")
         if workers > 1:
             wrong = "each would read and tokenise the same stream"
-            yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead while training goes on) or 0")
+            yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead during training) or 0")
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
-        from tape_ds.data import sources
-
         yield from sources.check_lists(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
 
 

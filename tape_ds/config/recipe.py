@@ -1,11 +1,11 @@
 """A recipe: everything that decides a run, typed and checked.
 
-One flat mapping holds it: this stack's own fields beside every field of transformers' ``TrainingArguments``. Which own
-fields there are is the launcher's business: each launcher has a kind of recipe, a subclass of :class:`Recipe` with its
-sections and its own rules. :mod:`.loading` makes one from files and the command line.
+A recipe file is flat: this stack's own fields together with those of transformers' ``TrainingArguments``. Each launcher
+has a kind of recipe, a subclass of :class:`Recipe` with its sections and rules; :mod:`.loading` makes one.
 """
 
 import dataclasses
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
+from pydantic.fields import FieldInfo
 
+from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.scale import Scale, check_groups
 from tape_ds.config.sections import Memory, Optimization, Profile, Safety, Samples, learns
@@ -21,21 +23,18 @@ from tape_ds.config.trainer import Trainer
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.fields import Section, rule, run_rules
+from tape_ds.methods import liger
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 
-RENAMED = {"stream_lanes": "stream_workers"}
-"""Fields under the names that stored runs and checkpoints may have them by."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ABC):
-    """What every kind of recipe has; every field has its final value. A kind adds its sections as fields."""
+    """The fields of every kind of recipe, each with its final value. A kind adds its sections."""
 
     LAUNCHER: ClassVar[str]
-    """Stem of the launcher's file; a recipe file says it under ``launcher``."""
+    """Stem of the launcher's file, the value of ``launcher`` in a recipe file."""
     DEFAULT: ClassVar[str]
     """The recipe without ``--recipe``."""
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
@@ -46,20 +45,18 @@ class Recipe(ABC):
         "profile": Profile,
         "samples": Samples,
     }
-    """Field -> what it is made of, of the sections whose fields are this stack's; a kind's own come first."""
+    """The sections of this stack's own fields; a kind's own come first."""
     STAND_INS: ClassVar[Mapping[str, Any]]
-    """Values for required fields that are missing or wrong, so that the rules which do not read them can still run."""
-    FORMER: ClassVar[Mapping[str, str]]
-    """Names that related training scripts use, with what stands for them here."""
+    """Values for fields that are missing or wrong, so that the rules which do not read them can still run."""
     FULL_ROWS: ClassVar[bool] = True
-    """Whether a sequence has the window's tokens; else it has up to so many, and a batch is as long as its longest."""
+    """Whether every sequence fills the window; else a batch is as long as its longest sequence."""
 
     name: str
     """The recipe's name, or the stem of its path."""
     model: Any
-    """The section that says what the model is; every kind's has ``liger`` and ``attention_backend``."""
+    """The section about the model; every kind's has ``liger`` and ``attention_backend``."""
     data: Any
-    """The section that says what is read."""
+    """The section about the data."""
     optimization: Optimization
     safety: Safety
     scale: Scale
@@ -72,19 +69,19 @@ class Recipe(ABC):
     deepspeed: dict[str, Any] | None
     """The DeepSpeed JSON, completed, its shared values still "auto"; None trains without DeepSpeed."""
     given: frozenset[str]
-    """Names that are written; the others have their defaults."""
+    """Names of the fields that are written; the others have their defaults."""
     world_size: int = 1
     """Processes that the rules of the batch assume."""
     print_config: bool = False
-    """Show :meth:`to_yaml` and stop."""
+    """Print :meth:`to_yaml` and stop."""
     dry_run: bool = False
-    """Show what would happen and stop."""
+    """Print the plan and stop."""
     elsewhere: bool = False
-    """Only looked at: the run may be another machine's, and what this one lacks is no mistake."""
+    """Only looked at: the run may be another machine's, and a library missing here is no mistake."""
     layout_choice: str = ""
-    """The flags that stand for what the recipe left open, and why; empty where it left nothing open."""
+    """The flags for the fields that the recipe left to the plan, and why; empty if it left none."""
     words: tuple[str, ...] = ()
-    """Its name or path and the fields that a command line gave, as they were typed."""
+    """Its name or path and the fields of the command line, as they were typed."""
 
     def __init_subclass__(cls) -> None:
         kinds = cls.__annotations__.items()
@@ -92,8 +89,16 @@ class Recipe(ABC):
         cls.SECTIONS = {**own, **cls.SECTIONS, **own}
 
     @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values of the :data:`tape_ds.fields.DERIVED` fields, from all fields of the sections by name."""
+    @functools.cache
+    def fields(cls) -> dict[str, FieldInfo]:
+        """Return every field that a recipe of this kind may have, by its name."""
+        found: dict[str, FieldInfo] = {}
+        for section in (*cls.SECTIONS.values(), Trainer):
+            found |= section.flat_fields()
+        return found
+
+    def derived(self) -> dict[str, Any]:
+        """Return values of the :data:`tape_ds.fields.DERIVED` fields by name, from those that are given."""
         return {}
 
     @property
@@ -103,7 +108,7 @@ class Recipe(ABC):
 
     @property
     def trains(self) -> bool:
-        """Whether there are steps to take."""
+        """Whether the run takes any steps."""
         return True
 
     @property
@@ -113,10 +118,10 @@ class Recipe(ABC):
 
     @abstractmethod
     def outline(self) -> dict[str, str]:
-        """What only this kind can say of its plan, as name -> text, for ``--dry_run``."""
+        """Return this kind's part of the plan, as name -> text, for ``--dry_run``."""
 
     def trainer_value(self, name: str) -> Any:
-        """Return the value of a trainer's field, transformers' default where it is not set."""
+        """Return the value of a trainer's field, the cautious one while it is left to the plan."""
         return self.trainer.value(name)
 
     @property
@@ -131,13 +136,13 @@ class Recipe(ABC):
 
     @property
     def chosen_cpu(self) -> str | None:
-        """What says that the run computes on the CPU, as it is written; None: nothing does."""
+        """The setting that makes the run compute on the CPU, as it is written; None without one."""
         if self.trainer_value("use_cpu"):
             return "use_cpu: true"
         return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
 
     def layout(self, world_size: int | None = None) -> Layout:
-        """Who does what among ``world_size`` processes; default those of the job.
+        """Return the layout of ``world_size`` processes; default those of the job.
 
         Raises:
             UserError: they do not fall into groups that work on the same sequences.
@@ -147,7 +152,7 @@ class Recipe(ABC):
         return Layout(world, self.scale.sequence_parallel_size, self.scale.tensor_parallel_size)
 
     def accumulation(self) -> int:
-        """Backward passes per optimizer step and process; 1 where there are no steps."""
+        """Backward passes per optimizer step and process; 1 without steps."""
         if not self.trains:
             return 1
         return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * self.layout().data)
@@ -161,9 +166,9 @@ class Recipe(ABC):
         import torch
         from transformers import TrainingArguments
 
-        # transformers before 5.23 has only the former names of some fields
+        # transformers before 5.23 has only the other names of some fields
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
-        former = {new: old for old, new in trainer.RENAMED.items()}
+        former = {new: old for old, new in trainer.ALIASES.items()}
         kwargs = {name if name in known else former[name]: value for name, value in self.trainer.kwargs.items()}
         kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()
@@ -182,8 +187,8 @@ class Recipe(ABC):
     def as_dict(self) -> dict[str, Any]:
         """Return the whole recipe flat and plain; written as YAML it is a recipe that loads to the same run.
 
-        What follows from other fields, such as the accumulation, is left out, and so are the trainer's fields that
-        have transformers' own defaults.
+        Values that follow from other fields, such as the accumulation, are left out, and so are the trainer's fields
+        with transformers' own defaults.
         """
         flat: dict[str, Any] = {"launcher": self.LAUNCHER}
         for name in self.SECTIONS:
@@ -192,70 +197,58 @@ class Recipe(ABC):
         return flat | self.trainer.kwargs | {"deepspeed": trainer.AUTO if "deepspeed" in self.open else self.deepspeed}
 
     def to_yaml(self) -> str:
-        """:meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
+        """Return :meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
         skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}  # others decide these
-        defaults = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
-        trainers = {name: value for name, value in defaults.items() if value is not None} | self.trainer.kwargs
-        ours = {name: value for name, value in self.as_dict().items() if name not in trainer.FIELDS}
-        whole = ours | dict(sorted(trainers.items())) | {"deepspeed": self.as_dict()["deepspeed"]}
+        values = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
+        trainers = {name: value for name, value in values.items() if value is not None} | self.trainer.kwargs
+        flat = self.as_dict()
+        ours = {name: value for name, value in flat.items() if name not in trainer.FIELDS}
+        whole = ours | dict(sorted(trainers.items())) | {"deepspeed": flat["deepspeed"]}
         return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
-        """What the rules find that read no field of ``broken``."""
-        for name in self.SECTIONS:
+        """Yield what the rules find that read no field of ``broken``."""
+        for name in (*self.SECTIONS, "trainer"):
             yield from run_rules(getattr(self, name), broken, self)
-        yield from run_rules(self.trainer, broken, self)
         yield from run_rules(self, broken)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:
-        if self.trains and not list(check_groups(self.scale, self.world_size)):  # :mod:`.scale` says what is wrong
-            yield from self._shared_out(self.layout())
-
-    def _shared_out(self, layout: Layout) -> Iterator[Problem]:
-        """Whether the global batch can be shared out over the processes, or groups of them that share sequences."""
+        if not self.trains or list(check_groups(self.scale, self.world_size)):  # then Scale's rule has the problem
+            return
+        layout = self.layout()
         batch, each = self.global_batch_size, self.trainer_value("per_device_train_batch_size")
+        shared = each * layout.data
+        written = self.trainer_value("gradient_accumulation_steps")
         if batch < 1:
             yield Problem("global_batch_size", batch, "too small", "give 1 or more")
-            return
-        shared = each * layout.data
-        if batch % shared:
+        elif batch % shared:
             per_device = f"{each} (per_device_train_batch_size)"
             wrong = f"not divisible by {per_device} x {layout.data} ({layout.readers}) = {shared}"
             fitting = [size for size in range(min(each, 1024), 0, -1) if batch % (size * layout.data) == 0]
             nearest = max(batch // shared, 1) * shared
             other = f"per_device_train_batch_size: {fitting[0]}, or " if fitting else ""
             yield Problem("global_batch_size", batch, wrong, f"{other}global_batch_size: {nearest}, or other processes")
-            return
-        written = self.trainer_value("gradient_accumulation_steps")
-        if "gradient_accumulation_steps" in self.given and written != batch // shared:
+        elif "gradient_accumulation_steps" in self.given and written != batch // shared:
             wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
             yield Problem("gradient_accumulation_steps", written, wrong, "remove it: it follows from global_batch_size")
 
     @rule("liger", "use_cpu")
     def _liger(self) -> Iterator[Problem]:
-        if self.model.liger != "on" or self.elsewhere:
-            return
-        from tape_ds.methods import liger
-
-        if (reason := liger.why_not(self._device())) is not None:
+        if self.model.liger == "on" and not self.elsewhere and (reason := liger.why_not(self._device())) is not None:
             remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
             yield Problem("liger", "on", reason, remedy)
 
     @rule("attention_backend", "use_cpu")
     def _attention(self) -> Iterator[Problem]:
-        from tape_ds import attention
-
         unknown = list(attention.problems(self.model.attention_backend))
-        yield from unknown
         named = attention.requested(self.model.attention_backend)
         if unknown or self.elsewhere or named == "auto":
-            return
-        if (lacking := attention.missing(named, self._device().type)) is not None:
+            yield from unknown
+        elif (lacking := attention.missing(named, self._device().type)) is not None:
             yield lacking
 
     def _device(self) -> Any:
-        """Return where the run will compute."""
         import torch
 
         return torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
@@ -288,8 +281,7 @@ class Recipe(ABC):
             accumulation = batch // (each * self.layout().data)
             expected["gradient_accumulation_steps"] = ("gradient_accumulation_steps (derived)", accumulation)
         yield from deepspeed_config.check_against_trainer(config, expected)
-        yield from deepspeed_config.check_scheduler(config, value("lr_scheduler_type"))
-        yield from deepspeed_config.check_optimizer(config, value("optim"))
+        yield from deepspeed_config.check_replacements(config, value("lr_scheduler_type"), value("optim"))
         yield from deepspeed_config.check_itself(config)
 
     @rule("deepspeed", "use_cpu")

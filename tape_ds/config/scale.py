@@ -1,30 +1,30 @@
-"""The section of every recipe that says how the processes of a job share the work, beside ZeRO.
+"""The section of every recipe about sequence and tensor parallelism.
 
-Processes may share the tokens of a sequence (sequence parallelism; ZeRO's shards stay spread over all processes), or
-every layer's heads and columns (tensor parallelism; ZeRO shards what a process has over those that have the same).
+Processes may share the tokens of a sequence (ZeRO's shards stay spread over all processes), or every layer's heads and
+columns (ZeRO shards the part of a process over those with the same part).
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from tape_ds.config import deepspeed_config, trainer
-from tape_ds.config.trainer import Whole
+from tape_ds.config.trainer import RecipeView
 from tape_ds.distributed.layout import SEQUENCE, TENSOR, check_cuts, check_heads
 from tape_ds.errors import Problem
-from tape_ds.fields import Section, rule
+from tape_ds.fields import FREE, Section, rule
 from tape_ds.models.loading.families import has_llamas_names
 
 
 class Scale(Section):
     """How processes share the work."""
 
-    sequence_parallel_size: int = Field(1, ge=1)
+    sequence_parallel_size: Annotated[int, FREE] = Field(1, ge=1)
     """Neighbouring processes that share the tokens of the same sequences (Ulysses): each holds a part of every
     sequence, and attends with a part of the heads. Divides the processes and the model's query heads;
     ``global_batch_size`` and ``per_device_train_batch_size`` count whole sequences, of one such group the latter."""
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: Annotated[int, FREE] = Field(1, ge=1)
     """Neighbouring processes that share every layer's heads and columns, and the vocabulary (Megatron-LM), in training
     and scoring; with ZeRO-1 or 2. Divides the processes and the model's query heads; batch sizes as above."""
 
@@ -35,57 +35,56 @@ class Scale(Section):
 
     @property
     def field(self) -> str:
-        """Which of the two says so; they exclude each other."""
+        """The one of the two that is above 1; they exclude each other."""
         return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
 
     @rule(SEQUENCE, TENSOR)
-    def _groups(self, whole: Whole) -> Iterator[Problem]:
+    def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in (SEQUENCE, TENSOR):
-            if getattr(self, name) > 1 and not whole.trains:
-                wrong = "nothing is trained, and each process scores by itself"
-                yield Problem(name, getattr(self, name), wrong, "remove it")
+            if getattr(self, name) > 1 and not recipe.trains:
+                yield Problem(name, getattr(self, name), "nothing is trained", "remove it")
                 return
-        yield from check_groups(self, whole.world_size)
+        yield from check_groups(self, recipe.world_size)
 
     @rule(SEQUENCE, TENSOR, "deepspeed", "neftune_noise_alpha", "torch_compile", "include_num_input_tokens_seen")
-    def _whole_sequences(self, whole: Whole) -> Iterator[Problem]:
+    def _whole_sequences(self, recipe: RecipeView) -> Iterator[Problem]:
         if self.ways <= 1:
             return
         for name, wrong in _WHOLE_ROWS.items():
-            value = whole.trainer_value(name)
+            value = recipe.trainer_value(name)
             if value and value != trainer.library_default(name):
                 yield Problem(name, value, f"with {self.field} above 1: {wrong}", "remove one of the two")
 
     @rule("deepspeed")
-    def _engine(self, whole: Whole) -> Iterator[Problem]:
-        """To the engine every process is one of plain data parallelism, and gradients are averaged over all of them."""
-        written = deepspeed_config.lookup(whole.deepspeed or {}, "sequence_parallel_size")
+    def _engine(self, recipe: RecipeView) -> Iterator[Problem]:
+        # to the engine this is plain data parallelism, with gradients averaged over all processes
+        written = deepspeed_config.lookup(recipe.deepspeed or {}, "sequence_parallel_size")
         if written not in (None, 1):
             wrong = "the trainer shares sequences itself, and the engine would average gradients over too few processes"
             remedy = f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
             yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
 
     @rule(TENSOR, "deepspeed")
-    def _tensor_engine(self, whole: Whole) -> Iterator[Problem]:
-        written = deepspeed_config.lookup(whole.deepspeed or {}, "tensor_parallel")
+    def _tensor_engine(self, recipe: RecipeView) -> Iterator[Problem]:
+        written = deepspeed_config.lookup(recipe.deepspeed or {}, "tensor_parallel")
         if written is not None:
-            wrong = "the trainer cuts the model itself, position states included, and tells the engine"
+            wrong = "the trainer cuts the model itself, position states included"
             remedy = "remove it from the JSON, and set tensor_parallel_size in the recipe"
             yield Problem("deepspeed.tensor_parallel", written, wrong, remedy)
         size = self.tensor_parallel_size
         if size <= 1:
             return
-        if whole.deepspeed is None:
-            wrong = "without DeepSpeed nobody would average gradients among those that have the same pieces"
+        if recipe.deepspeed is None:
+            wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
             yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
-        elif (stage := deepspeed_config.stage(whole.deepspeed)) not in (1, 2):
+        elif (stage := deepspeed_config.stage(recipe.deepspeed)) not in (1, 2):
             wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
             remedy = "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3"
             yield Problem(TENSOR, size, wrong, remedy)
 
 
 def check_model(scale: Scale, config: Any) -> list[Problem]:
-    """Whether a model, once its configuration is known, can be shared so.
+    """Return why a model cannot be divided like this, once its configuration is known.
 
     Args:
         scale: as loaded.
@@ -96,13 +95,13 @@ def check_model(scale: Scale, config: Any) -> list[Problem]:
     found = list(check_heads(heads, key_value_heads, scale.sequence_parallel_size))
     size = scale.tensor_parallel_size
     if size > 1 and not has_llamas_names(config):
-        wrong = f"a model of the type {config.model_type} is not cut"
+        wrong = f"models of the type {config.model_type} are not supported"
         return [*found, Problem(TENSOR, size, wrong, "leave it out, and use zero3")]
     return found + list(check_cuts(config, size))
 
 
 def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
-    """Whether ``world`` processes fall into groups that work on the same sequences."""
+    """Yield why ``world`` processes do not fall into groups that work on the same sequences."""
     if scale.sequence_parallel_size > 1 and scale.tensor_parallel_size > 1:
         wrong = f"together with {SEQUENCE} = {scale.sequence_parallel_size}: DeepSpeed has groups for one of the two"
         remedy = f"{TENSOR} alone keeps a part of every sequence in each process as well, or use ZeRO-3 and the other"
@@ -118,4 +117,4 @@ _WHOLE_ROWS = {
     "torch_compile": "a compiled graph does not hold what processes exchange in a layer",
     "include_num_input_tokens_seen": "it would count a sequence in each process that reads it; see the log's tokens",
 }
-"""Fields of the trainer that take a process's part of a sequence for the sequence, and why that is wrong."""
+"""Fields of the trainer that count on whole sequences, and why."""

@@ -1,6 +1,6 @@
-"""Sections of every recipe: memory, the optimizer's groups, how a run stays alive, which of its steps are recorded.
+"""Sections of every recipe: memory, the optimizer's groups, safety, profiling, samples.
 
-How model states are sharded and offloaded is the DeepSpeed JSON's, see :mod:`.deepspeed_config`.
+How model states are sharded and offloaded is set by the DeepSpeed JSON, see :mod:`.deepspeed_config`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,161 +8,162 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from tape_ds import encodings
 from tape_ds.config import deepspeed_config
 from tape_ds.config.command_line import plain
-from tape_ds.config.trainer import Whole
+from tape_ds.config.trainer import RecipeView
 from tape_ds.errors import Problem
-from tape_ds.fields import Section, rule
+from tape_ds.fields import COMPARED, FREE, RISKY, Section, Tokens, rule
 
-_OURS = {"every_n_layers": "checkpoint_layers", "offload": "checkpoint_offload"}
-"""Keys of transformers' ``activation_checkpointing_kwargs`` that are fields here."""
+# fields of several kinds of recipes
+Backend = Annotated[str, RISKY, Field(description="``auto``, or the name of a backend (docs/kernels.md).")]
+_LIGER = "Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA if it is installed."
+Liger = Annotated[Literal["auto", "on", "off"], RISKY, Field(description=_LIGER)]
+_CACHE = "in XDG_CACHE_HOME, else in HF_HOME, else in ~/.cache."
+DataCache = Annotated[
+    str | None, FREE, Field(description=f"Folder of tokenised data, shared by runs; null: ``tape_ds/data`` {_CACHE}")
+]
+_STATE = "dtype of the position state between layers; null: that of the hidden states."
+StateDType = Annotated[str | None, Field(description=_STATE)]
+_MIXED = "Data specs, or ``{source: SPEC, weight: NUMBER}`` for each: shares of the tokens (docs/data.md)."
+Mixture = Annotated[list[str | dict[str, Any]], FREE, COMPARED, Field(description=_MIXED)]
 
 
 class Memory(Section):
-    """What is done for memory; how much each saves and costs is in docs/memory.md."""
+    """Memory savings; how much each saves and costs is in docs/memory.md."""
 
-    checkpoint_layers: Annotated[int, Field(ge=1)] | Literal["selective", "selective_matmuls"] = 1
-    """With ``activation_checkpointing: true``, which blocks are computed again in the backward: every n-th, or all of
-    them but for the outputs of attention (``selective``) and also of the linear maps (``selective_matmuls``)."""
-    checkpoint_offload: bool = False
+    checkpoint_layers: Annotated[Annotated[int, Field(ge=1)] | Literal["selective", "selective_matmuls"], RISKY] = 1
+    """With ``activation_checkpointing: true``, the blocks that are computed again in the backward: every n-th, or all
+    of them except the outputs of attention (``selective``) and also of the linear maps (``selective_matmuls``)."""
+    checkpoint_offload: Annotated[bool, RISKY] = False
     """Keep those blocks' inputs, hidden and position state, in the host's memory meanwhile."""
-    mlp_tiles: int = Field(1, ge=1)
+    mlp_tiles: Annotated[int, RISKY] = Field(1, ge=1)
     """Pieces of a sequence that feed-forwards work on one at a time, each computed again in the backward; for sequences
     so long that the inside of a single feed-forward is too large."""
-    expandable_segments: bool = True
-    """Let CUDA's allocator grow its segments, which keeps memory from breaking into pieces that nothing fits into; an
-    allocator that the environment configures is left alone."""
-    force: bool = False
-    """Start although more memory would be needed than the GPUs have, as far as that can be foreseen; fine-tune on texts
-    that are longer than the model's native length, although its RoPE has no scaling for them."""
+    expandable_segments: Annotated[bool, FREE] = True
+    """Let CUDA's allocator grow its segments, which limits fragmentation; an allocator that the environment configures
+    is left alone."""
+    force: Annotated[bool, FREE] = False
+    """Start although the run is predicted to need more memory than the GPUs have; fine-tune on texts that are longer
+    than the model's native length, although its RoPE has no scaling for them."""
+    allow_cpu: Annotated[bool, FREE] = False
+    """Train on a CPU what is refused there: a model of more than a billion parameters, or a run whose launcher was
+    given ``--num_gpus``. ``use_cpu: true`` and ``DS_ACCELERATOR=cpu`` allow it as well."""
 
-    allow_cpu: bool = False
-    """Train on a CPU what is refused there: a model of more than a billion parameters, or a run for which the launcher
-    was given ``--num_gpus``. ``use_cpu: true`` and ``DS_ACCELERATOR=cpu`` say so as well."""
-
-    @rule("activation_checkpointing", "checkpoint_layers", "checkpoint_offload")
-    def _checkpointing(self, whole: Whole) -> Iterator[Problem]:
-        if whole.trainer_value("activation_checkpointing"):
-            return
+    @rule("activation_checkpointing", "checkpoint_layers", "checkpoint_offload", "activation_checkpointing_kwargs")
+    def _checkpointing(self, recipe: RecipeView) -> Iterator[Problem]:
         for name, default in (("checkpoint_layers", 1), ("checkpoint_offload", False)):
-            if getattr(self, name) != default:
+            if getattr(self, name) != default and not recipe.trainer_value("activation_checkpointing"):
                 wrong = "nothing is computed again: activation_checkpointing is off"
                 yield Problem(name, getattr(self, name), wrong, "add activation_checkpointing: true, or remove it")
-
-    @rule("activation_checkpointing_kwargs")
-    def _elsewhere(self, whole: Whole) -> Iterator[Problem]:
-        """transformers' own names for the same would be overruled."""
-        for key, value in (whole.trainer_value("activation_checkpointing_kwargs") or {}).items():
-            if key in _OURS:
-                wrong = "this stack has a field for it, which knows of position states"
-                yield Problem(f"activation_checkpointing_kwargs.{key}", value, wrong, f"use {_OURS[key]}")
+        # transformers' own names for the same, which know nothing of position states
+        ours = {"every_n_layers": "checkpoint_layers", "offload": "checkpoint_offload"}
+        for key, value in (recipe.trainer_value("activation_checkpointing_kwargs") or {}).items():
+            if key in ours:
+                wrong = "this stack has a field for it"
+                yield Problem(f"activation_checkpointing_kwargs.{key}", value, wrong, f"use {ours[key]}")
 
     @rule("mlp_tiles", "activation_checkpointing", "checkpoint_layers", "window", "sequence_parallel_size")
-    def _tiles(self, whole: Whole) -> Iterator[Problem]:
-        tokens = -(-whole.window // whole.scale.sequence_parallel_size)
+    def _tiles(self, recipe: RecipeView) -> Iterator[Problem]:
+        tokens = -(-recipe.window // recipe.scale.sequence_parallel_size)
+        again = recipe.trainer_value("activation_checkpointing")
         if self.mlp_tiles > tokens:
             wrong = f"a process has {tokens:,} tokens of a sequence"
             yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole sequences) or more, up to that")
-            return
-        again = whole.trainer_value("activation_checkpointing")
-        if self.mlp_tiles > 1 and again and self.checkpoint_layers == "selective_matmuls":
-            wrong = "checkpoint_layers = 'selective_matmuls' would keep what is inside every tile"
+        elif self.mlp_tiles > 1 and again and self.checkpoint_layers == "selective_matmuls":
+            wrong = "checkpoint_layers = 'selective_matmuls' would keep the inside of every tile"
             yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give checkpoint_layers: selective, or mlp_tiles: 1")
 
 
 class Safety(Section):
     """How a run stays alive."""
 
-    keep_every: int | None = Field(None, ge=1)
-    """Checkpoints of steps that this divides are kept, whatever ``save_total_limit`` says."""
-    keep_steps: list[Annotated[int, Field(ge=1)]] = []
+    keep_every: Annotated[int | None, FREE] = Field(None, ge=1)
+    """Keep the checkpoints of steps that this divides, whatever ``save_total_limit`` is."""
+    keep_steps: Annotated[list[Annotated[int, Field(ge=1)]], FREE] = []
     """Steps that save, and whose checkpoints are kept."""
-    async_save: bool = False
-    """Write checkpoints while training goes on: a save takes only the time to copy the state to the CPU's memory, and
+    async_save: Annotated[bool, FREE] = False
+    """Write checkpoints while training continues: a save takes only the time to copy the state to the CPU's memory, and
     that much memory."""
-    resume_anyway: bool = False
-    """Go on although settings differ that change the numbers from here on but damage nothing; what differs is said."""
-    start_anew: bool = False
+    resume_anyway: Annotated[bool, FREE] = False
+    """Resume although settings differ that change the numbers from here on but break nothing; they are logged."""
+    start_anew: Annotated[bool, FREE] = False
     """Begin again in a folder that holds another run; its checkpoints are removed."""
-    nonfinite_limit: int = Field(5, ge=0)
-    """Steps in a row whose loss or gradient is not finite on some rank, after which the run stops; 0: never."""
-    spike_sigma: float = Field(8.0, ge=0)
+    nonfinite_limit: Annotated[int, FREE] = Field(5, ge=0)
+    """Stop after this many steps in a row whose loss or gradient is not finite on some rank; 0: never."""
+    spike_sigma: Annotated[float, RISKY] = Field(8.0, ge=0)
     """Standard deviations (estimated from the median's deviations) above the median of the last ``spike_window`` losses
-    that make a loss a spike; 0: none is."""
-    spike_window: int = Field(128, ge=8)
+    that make a loss a spike; 0: spikes are not looked for."""
+    spike_window: Annotated[int, RISKY] = Field(128, ge=8)
     """Losses that a new one is compared with."""
-    spike_action: Literal["warn", "skip"] = "warn"
-    """What happens at a spike: it is said, or the step is left out as well."""
-    watchdog_seconds: float = Field(1800.0, ge=0)
+    spike_action: Annotated[Literal["warn", "skip"], RISKY] = "warn"
+    """At a spike, log it (warn), or leave the step out as well (skip)."""
+    watchdog_seconds: Annotated[float, FREE] = Field(1800.0, ge=0)
     """Time without any progress on a rank after which stacks are written and the job is ended; 0: never."""
 
     @rule("keep_every", "keep_steps", "save_strategy")
-    def _keeping(self, whole: Whole) -> Iterator[Problem]:
-        if whole.trainer_value("save_strategy") == "no":
-            for name in ("keep_every", "keep_steps"):
-                if value := getattr(self, name):
-                    yield Problem(name, value, "save_strategy is no: nothing is saved", "remove one of the two")
+    def _keeping(self, recipe: RecipeView) -> Iterator[Problem]:
+        for name in ("keep_every", "keep_steps"):
+            if (value := getattr(self, name)) and recipe.trainer_value("save_strategy") == "no":
+                yield Problem(name, value, "save_strategy is no: nothing is saved", "remove one of the two")
 
     @rule("start_anew", "resume_from_checkpoint")
-    def _anew(self, whole: Whole) -> Iterator[Problem]:
-        if self.start_anew and (checkpoint := whole.trainer_value("resume_from_checkpoint")):
-            wrong = f"it removes what resume_from_checkpoint = {checkpoint!r} would go on from"
+    def _anew(self, recipe: RecipeView) -> Iterator[Problem]:
+        if self.start_anew and (checkpoint := recipe.trainer_value("resume_from_checkpoint")):
+            wrong = f"it removes what resume_from_checkpoint = {checkpoint!r} would resume"
             yield Problem("start_anew", True, wrong, "remove one of the two")
 
     @rule("spike_action", "fp16")
-    def _skipping(self, whole: Whole) -> Iterator[Problem]:
-        if self.spike_action == "skip" and whole.trainer_value("fp16"):
-            wrong = "fp16's loss scale takes a step that is left out for an overflow, and shrinks"
+    def _skipping(self, recipe: RecipeView) -> Iterator[Problem]:
+        if self.spike_action == "skip" and recipe.trainer_value("fp16"):
+            wrong = "fp16's loss scale takes a skipped step for an overflow, and shrinks"
             yield Problem("spike_action", "skip", wrong, "use bf16, or spike_action: warn")
 
 
 class Profile(Section):
-    """Which steps are recorded, and where."""
+    """Steps that are recorded, and where."""
 
-    profile: bool = False
-    """Record some steps with torch's profiler: a trace, what each part of a step took, on CUDA every allocation, in the
-    run's folder under ``profile``. Such steps are slower, all others are not."""
-    profile_start: int = Field(3, ge=1)
-    """The first of them, counted from where this process begins; the steps before it are warm-up."""
-    profile_steps: int = Field(2, ge=1)
-    """How many; a trace of a large model has hundreds of megabytes for each."""
-    profile_ranks: list[int] = [0]
+    profile: Annotated[bool, FREE] = False
+    """Record some steps with torch's profiler: a trace, the time of each part of a step, on CUDA every allocation, in
+    the run's folder under ``profile``. Such steps are slower, all others are not."""
+    profile_start: Annotated[int, FREE] = Field(3, ge=1)
+    """The first of them, counted from the start of this process; the steps before it are warm-up."""
+    profile_steps: Annotated[int, FREE] = Field(2, ge=1)
+    """Number of steps; a trace of a large model has hundreds of megabytes for each."""
+    profile_ranks: Annotated[list[int], FREE] = [0]
     """Ranks that record."""
 
     @rule("profile", "profile_start", "profile_steps", "max_steps")
-    def _window(self, whole: Whole) -> Iterator[Problem]:
-        steps, last = whole.trainer_value("max_steps"), self.profile_start + self.profile_steps - 1
+    def _window(self, recipe: RecipeView) -> Iterator[Problem]:
+        steps, last = recipe.trainer_value("max_steps"), self.profile_start + self.profile_steps - 1
         if self.profile and 0 < steps < last:
             wrong = f"with profile_steps = {self.profile_steps} it needs {last} steps, and max_steps = {steps}"
             yield Problem("profile_start", self.profile_start, wrong, "begin earlier, record fewer, or take more steps")
 
     @rule("profile", "profile_ranks")
-    def _ranks(self, whole: Whole) -> Iterator[Problem]:
-        if not self.profile:
-            return
-        if not self.profile_ranks:
-            yield Problem("profile_ranks", self.profile_ranks, "nobody would record", "give 0, or remove it")
-        elif wrong := [rank for rank in self.profile_ranks if not 0 <= rank < whole.world_size]:
-            remedy = f"ranks go from 0 to {whole.world_size - 1} here"
-            yield Problem("profile_ranks", wrong, remedy, "give some of those")
+    def _ranks(self, recipe: RecipeView) -> Iterator[Problem]:
+        wrong = [rank for rank in self.profile_ranks if not 0 <= rank < recipe.world_size]
+        if self.profile and (wrong or not self.profile_ranks):
+            remedy = f"give one or more of the ranks 0 to {recipe.world_size - 1}, or remove it"
+            yield Problem("profile_ranks", wrong or [], "no such rank" if wrong else "no rank would record", remedy)
 
 
 _RATE, _DECAY = "position_learning_rate", "position_weight_decay"
 _OWN_GROUPS = ("galore", "apollo", "lomo", "adalomo")
-"""How the names of optimizers begin that divide a model's parameters themselves."""
+"""First words of the optimizers that divide a model's parameters themselves."""
 
 
 class Optimization(Section):
     """Learning rate and weight decay of position parameters."""
 
-    position_learning_rate: float | str | None = None
+    position_learning_rate: Annotated[float | str | None, RISKY] = None
     """Learning rate of the encoding's own parameters, which the schedule scales like any other: a number, or a factor
     of ``learning_rate`` such as ``10x``; null: ``learning_rate``."""
-    position_weight_decay: float = Field(0.0, ge=0)
+    position_weight_decay: Annotated[float, RISKY] = Field(0.0, ge=0)
     """Weight decay of the encoding's own parameters; ``weight_decay`` does not reach them."""
 
     def position_rate(self, learning_rate: float) -> float:
-        """Return the learning rate of position parameters, where that of all others is ``learning_rate``."""
+        """Return the learning rate of position parameters, given that of all others."""
         given = self.position_learning_rate
         if given is None:
             return learning_rate
@@ -175,7 +176,7 @@ class Optimization(Section):
         return f"{rate}, weight decay {self.position_weight_decay:g}"
 
     @rule(_RATE)
-    def _range(self, whole: Whole) -> Iterator[Problem]:
+    def _range(self, recipe: RecipeView) -> Iterator[Problem]:
         rate = self.position_learning_rate
         number = _factor(rate) if isinstance(rate, str) else rate
         if rate is not None and (number is None or number <= 0):
@@ -183,65 +184,55 @@ class Optimization(Section):
             yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
 
     @rule(_RATE, _DECAY, "position_encoding", "position_options", "method", "train_position")
-    def _trained(self, whole: Whole) -> Iterator[Problem]:
-        yield from check_trained(self, whole.trains_positions)
+    def _trained(self, recipe: RecipeView) -> Iterator[Problem]:
+        yield from check_trained(self, recipe.trains_positions)
 
     @rule(_RATE, _DECAY, "optim", "deepspeed")
-    def _others(self, whole: Whole) -> Iterator[Problem]:
-        """What would step position parameters like all others."""
-        rate, optim = self.position_learning_rate, whole.trainer_value("optim")
-        if optim.startswith(_OWN_GROUPS):
-            wrong = f"optim = {optim!r} divides the model's parameters by itself"
-            for name, given in ((_RATE, rate), (_DECAY, self.position_weight_decay or None)):
-                if given is not None:
-                    yield Problem(name, given, wrong, "remove it, or use optim: adamw_torch")
-        if rate is not None and deepspeed_config.lookup(whole.deepspeed or {}, "scheduler") is not None:
+    def _others(self, recipe: RecipeView) -> Iterator[Problem]:
+        rate, optim = self.position_learning_rate, recipe.trainer_value("optim")
+        for name, given in ((_RATE, rate), (_DECAY, self.position_weight_decay or None)):
+            if given is not None and optim.startswith(_OWN_GROUPS):
+                wrong = f"optim = {optim!r} divides the model's parameters by itself"
+                yield Problem(name, given, wrong, "remove it, or use optim: adamw_torch")
+        if rate is not None and deepspeed_config.lookup(recipe.deepspeed or {}, "scheduler") is not None:
             wrong = "the scheduler in the DeepSpeed JSON gives all parameters the same learning rate"
             yield Problem(_RATE, rate, wrong, "remove the scheduler block from the JSON: the trainer's does the same")
 
 
 def _factor(text: str) -> float | None:
-    """10 of ``10x``."""
+    """Return the 10 of ``10x``."""
     number: Any = plain(text[:-1]) if text.endswith("x") else None
     return float(number) if type(number) in (int, float) else None
 
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
-    """Return whether this encoding has parameters of its own to train; no where its name or options are wrong."""
-    from tape_ds import encodings
-
+    """Return whether an encoding has parameters to train; False if its name or options are wrong."""
     return not encodings.check_options(encoding, options) and encodings.learns(encoding, options)
 
 
 def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem]:
-    """Whether there is anything that the fields could be about.
-
-    Args:
-        optimization: as loaded.
-        trained: whether parameters of an encoding are.
-    """
-    default = Optimization()
+    """Yield the fields without an effect, where ``trained`` is whether any parameters of an encoding are."""
     for name in (_RATE, _DECAY):
-        value = getattr(optimization, name)
-        if not trained and value != getattr(default, name):
+        value, default = getattr(optimization, name), Optimization.model_fields[name].default
+        if not trained and value != default:
             remedy = f"remove it (where a base has it: {name}: {'null' if name == _RATE else 0}), or train an encoding "
             wrong = "no parameters of a positional encoding are trained"
-            yield Problem(name, value, wrong, remedy + "that has such: tape, fire, t5, or any with abacus")
+            yield Problem(name, value, wrong, remedy + "with parameters: tape, fire, t5, or any with abacus")
 
 
 class Samples(Section):
-    """What the model is asked to go on with while it trains."""
+    """Texts that the model continues while it trains."""
 
-    sample_prompts: list[str] = []
-    """Texts that the model goes on with, greedily, every ``sample_steps`` steps: to the log, TensorBoard and W&B. No
-    loss changes by it; on several processes all of them write the same text together."""
-    sample_steps: int | None = Field(None, ge=1)
-    """Every so many steps."""
-    sample_tokens: int = Field(48, ge=1)
-    """New tokens behind each, at most."""
+    sample_prompts: Annotated[list[str], FREE] = []
+    """Texts that the model continues, greedily, every ``sample_steps`` steps: to the log, TensorBoard and W&B. No loss
+    changes by it; several processes write the same text together."""
+    sample_steps: Annotated[int | None, FREE] = Field(None, ge=1)
+    """Steps between samples."""
+    sample_tokens: Annotated[Tokens, FREE] = Field(48, ge=1)
+    """New tokens after each prompt, at most."""
 
     @rule("sample_prompts", "sample_steps")
-    def _both(self, whole: Whole) -> Iterator[Problem]:
+    def _both(self, recipe: RecipeView) -> Iterator[Problem]:
         if bool(self.sample_prompts) != (self.sample_steps is not None):
             name = "sample_steps" if self.sample_prompts else "sample_prompts"
             yield Problem(name, getattr(self, name), "the other one of the two is given", f"give {name} as well")

@@ -1,32 +1,17 @@
-"""The trainer's half of a recipe: every field of transformers' TrainingArguments, and what this stack makes of them.
-
-Some would break a promise of this stack if they differed (:data:`OWNED`); giving them the value they have anyway is no
-contradiction.
-"""
+"""The trainer's fields: every field of transformers' TrainingArguments, with the types, defaults and facts of ours."""
 
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
 from tape_ds import checkpoint, fields, paths
-from tape_ds.config import library_fields
+from tape_ds.config import library
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import rule
-
-DEFAULTS: dict[str, Any] = {
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "logging_steps": 10,
-    "logging_first_step": True,
-    "save_strategy": "steps",
-    "report_to": "none",
-    "seed": 42,
-    "deepspeed": "zero3",
-}
-"""Where we differ from transformers, without insisting."""
+from tape_ds.fields import FIXED, RISKY, Section, rule
 
 AUTO = "auto"
 CAUTIOUS: dict[str, Any] = {
@@ -34,130 +19,42 @@ CAUTIOUS: dict[str, Any] = {
     "activation_checkpointing": True,
     "per_device_train_batch_size": 1,
 }
-"""Fields that a recipe may leave to the plan (:data:`AUTO`), with the values that need least memory. They hold where
-memory cannot be planned, and until the plan has chosen (:mod:`tape_ds.training.forecast`)."""
-
-
-class Owned(NamedTuple):
-    """A field whose value follows from how this stack works."""
-
-    value: Any
-    reason: str
-    remedy: str = "remove it"
-
-
-_NO_EVALUATION = "the launcher itself scores eval_data"
-
-OWNED: dict[str, Owned] = {
-    "remove_unused_columns": Owned(False, "position_ids and document_ids must reach the model"),
-    "logging_nan_inf_filter": Owned(False, "a NaN must show in the log"),
-    "train_sampling_strategy": Owned(
-        "sequential", "the data order follows from the seed and the sample's number", "change seed for another order"
-    ),
-    "data_seed": Owned(None, "seed decides the data order as well", "change seed"),
-    "save_only_model": Owned(
-        False, "a checkpoint is what a run can go on from", "take the weights from OUTPUT_DIR/trained"
-    ),
-    "save_on_each_node": Owned(False, "a checkpoint is one folder, on a disk that all nodes see"),
-    "enable_jit_checkpoint": Owned(False, "signals are answered by a committed checkpoint anyway"),
-    "restore_callback_states_from_checkpoint": Owned(False, "a checkpoint holds what its run needs to go on"),
-    "ignore_data_skip": Owned(False, "a resumed run would see its first samples again"),
-    "average_tokens_across_devices": Owned(True, "the loss must not depend on the number of processes"),
-    "auto_find_batch_size": Owned(
-        False, "global_batch_size would no longer hold", "lower per_device_train_batch_size; accumulation follows"
-    ),
-    "use_cache": Owned(False, "training keeps no key/value cache"),
-    "use_liger_kernel": Owned(False, "it patches transformers' own model classes, not this model", "use liger"),
-    "label_smoothing_factor": Owned(0.0, "smoothing reads all logits at once, which this loss never holds"),
-    "eval_strategy": Owned("no", _NO_EVALUATION, "use eval_data and the other fields that begin with eval_"),
-    "eval_on_start": Owned(False, _NO_EVALUATION, "use eval_data and the other fields that begin with eval_"),
-    "load_best_model_at_end": Owned(False, _NO_EVALUATION),
-    "fsdp": Owned(None, "sharding is DeepSpeed's here", "choose a stage with deepspeed"),
-    "fsdp_config": Owned(None, "sharding is DeepSpeed's here", "choose a stage with deepspeed"),
-    "parallelism_config": Owned(None, "it is an object, which a recipe cannot hold"),
-    "push_to_hub": Owned(
-        False,
-        "a run saves what it trained, and only a whole model is worth a page of its own",
-        "export it afterwards: tape-ds export OUTPUT_DIR FOLDER --push NAME",
-    ),
-    "hub_token": Owned(None, "a recipe is stored with every result, and a token must not be", "export HF_TOKEN"),
-}
-
-REMOVED: dict[str, str] = {
-    "batch_size": "global_batch_size",
-    "block_size": "window",
-    "deepspeed_config": "deepspeed",
-    "evaluation_strategy": "eval_data (the launcher scores this held-out text itself)",
-    "group_by_length": "nothing: sequences have one length",
-    "local_rank": "nothing: the launcher says it to each process",
-    "logging_dir": "nothing: logs go to output_dir (for TensorBoard export TENSORBOARD_LOGGING_DIR)",
-    "lr": "learning_rate",
-    "no_cuda": "use_cpu",
-    "num_epochs": "num_train_epochs",
-    "overwrite_output_dir": "another output_dir, or resume_from_checkpoint to go on",
-    "rope_scaling": "rope_parameters",
-    "rope_scaling_factor": "rope_parameters.factor",
-    "rope_scaling_type": "rope_parameters.rope_type",
-    "save_safetensors": "nothing: safetensors is the only format",
-    "torch_dtype": "bf16 or fp16",
-    "use_flash_attention_2": "attention_backend",
-    "use_flash_attn": "attention_backend",
-    "use_full_attn": "attention_backend",
-    "use_mps_device": "nothing: the device is found",
-    "warmup_ratio": "warmup_steps (a number below 1 is the share of all steps)",
-}
-"""Names of older transformers and of related training scripts, with what stands for them today; those that stand for
-one launcher's own fields are that launcher's (``Recipe.FORMER``)."""
-
-RENAMED = {
+"""Fields that a recipe may leave to the plan (:data:`AUTO`), with the values that need least memory; these hold until
+the plan has chosen (:mod:`tape_ds.training.forecast`), and where memory cannot be planned."""
+ALIASES = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "resume": "resume_from_checkpoint",
 }
-"""Short, or deprecated there and renamed without a change of meaning: both names are read, one is used."""
+"""Other names of fields, short or those of transformers before 5.23."""
 
+
+@dataclass(frozen=True)
+class Owned:
+    """Fact of a field that must keep its default for a promise of this stack to hold."""
+
+    reason: str
+    remedy: str = "remove it"
+
+
+_EVALUATION = Owned("the launcher itself scores eval_data", "use eval_data and the other fields that begin with eval_")
+_SHARDING = Owned("sharding is DeepSpeed's here", "choose a stage with deepspeed")
+_SMALLER = "lower per_device_train_batch_size; accumulation follows"
+_EXPORT = "export it afterwards: tape-ds export OUTPUT_DIR FOLDER --push NAME"
 _OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context")
-_POSITIVE, _NOT_NEGATIVE, _COUNT, _SHARE = {"gt": 0}, {"ge": 0}, {"ge": 1}, {"ge": 0, "lt": 1}
-_BOUNDS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("learning_rate", "adam_epsilon", "logging_steps", "save_steps", "ddp_timeout"), _POSITIVE),
-    **dict.fromkeys(("weight_decay", "max_grad_norm", "warmup_steps", "dataloader_num_workers"), _NOT_NEGATIVE),
-    **dict.fromkeys(("per_device_eval_batch_size", "save_total_limit", "gradient_accumulation_steps"), _COUNT),
-    **dict.fromkeys(("dataloader_prefetch_factor", "torch_empty_cache_steps"), _COUNT),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), _SHARE),
-    "seed": {"ge": 0, "le": 2**32 - 1},
-}
+_Share = Annotated[float, Field(ge=0, lt=1), RISKY]
+_Level = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
+
+if TYPE_CHECKING:
+    Library = Section
+    _Optimizer = _Schedule = _Saving = str
+else:
+    Library = library.training_arguments()
+    _Optimizer, _Schedule, _Saving = map(library.choices, ("OptimizerNames", "SchedulerType", "SaveStrategy"))
 
 
-def library_default(name: str) -> Any:
-    """Return what transformers takes for a field that is not set."""
-    return _ENTRIES[name].default
-
-
-_ENTRIES = library_fields.trainer(tuple(RENAMED.items()))
-_OWNED_DEFAULTS = {
-    name: owned.value for name, owned in OWNED.items() if name in _ENTRIES and owned.value != library_default(name)
-}
-_OURS = DEFAULTS | _OWNED_DEFAULTS
-_TYPES: dict[str, Any] = {
-    "activation_checkpointing": bool | None | Literal["auto"],
-    "per_device_train_batch_size": Annotated[int, Field(ge=1)] | Literal["auto"],
-}
-_Fields = library_fields.section(
-    "TrainerFields",
-    {
-        name: (
-            _TYPES.get(name, entry.type),
-            Field(_OURS.get(name, entry.default), description=entry.help, **_BOUNDS.get(name, {})),
-        )
-        for name, entry in _ENTRIES.items()
-    },
-)
-FIELDS: Mapping[str, Any] = _Fields.model_fields
-"""Every field of TrainingArguments, but for ``local_rank``, which the launcher owns."""
-
-
-class Whole(Protocol):
-    """What the rules of a section may ask of the recipe that it belongs to."""
+class RecipeView(Protocol):
+    """What the rules of a section may read of the recipe that it belongs to."""
 
     given: frozenset[str]
     elsewhere: bool
@@ -172,12 +69,130 @@ class Whole(Protocol):
     trainer_value: Callable[[str], Any]
 
 
-class Trainer(_Fields):  # type: ignore[misc, valid-type]
+class Trainer(Library):
     """Fields of transformers' TrainingArguments, with this stack's defaults."""
 
-    global_batch_size: int = fields.DERIVED
+    global_batch_size: Annotated[int, FIXED] = fields.DERIVED
     """Sequences per optimizer step over all processes, the same whatever their number; default those that one backward
     pass of all processes takes. Gradient accumulation follows from it."""
+    per_device_train_batch_size: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], RISKY] = 1
+    """Sequences per process and backward pass; auto: as the plan chooses."""
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    """Follows from global_batch_size."""
+    max_steps: Annotated[int, RISKY] = -1
+    """Optimizer steps of the run; -1: num_train_epochs decides."""
+    num_train_epochs: Annotated[float, RISKY] = 3.0
+    """Passes over the data, where max_steps is not given."""
+    learning_rate: Annotated[float, Field(gt=0), RISKY] = 5e-5
+    """Peak learning rate."""
+    lr_scheduler_type: Annotated[_Schedule, RISKY] = "linear"
+    """Schedule of the learning rate."""
+    lr_scheduler_kwargs: Annotated[dict | None, RISKY] = None
+    """Arguments of the schedule."""
+    warmup_steps: Annotated[float, Field(ge=0), RISKY] = 0
+    """Steps in which the learning rate rises from 0; below 1: that share of all steps."""
+    optim: Annotated[_Optimizer, FIXED] = "adamw_torch_fused"
+    """Optimizer."""
+    optim_args: Annotated[str | None, FIXED] = None
+    """Arguments of the optimizer, as name=value, name=value."""
+    optim_target_modules: Annotated[str | list[str] | None, FIXED] = None
+    """Modules that GaLore and APOLLO optimize."""
+    weight_decay: Annotated[float, Field(ge=0), RISKY] = 0.0
+    """Weight decay of matrices."""
+    adam_beta1: _Share = 0.9
+    """AdamW's first beta."""
+    adam_beta2: _Share = 0.999
+    """AdamW's second beta."""
+    adam_epsilon: Annotated[float, Field(gt=0), RISKY] = 1e-8
+    """AdamW's epsilon."""
+    max_grad_norm: Annotated[float, Field(ge=0), RISKY] = 1.0
+    """Norm that gradients are clipped to; 0: they are not."""
+    neftune_noise_alpha: Annotated[float | None, RISKY] = None
+    """Noise on embeddings (NEFTune)."""
+    bf16: Annotated[bool, FIXED] = False
+    """Train in bfloat16 with fp32 master weights."""
+    fp16: Annotated[bool, FIXED] = False
+    """Train in float16 with a loss scale."""
+    tf32: Annotated[bool | None, RISKY] = None
+    """TF32 for fp32 matrix products."""
+    full_determinism: Annotated[bool, RISKY] = False
+    """Deterministic kernels, slower."""
+    activation_checkpointing: Annotated[bool | Literal["auto"] | None, RISKY] = None
+    """Compute activations again in the backward instead of keeping them: see checkpoint_layers. auto: as the plan
+    chooses; it chooses checkpoint_layers too where that is not given."""
+    activation_checkpointing_kwargs: Annotated[dict | None, RISKY] = None
+    """Arguments of torch.utils.checkpoint."""
+    torch_compile: Annotated[bool, RISKY] = False
+    """Compile the model."""
+    torch_compile_backend: Annotated[str | None, RISKY] = None
+    """torch.compile's backend."""
+    torch_compile_mode: Annotated[str | None, RISKY] = None
+    """torch.compile's mode."""
+    torch_empty_cache_steps: int | None = Field(None, ge=1)
+    """Empty the allocator's cache every so often."""
+    deepspeed: str | dict | None = "zero3"
+    """ZeRO by the name of a file in ds_configs (zero1, zero2, zero3, zero3_offload, ...), the path of a DeepSpeed JSON,
+    or the JSON itself; null trains without DeepSpeed. auto: of zero1, zero2 and zero3 the one that the plan chooses
+    (docs/memory.md)."""
+    seed: Annotated[int, FIXED] = Field(42, ge=0, le=2**32 - 1)
+    """Decides the initial weights, the sequences and their order."""
+    output_dir: str | None = None
+    """Folder of the run: checkpoints, log, results, trained weights. Default runs/RECIPE."""
+    resume_from_checkpoint: str | bool | None = None
+    """Go on from a checkpoint: its path, true for the newest of output_dir, auto for the newest if there is one. Short:
+    --resume."""
+    save_strategy: _Saving = "steps"
+    """steps, or no: nothing is saved."""
+    save_steps: float = Field(500, gt=0)
+    """Steps between checkpoints; below 1: that share of all steps."""
+    save_total_limit: int | None = Field(None, ge=1)
+    """Checkpoints that are kept; null: all."""
+    logging_steps: float = Field(10, gt=0)
+    """Steps between lines of the log."""
+    logging_first_step: bool = True
+    """Log the first step as well."""
+    report_to: str | list[str] | None = "none"
+    """Trackers of experiments: tensorboard, wandb, ...; none, all."""
+    run_name: str | None = None
+    """Name of the run for trackers."""
+    per_device_eval_batch_size: int = Field(1, ge=1)
+    """Sequences per process and batch of a score."""
+    dataloader_num_workers: int = Field(0, ge=0)
+    """Processes that read ahead."""
+    dataloader_prefetch_factor: int | None = Field(None, ge=1)
+    """Batches that each of them reads ahead."""
+    ddp_timeout: int = Field(1800, gt=0)
+    """Seconds that a collective may take."""
+    accelerator_config: dict | None = None
+    """Accelerate's settings."""
+    log_level: _Level = "passive"
+    """Level of transformers' log."""
+    log_level_replica: _Level = "warning"
+    """The same on other ranks."""
+
+    # owned: another value would break a promise of this stack
+    remove_unused_columns: Annotated[bool, Owned("position_ids and document_ids must reach the model")] = False
+    logging_nan_inf_filter: Annotated[bool, Owned("a NaN must show in the log")] = False
+    train_sampling_strategy: Annotated[str, Owned("seed decides the data order", "change seed")] = "sequential"
+    data_seed: Annotated[int | None, Owned("seed decides the data order as well", "change seed")] = None
+    save_only_model: Annotated[bool, Owned("only whole checkpoints resume", "use OUTPUT_DIR/trained")] = False
+    save_on_each_node: Annotated[bool, Owned("a checkpoint is one folder, on a disk that all nodes see")] = False
+    enable_jit_checkpoint: Annotated[bool, Owned("signals are answered by a committed checkpoint anyway")] = False
+    restore_callback_states_from_checkpoint: Annotated[bool, Owned("a checkpoint holds our own state")] = False
+    ignore_data_skip: Annotated[bool, Owned("a resumed run would see its first samples again")] = False
+    average_tokens_across_devices: Annotated[bool, Owned("the loss must not depend on the processes")] = True
+    auto_find_batch_size: Annotated[bool, Owned("global_batch_size must hold", _SMALLER)] = False
+    use_cache: Annotated[bool, Owned("training keeps no key/value cache")] = False
+    use_liger_kernel: Annotated[bool, Owned("it patches transformers' own model classes", "use liger")] = False
+    label_smoothing_factor: Annotated[float, Owned("smoothing needs all logits at once")] = 0.0
+    eval_strategy: Annotated[str, _EVALUATION] = "no"
+    eval_on_start: Annotated[bool, _EVALUATION] = False
+    load_best_model_at_end: Annotated[bool, _EVALUATION] = False
+    fsdp: Annotated[Any, _SHARDING] = None
+    fsdp_config: Annotated[Any, _SHARDING] = None
+    parallelism_config: Annotated[Any, Owned("it is an object, which a recipe cannot hold")] = None
+    push_to_hub: Annotated[bool, Owned("a run saves what it trained, not always a whole model", _EXPORT)] = False
+    hub_token: Annotated[str | None, Owned("a recipe is stored with every result", "export HF_TOKEN")] = None
 
     def value(self, name: str) -> Any:
         """Return the value of a field, the cautious one while it is left to the plan."""
@@ -186,17 +201,17 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The arguments that are given, or that this stack sets, without ``deepspeed`` and
-        ``gradient_accumulation_steps``; transformers knows its defaults of the others."""
-        own = {name: getattr(self, name) for name in FIELDS if name in {*self.model_fields_set, *_OURS, "output_dir"}}
+        """The arguments that are given or that this stack sets, without ``deepspeed`` and
+        ``gradient_accumulation_steps``; transformers has its defaults for the others."""
+        own = {name: getattr(self, name) for name in FIELDS if name in self.model_fields_set | OURS.keys()}
         if own.get("activation_checkpointing") not in (None, False, AUTO):
             options = own.get("activation_checkpointing_kwargs") or {}
             own["activation_checkpointing_kwargs"] = {"use_reentrant": False} | options
         return {name: value for name, value in own.items() if name not in ("deepspeed", "gradient_accumulation_steps")}
 
     @rule("max_steps", "num_train_epochs", "warmup_steps")
-    def _duration(self, whole: Whole) -> Iterator[Problem]:
-        if not whole.trains:
+    def _duration(self, recipe: RecipeView) -> Iterator[Problem]:
+        if not recipe.trains:
             return
         steps, epochs = self.max_steps, self.num_train_epochs if "num_train_epochs" in self.model_fields_set else None
         if steps > 0 and epochs is not None and epochs > 0:
@@ -204,62 +219,60 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
             remedy = "remove one of the two (--max_steps -1 takes a recipe's back)"
             yield Problem("num_train_epochs", epochs, wrong, remedy)
         if steps <= 0 and (epochs is None or epochs <= 0):
-            remedy = "give max_steps or num_train_epochs"
-            yield Problem("max_steps", steps, "nothing says how long to train", remedy)
+            yield Problem("max_steps", steps, "no length of training", "give max_steps or num_train_epochs")
         if 0 < steps < self.warmup_steps:
             wrong = f"longer than the run, max_steps = {steps}"
             yield Problem("warmup_steps", self.warmup_steps, wrong, "give fewer, or a share of the run (below 1)")
 
     @rule("save_strategy")
-    def _saving(self, whole: Whole) -> Iterator[Problem]:
-        """The trainer sees a run as one epoch, and never evaluates within it."""
+    def _saving(self, recipe: RecipeView) -> Iterator[Problem]:
+        # the trainer sees a run as one epoch, and never evaluates within it
         if self.save_strategy not in ("steps", "no"):
             wrong = "a run is one pass over its samples, with no evaluation in between"
             yield Problem("save_strategy", self.save_strategy, wrong, "give steps (and save_steps), or no")
 
     @rule("lr_scheduler_type")
-    def _schedule(self, whole: Whole) -> Iterator[Problem]:
-        if whole.trains and self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+    def _schedule(self, recipe: RecipeView) -> Iterator[Problem]:
+        if recipe.trains and self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
             wrong = "it follows an evaluation during training, and a run has none"
             yield Problem("lr_scheduler_type", self.lr_scheduler_type, wrong, "give another, such as cosine")
 
     @rule("logging_steps", "save_steps")
-    def _intervals(self, whole: Whole) -> Iterator[Problem]:
+    def _intervals(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in ("logging_steps", "save_steps"):
             value = getattr(self, name)
             if value > 1 and value != int(value):
                 yield Problem(name, value, "not a whole number", "give one, or a share of the run (below 1)")
 
     @rule("dataloader_num_workers", *_OF_WORKERS)
-    def _workers(self, whole: Whole) -> Iterator[Problem]:
+    def _workers(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in _OF_WORKERS if self.dataloader_num_workers == 0 else ():
-            if getattr(self, name):
+            if value := getattr(self, name):
                 remedy = "remove it, or give dataloader_num_workers"
-                yield Problem(name, getattr(self, name), "there are no workers: dataloader_num_workers = 0", remedy)
+                yield Problem(name, value, "no worker: dataloader_num_workers = 0", remedy)
 
-    @rule("bf16", "fp16", "bf16_full_eval", "fp16_full_eval")
-    def _precision(self, whole: Whole) -> Iterator[Problem]:
-        for kind in ("", "_full_eval"):
-            if getattr(self, f"bf16{kind}") and getattr(self, f"fp16{kind}"):
-                yield Problem(f"fp16{kind}", True, f"bf16{kind} is on as well", "keep one of the two")
+    @rule("bf16", "fp16")
+    def _precision(self, recipe: RecipeView) -> Iterator[Problem]:
+        if self.bf16 and self.fp16:
+            yield Problem("fp16", True, "bf16 is on as well", "keep one of the two")
 
     @rule("activation_checkpointing", "activation_checkpointing_kwargs")
-    def _checkpointing(self, whole: Whole) -> Iterator[Problem]:
+    def _checkpointing(self, recipe: RecipeView) -> Iterator[Problem]:
         given = self.activation_checkpointing_kwargs or {}
         if given.get("use_reentrant", False) is not False:
             wrong = "reentrant checkpointing cuts the gradients of the position updates"
             yield Problem("activation_checkpointing_kwargs.use_reentrant", given["use_reentrant"], wrong, "give false")
 
     @rule("accelerator_config")
-    def _accelerator(self, whole: Whole) -> Iterator[Problem]:
+    def _accelerator(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in ("split_batches", "dispatch_batches"):
             if (self.accelerator_config or {}).get(name):
                 wrong = "each process reads its own samples, chosen by their number"
                 yield Problem(f"accelerator_config.{name}", True, wrong, "remove it")
 
     @rule("report_to")
-    def _trackers(self, whole: Whole) -> Iterator[Problem]:
-        known = library_fields.trackers()
+    def _trackers(self, recipe: RecipeView) -> Iterator[Problem]:
+        known = library.trackers()
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
             if name in ("none", "all"):
                 continue
@@ -270,8 +283,8 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
                 yield Problem("report_to", name, "its package is not installed", remedy)
 
     @rule("output_dir")
-    def _output(self, whole: Whole) -> Iterator[Problem]:
-        folder = paths.of(self.output_dir).absolute()
+    def _output(self, recipe: RecipeView) -> Iterator[Problem]:
+        folder = paths.of(str(self.output_dir)).absolute()
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         if not existing.is_dir():
             yield Problem("output_dir", self.output_dir, f"{existing} is a file", "give another folder")
@@ -280,12 +293,11 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
             yield Problem("output_dir", self.output_dir, f"{existing} is not writable", remedy)
 
     @rule("resume_from_checkpoint", "output_dir")
-    def _resume(self, whole: Whole) -> Iterator[Problem]:
-        """A path; true, the newest checkpoint of output_dir; auto, the same if there is one; false for none."""
+    def _resume(self, recipe: RecipeView) -> Iterator[Problem]:
         given = self.resume_from_checkpoint
-        if given in (None, True, False, "auto") or os.path.isdir(paths.of(given)):
+        if given in (None, True, False, "auto") or os.path.isdir(paths.of(str(given))):
             return
-        folder = paths.of(self.output_dir)
+        folder = paths.of(str(self.output_dir))
         found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
         remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
         yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
@@ -296,26 +308,34 @@ _MODULES = {
     "flyte": ("flytekit",),
     "tensorboard": ("tensorboard", "tensorboardX"),
 }
-"""Packages of trackers that are not called as they are."""
+"""Packages of trackers that have another name."""
+FIELDS: Mapping[str, Any] = {
+    name: field for name, field in Trainer.model_fields.items() if name not in ("global_batch_size", "local_rank")
+}
+"""Every field of TrainingArguments, except ``local_rank``, which the launcher sets."""
+
+
+def library_default(name: str) -> Any:
+    """Return what transformers takes for a field that is not given."""
+    return Library.model_fields.get(name, FIELDS[name]).default
+
+
+OURS: Mapping[str, Any] = {
+    name: field.default
+    for name, field in FIELDS.items()
+    if name in ("seed", "save_strategy", "report_to") or field.default != library_default(name)
+}
+"""Defaults that a run stores with its result: all that differ from transformers', and three that do not."""
+OWNED: Mapping[str, Owned] = {
+    name: mark for name, field in FIELDS.items() for mark in field.metadata if isinstance(mark, Owned)
+}
 
 
 def owned_problem(name: str, value: Any) -> Iterator[Problem]:
-    """Why a value of an owned field cannot be."""
-    if name not in OWNED or value == OWNED[name].value or (OWNED[name].value is None and value in ("", {}, [])):
+    """Yield why an owned field cannot have this value."""
+    if name not in OWNED:
         return
-    owned = OWNED[name]
-    shown = "null" if owned.value is None else str(owned.value).lower()
-    yield Problem(name, value, f"must stay {shown}: {owned.reason}", owned.remedy)
-
-
-def rename(given: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """``given`` under today's names (:data:`RENAMED`); both names with different values contradict each other."""
-    renamed = {name: value for name, value in given.items() if name not in RENAMED}
-    for old, new in RENAMED.items():
-        if given.get(old) is None:
-            continue
-        if given.get(new) is not None and given[new] != given[old]:
-            wrong = f"{new} = {given[new]!r} says otherwise"
-            problems.append(Problem(old, given[old], wrong, f"keep {new}, today's name"))
-        renamed.setdefault(new, given[old])
-    return renamed
+    own = FIELDS[name].default
+    if value != own and not (own is None and value in ("", {}, [])):
+        shown = "null" if own is None else str(own).lower()
+        yield Problem(name, value, f"must stay {shown}: {OWNED[name].reason}", OWNED[name].remedy)

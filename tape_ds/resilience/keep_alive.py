@@ -51,7 +51,6 @@ class Patience:
     """Seconds that ranks have to commit and exit before they are killed."""
 
     def problems(self) -> list[Problem]:
-        """Validate the limits."""
         least = {"restarts": 0, "backoff": 0, "grace": 1}
         return [
             Problem(f"--{name}", getattr(self, name), "too small", f"give {limit} or more")
@@ -126,7 +125,7 @@ def _read_fields(launcher: str, arguments: list[str]) -> tuple[str, dict[str, An
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is not YAML.
     """
-    from tape_ds.config import command_line, files, kinds, loading  # `--help` does without
+    from tape_ds.config import command_line, files, kinds  # `--help` does without
 
     problems: list[Problem] = []
     flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
@@ -137,7 +136,8 @@ def _read_fields(launcher: str, arguments: list[str]) -> tuple[str, dict[str, An
     raise_if_any(problems)
     switches = {field: flags.pop(field) for field in _NO_TRAINING if field in flags}
     decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
-    collected = command_line.override(collected, decisive, loading.field_hints(kind), problems)
+    known = kind.fields() | {"resume": kind.fields()["resume_from_checkpoint"]}
+    collected = command_line.override(collected, decisive, known, problems)
     raise_if_any(problems)
     fields: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
     fields |= {field: given.value for field, given in collected.items() if field in _DECISIVE}
@@ -285,7 +285,6 @@ class _Attempt:
 
     @property
     def is_running(self) -> bool:
-        """Whether the command has not ended, whatever became of the ranks."""
         return self._process.poll() is None
 
     @property

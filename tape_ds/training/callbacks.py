@@ -16,6 +16,7 @@ from tape_ds import storage
 from tape_ds.checkpoint.trained import replace_trained
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.passkey import PasskeyPrompt
+from tape_ds.distributed import processes
 from tape_ds.errors import redacted
 from tape_ds.scoring import inspection, update_statistics
 from tape_ds.scoring.causal_lm import bare
@@ -60,7 +61,7 @@ class Progress(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Advance the bar. Memory is read here, before scoring can need more."""
-        self.peak = metrics.peak_memory_bytes(args.device)
+        self.peak = processes.peak_memory_bytes(args.device)
         if self.bar is not None:
             self.bar.update(1)
 

@@ -15,38 +15,15 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import results
 from tape_ds.config import trainer
-from tape_ds.config.recipe import RENAMED, Recipe
+from tape_ds.config.kinds import KINDS
+from tape_ds.config.old_names import RENAMED
+from tape_ds.config.recipe import Recipe
 from tape_ds.data.sources.weights import shares_of
 from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
+from tape_ds.fields import FIXED, FREE, RISKY
 from tape_ds.models.loading import weight_files
 
-FIXED = ("seed", "optim", "optim_args", "optim_target_modules", "bf16", "fp16")
-"""The trainer's fields that must stay as they are; without ``seed`` the sequences would be others, without the rest the
-optimizer's state would not fit."""
-RISKLESS = (
-    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"),
-    *("position_learning_rate", "position_weight_decay"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "neftune_noise_alpha"),
-    *("per_device_train_batch_size", "activation_checkpointing", "activation_checkpointing_kwargs"),
-    *("full_determinism", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
-    *("attention_backend", "liger", "spike_sigma", "spike_window", "spike_action"),
-    *("checkpoint_layers", "checkpoint_offload", "mlp_tiles"),
-)
-"""Fields that may change on the way with ``resume_anyway``: the numbers change from there on, and nothing breaks."""
-FREE = (
-    *("chat_template", "data_cache", "data_dir", "train_data", "eval_data", "model", "tokenizer"),
-    "skip_bad_rows",  # the data alone decide which rows are bad
-    *("eval_before", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "eval_examples"),
-    *("held_out_samples", "test_lengths"),
-    *("passkey_lengths", "passkey_trials", "passkey_form"),
-    *("keep_every", "keep_steps", "async_save", "resume_anyway", "start_anew", "nonfinite_limit", "watchdog_seconds"),
-    *("sequence_parallel_size", "tensor_parallel_size", "expandable_segments", "force", "allow_cpu"),
-    *("profile", "profile_start", "profile_steps", "profile_ranks"),
-    *("sample_prompts", "sample_steps", "sample_tokens"),
-)
-"""This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base,
-chat template); for ``deepspeed`` its stage does. All its other fields must stay as they are, but for the riskless."""
 COMPUTING = (
     *("accelerate", "deepspeed", "flash-attn", "liger-kernel", "peft", "python", "tape_ds", "torch", "transformers"),
     *("bitsandbytes", "triton"),
@@ -73,7 +50,8 @@ class Difference:
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
             return False
-        return kind == "code" or (kind == "recipe" and rest in RISKLESS)
+        fields = [each.fields()[rest] for each in KINDS.values() if rest in each.fields()]
+        return kind == "code" or (kind == "recipe" and any(RISKY in field.metadata for field in fields))
 
     def __str__(self) -> str:
         return f"{self.name} was {_shown(self.saved)} and is {_shown(self.now)}"
@@ -91,7 +69,11 @@ def of(
         base: folder of the pretrained model it starts from.
     """
     idle = () if recipe.trains_positions else recipe.optimization.flat()
-    free = {*trainer.FIELDS, *FREE, "launcher"} - {*FIXED, *RISKLESS}
+    free = {"launcher"}
+    for name, field in recipe.fields().items():
+        marks = field.metadata
+        if FREE in marks or (name in trainer.FIELDS and FIXED not in marks and RISKY not in marks):
+            free.add(name)
     fields = {name: value for name, value in recipe.as_dict().items() if name not in free and name not in idle}
     found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
     found |= of_data(fingerprints)

@@ -15,7 +15,6 @@ import pytest
 from tape_ds import __version__, installation
 from tape_ds.cli import program
 from tape_ds.cli.program import COMMANDS, LOOKS
-from tape_ds.config import loading
 from tape_ds.config.kinds import KINDS
 from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS
 from tape_ds.errors import UserError
@@ -87,7 +86,7 @@ def test_the_launcher_has_the_option(deepspeeds_options, option):
 
 
 def test_no_script_has_an_option_of_the_launcher():
-    taken = {f"--{field}" for kind in KINDS.values() for field in loading.field_hints(kind)}
+    taken = {f"--{field}" for kind in KINDS.values() for field in kind.fields()}
     taken |= {
         option
         for file in (ROOT / "tape_ds" / "cli" / "evaluate").rglob("*.py")

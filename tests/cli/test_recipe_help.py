@@ -3,9 +3,10 @@
 import pytest
 
 from tape_ds.cli import recipe_help
-from tape_ds.config import files, loading, trainer
+from tape_ds.config import files, trainer
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.kinds import KINDS
+from tape_ds.config.trainer import Trainer
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 
@@ -22,7 +23,7 @@ def test_help_names_every_field(kind, capsys):
     text = said(capsys, kind, "--help")
     own = {name for section in kind.SECTIONS.values() for name in section.flat_fields()}
     assert not {name for name in own if f"--{name} " not in text and f"--{name}\n" not in text}
-    trainers = set(trainer.FIELDS) - {*trainer.OWNED, *trainer.RENAMED}
+    trainers = set(trainer.FIELDS) - {*trainer.OWNED}
     assert not {name for name in trainers if name not in text}
     assert f"default: {kind.DEFAULT}\n" in text, "all recipes, which --list has, stood before the fields"
     assert text.count("recipe") < 20
@@ -31,8 +32,9 @@ def test_help_names_every_field(kind, capsys):
 
 @EVERY_KIND
 def test_every_field_is_described(kind):
-    for name, (section, own) in loading.table(kind).items():
-        assert recipe_help._described(section, own), name
+    own = {name: field for section in kind.SECTIONS.values() for name, field in section.flat_fields().items()}
+    for name, field in {**own, **{name: Trainer.model_fields[name] for name in recipe_help.USUAL}}.items():
+        assert recipe_help._described(field), name
 
 
 @EVERY_KIND

@@ -1,15 +1,15 @@
 """The files of ds_configs: DeepSpeed takes them, transformers fills them, and our table of keys is DeepSpeed's."""
 
 import argparse
+import inspect
 import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, get_args
 
 import pytest
 
-from tape_ds.config import deepspeed_config, deepspeed_keys, library_fields
+from tape_ds.config import deepspeed_config
 from tape_ds.config.extension import load
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.planning import activations, hardware, memory, shape
@@ -128,53 +128,32 @@ def test_the_completed_file_and_not_the_name_reaches_the_trainer(tmp_path):
     assert "deepspeed" not in recipe.trainer.kwargs
 
 
-def test_a_key_of_every_block_was_found():
-    """A regular expression that fits no longer would leave the block without keys."""
-    found = deepspeed_keys.known()
-    for name in ("gradient_clipping", "wall_clock_breakdown", "vocabulary_size", "zero_optimization"):
-        assert name in found
-    for block, key in {"aio": "queue_depth", "torch_autocast": "dtype", "data_types": "param_dtype"}.items():
-        assert key in found[block]
-    assert found["checkpoint"]["writer"]["decoupled"] == found["flops_profiler"]["detailed"] is bool
-    assert not found.keys() & deepspeed_keys.NOT_HERE.keys()
-
-
-def test_blocks_are_those_of_the_installed_deepspeed():
-    """Their keys, types and bounds, as its own models have them."""
-    from deepspeed.runtime.precision_config import DeepSpeedFP16Config
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    for name, model in {"zero_optimization": DeepSpeedZeroConfig, "fp16": DeepSpeedFP16Config}.items():
-        fields = model.model_fields.items()
-        found = deepspeed_keys.known()[name]
-        assert set(found) == {*model.model_fields, *(field.alias for _, field in fields if field.alias)}
-        for key, field in fields:
-            if field.annotation in (bool, int, float, str):
-                assert found[key] == (
-                    Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-                )
-
-
-def test_removed_keys_are_deepspeeds_own_list():
-    from deepspeed.runtime import config
-
-    removed = library_fields.deepspeed().removed
-    assert removed[""] == getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})
-    assert removed["zero_optimization"] == getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", {})
-    assert not set(removed[""]) & set(deepspeed_keys.known())
-
-
-def test_what_is_listed_by_hand_is_read_by_the_installed_deepspeed():
+def test_every_key_that_is_taken_is_read_by_the_installed_deepspeed():
     import deepspeed
 
     source = "".join(path.read_text() for path in Path(deepspeed.__file__).parent.rglob("*.py"))
-    for name in (*deepspeed_keys.BY_HAND, *deepspeed_keys.NOT_HERE):
+    own = [key for keys in deepspeed_config._KEYS.values() for key in keys.split()]
+    for name in (*deepspeed_config._Top.model_fields, *own):
         assert f'"{name}"' in source or f"'{name}'" in source, name
+    assert (
+        not deepspeed_config._Top.model_fields.keys() & deepspeed.runtime.config._REMOVED_TOP_LEVEL_CONFIG_KEYS.keys()
+    )
+
+
+def test_parameters_of_schedulers_are_those_of_the_installed_deepspeed():
+    from deepspeed.runtime import lr_schedules
+
+    for kind, (_, parameters) in deepspeed_config._SCHEDULERS.items():
+        known = inspect.signature(getattr(lr_schedules, kind).__init__).parameters
+        assert {"warmup_num_steps", "warmup_type", *parameters.split()} == {*known} - _OURS_NOT
+
+
+_OURS_NOT = {"self", "optimizer", "last_batch_iteration"}
 
 
 def test_transformers_fills_what_the_trainer_and_the_model_know():
     some = {"train_batch_size", "optimizer.params.lr", "zero_optimization.reduce_bucket_size"}
-    assert some < {*deepspeed_keys.filled()}
+    assert some < {*deepspeed_config.filled()}
 
 
 def shapes(name):
@@ -251,29 +230,18 @@ def test_the_memory_table_has_its_six_rows():
     assert len(table()) == 6
 
 
-def whole_numbers(block=None, path=()):
-    """Path and a valid whole number of every key whose type is one."""
-    for key, kind in (deepspeed_keys.known() if block is None else block).items():
-        if isinstance(kind, dict):
-            yield from whole_numbers(kind, (*path, key))
-        elif int in {kind, getattr(kind, "__origin__", None), *get_args(kind)}:
-            yield (*path, key)
-
-
-@pytest.mark.parametrize("path", [*whole_numbers()], ids=".".join)
-def test_every_whole_number_may_be_written_as_json_s_1e9(path):
-    """LlamaFactory's files and dozens of public ones write sub_group_size: 1e9, which DeepSpeed takes."""
-    given = 1e9
-    for key in reversed(path):
-        given = {key: given}
-    problems = []
-    found = deepspeed_config.lookup(deepspeed_config.read(given, problems), ".".join(path))
-    if path[0] not in deepspeed_keys.NOT_HERE:
-        assert problems == [] and found == 10**9 and type(found) is int
-    given = json.loads(json.dumps(given).replace("1000000000.0", "1.5"))
-    problems = []
-    deepspeed_config.read(given, problems)
-    assert [each.value for each in problems] == [1.5], "as DeepSpeed has it"
+@pytest.mark.parametrize("path", ["zero_optimization.sub_group_size", "steps_per_print", "bf16.enabled"])
+def test_a_value_of_another_type_is_refused_and_a_whole_number_with_a_point_is_taken(path):
+    """Dozens of public files write sub_group_size: 1e9, which DeepSpeed takes."""
+    *blocks, key = path.split(".")
+    for value, wrong in ((1e9, path == "bf16.enabled"), (1.5, True), ("often", True)):
+        given = {key: value}
+        for block in reversed(blocks):
+            given = {block: given}
+        problems = []
+        deepspeed_config.read(given, problems)
+        assert [each.field for each in problems] == [f"deepspeed.{path}"] * wrong
+        assert all(each.value == value and "wrong type" in each.wrong for each in problems)
 
 
 def test_a_stage_too_may_have_a_point():

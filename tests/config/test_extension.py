@@ -1,6 +1,5 @@
 """The recipe of the extension launcher: its own contradictions, its defaults, and the shipped ones."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -332,20 +331,6 @@ def test_a_factor_is_checked_without_the_model_where_the_recipe_says_what_it_cou
     found, _ = problems_of("--recipe", write(model="owner/name", rope_parameters=rope))
     assert "4 or more (16,384 / 4,096)" in found["rope_parameters.factor"].remedy
     load(["--recipe", write(model="owner/name", rope_parameters=rope | {"factor": 4.0})])
-
-
-def test_the_plan_warns_of_held_out_text_that_looks_too_short():
-    """The run, which has the tokenizer, refuses it, and did so after it had tokenised the training data."""
-    Path("own.jsonl").write_text(json.dumps({"text": "word " * 16384}) + "\n" + json.dumps({"text": "word"}) + "\n")
-    for spec, warned in {"jsonl:own.jsonl#text": "own.jsonl", "stdlib:typing.py": ""}.items():
-        shown = load(["--recipe", write(eval_data=[spec])]).outline()["held out"]
-        assert ("TOO SHORT?" in shown and warned in shown) if warned else shown == spec
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_no_shipped_recipe_scores_text_that_looks_too_short(name, monkeypatch):
-    has_bitsandbytes(monkeypatch)
-    assert "TOO SHORT?" not in load(["--recipe", name], world_size=2).outline()["held out"]
 
 
 def test_a_start_beyond_the_model_is_refused():

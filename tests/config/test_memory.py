@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds import fields
 from tape_ds.config.scale import Scale
 from tape_ds.config.sections import Memory
 from tape_ds.fields import run_rules
@@ -33,7 +32,7 @@ def test_the_defaults_ask_for_nothing():
 
 @pytest.mark.parametrize("layers", [0, -2])
 def test_no_block_has_such_a_number(layers):
-    found = fields.check(Memory, {"checkpoint_layers": layers})
+    found = Memory.check({"checkpoint_layers": layers})
     assert [problem.field for problem in found] == ["checkpoint_layers"] and "1 or more" in found[0].remedy
 
 

@@ -55,7 +55,7 @@ def test_nothing_to_step_is_refused_by_both_names(load, arguments):
     assert "position parameters" not in train.describe(load(arguments))
     given = ["--position_learning_rate", "10x", "--position_weight_decay", "0.1"]
     found, text = problems_of(*arguments, *given, load=load)
-    assert set(found) == FIELDS and "or train an encoding that has such: tape" in text
+    assert set(found) == FIELDS and "or train an encoding with parameters: tape" in text
     assert load([*arguments, "--position_learning_rate", "null", "--position_weight_decay", "0"])
 
 

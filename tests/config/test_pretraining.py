@@ -8,7 +8,7 @@ import torch
 
 from tape_ds import TapeForCausalLM, encodings
 from tape_ds.cli import train
-from tape_ds.config import extension, files, loading, pretraining
+from tape_ds.config import extension, files, pretraining
 from tape_ds.config.pretraining import load
 from tests.config import helpers
 
@@ -119,7 +119,8 @@ def test_token_ids_are_not_streamed(tmp_path):
 
 
 def test_required_fields_are_named_together():
-    required = loading.required(pretraining.PretrainingRecipe)
+    fields = pretraining.PretrainingRecipe.fields()
+    required = [name for name, field in fields.items() if field.is_required()]
     found, _ = problems_of("--recipe", write(without=required))
     assert set(found) == set(required)
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tape_ds.config.sections import Profile
-from tape_ds.fields import check, run_rules
+from tape_ds.fields import run_rules
 
 
 def problems(max_steps=10, world_size=2, **fields):
@@ -15,7 +15,7 @@ def problems(max_steps=10, world_size=2, **fields):
         world_size=world_size,
     )
     given = {"profile": True} | fields
-    wrong = check(Profile, given) or run_rules(Profile(**given), set(), recipe)
+    wrong = Profile.check(given) or run_rules(Profile(**given), set(), recipe)
     return {problem.field for problem in wrong}
 
 

@@ -62,7 +62,7 @@ DEEPSPEED = {
         "True",
         "enabled",
     ),
-    "wrong type": ({"zero_optimization": {"stage": "three"}}, "zero_optimization.stage", "three", "one of: 0, 1, 2, 3"),
+    "wrong type": ({"zero_optimization": {"stage": "three"}}, "zero_optimization.stage", "three", "0, 1, 2"),
     "wrong type of a scalar": ({"steps_per_print": "often"}, "steps_per_print", "often", "whole number"),
     "not a block": ({"bf16": True}, "bf16", "True", "key"),
     "removed": ({"nebula": {"enabled": True}}, "nebula", "enabled", "remove it"),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tape_ds.config import extension, finetuning, loading, pretraining, trainer
+from tape_ds.config import old_names, trainer
 from tape_ds.config.kinds import KINDS
 from tests.docs import pages
 
@@ -26,7 +26,7 @@ def flags():
 @pytest.fixture(scope="module")
 def known():
     """Fields of all recipes, and the options that the evaluation's and the tools' parsers are given."""
-    fields = {field for kind in KINDS.values() for field in loading.field_hints(kind)} | {"recipe"}
+    fields = {field for kind in KINDS.values() for field in kind.fields()} | {"recipe", *trainer.ALIASES}
     files = [path for folder in ("tape_ds/cli", "tools") for path in (pages.ROOT / folder).rglob("*.py")]
     return fields | {each for path in files for each in re.findall(r'"--(\w+)"', path.read_text(encoding="utf-8"))}
 
@@ -41,23 +41,26 @@ def test_the_file_exists_here(file):
     assert (pages.ROOT / file).is_file()
 
 
+@pytest.mark.parametrize("old", sorted(old_names._NAMES))
+def test_an_old_name_is_answered_with_one_that_is_a_field(old):
+    answers = [old_names.today(old, kind.fields()) for kind in KINDS.values() if old not in kind.fields()]
+    assert any(answers)
+    for name in (re.split(r"[ .,:]", answer)[0] for answer in answers if answer):
+        assert name == "nothing" or any(name in kind.fields() for kind in KINDS.values())
+
+
 @pytest.mark.parametrize(
-    ("kind", "old"),
+    ("kind", "old", "today"),
     [
-        (extension.ExtensionRecipe, "model_max_length use_flash_attn use_full_attn rope_scaling_type trainable_params"),
-        (extension.ExtensionRecipe, "rope_scaling_factor inference_length train_data_file low_rank_training peft_type"),
-        (extension.ExtensionRecipe, "model_max_position_embeddings evaluation_strategy warmup_ratio dataset_cache_dir"),
-        (pretraining.PretrainingRecipe, "model_max_position_embeddings use_flash_attention_2 dataset_cache_dir"),
-        (finetuning.ScrollsRecipe, "block_size model_name_or_path use_flash_attention_2 preprocessing_num_workers"),
+        ("extend_llama", "model_max_length", "target_length"),
+        ("pretrain_c4", "model_max_length", "window"),
+        ("finetune", "model_max_length", "max_tokens"),
+        ("finetune_scrolls", "block_size", "max_tokens"),
+        ("pretrain_c4", "model_name_or_path", "nothing: the model is built new from its sizes"),
     ],
 )
-def test_an_old_flag_is_answered_with_the_new_one(kind, old):
-    page = PAGE.read_text(encoding="utf-8")
-    former = {**trainer.REMOVED, **kind.FORMER}
-    for flag in old.split():
-        assert f"--{flag}" in page
-        first = former[flag].split(" ")[0].rstrip(":,")
-        assert first == "nothing" or first.split(".")[0] in loading.field_hints(kind), f"{flag}: {former[flag]}"
+def test_an_old_name_means_what_its_launcher_has(kind, old, today):
+    assert old_names.today(old, KINDS[kind].fields()) == today
 
 
 def test_flags_and_files_are_found():

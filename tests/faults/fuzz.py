@@ -24,7 +24,6 @@ import yaml
 
 from tape_ds.cli import train
 from tape_ds.config import extension, files, finetuning, generated, pretraining
-from tape_ds.config.loading import field_hints
 from tape_ds.errors import command
 from tape_ds.exit_codes import ExitCode
 from tests.faults.campaign import Attempt, Campaign
@@ -71,7 +70,7 @@ def typed(draw: random.Random, folder: Path) -> Typed:
     if draw.random() < 0.8:
         name = _recipe_file(draw, folder, launcher, stories) if draw.random() < 0.75 else _shipped(draw, stories)
         words += ["--recipe", name]
-    hints = field_hints(kind)
+    hints = {name: field.annotation for name, field in kind.fields().items()}
     for _ in range(draw.choice((0, 1, 2, 5))):
         name = _field_name(draw, list(hints))
         words += _flag(draw, name, _value(draw, hints.get(name, str)))
@@ -110,7 +109,7 @@ def _recipe_file(draw: random.Random, folder: Path, launcher: str, stories: list
 def _recipe_text(draw: random.Random, path: Path, launcher: str, stories: list[str]) -> str:
     """The text of a recipe that builds on a shipped one, on itself, or on nothing, and may be cut or garbled."""
     kind, _ = KINDS[launcher]
-    hints = field_hints(kind)
+    hints = {name: field.annotation for name, field in kind.fields().items()}
     bases = [*files.recipes_of(launcher), *files.recipes_of(launcher), *files.shipped(), path.name, "nowhere", ""]
     content: dict[Any, Any] = {"base": draw.choice(bases)} if draw.random() < 0.85 else {}
     if draw.random() < 0.3:

@@ -6,7 +6,7 @@ import torch
 from tape_ds import TapeForCausalLM, encodings
 from tape_ds.methods import init_weights
 from tests.models.helpers import tiny_config
-from tools.flops import PLACEHOLDERS
+from tools.experiments.flops import PLACEHOLDERS
 
 SIZES = {
     "hidden_size": 64,

@@ -3,13 +3,12 @@
 import pytest
 
 from tape_ds import TapeConfig, TapeForCausalLM, encodings, methods
-from tape_ds.encodings import registry
 from tape_ds.errors import UserError
 from tape_ds.models import flops
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
-from tools.flops import PLACEHOLDERS
+from tools.experiments.flops import PLACEHOLDERS
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 
@@ -99,7 +98,7 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     found = shape.sizes(config)
     assert shape.total(shape.tensors(found, TrainedShape())) == flops.parameters(config)
     fixed, for_each_key = found.position_work
-    counted = [registry.multiplications_per_token(config, layer, 7.0) for layer in range(6)]
+    counted = [flops.position_multiplications(config, layer, 7.0) for layer in range(6)]
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
 
 

@@ -7,7 +7,10 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from tape_ds.config import extension, pretraining
+from tape_ds.config import pretraining
+from tape_ds.config.kinds import KINDS
+from tape_ds.config.trainer import Trainer
+from tape_ds.fields import FIXED, FREE, RISKY
 from tape_ds.training import identity
 
 FOLDER = Path("checkpoint-3")
@@ -121,16 +124,11 @@ def test_a_checkpoint_goes_on_that_has_a_field_under_its_former_name():
     assert (found.name, found.saved, found.now) == ("recipe.stream_workers", 32, 8)
 
 
-def test_every_field_of_every_kind_is_known():
-    """A field of ours is either free or compared, and the lists name no field that is gone."""
-    recipes = [extension.load(["--recipe", "demo"], world_size=1), pretraining.load(RECIPE, world_size=1)]
-    fields = {name for recipe in recipes for name in recipe.as_dict()}
-    from tape_ds.config import finetuning, generated, trainer
-    from tape_ds.config.loading import field_hints
-
-    kinds = (generated.GeneratedRecipe, finetuning.ScrollsRecipe, finetuning.ChatRecipe)
-    known = {name for kind in kinds for name in field_hints(kind)} | fields | set(trainer.FIELDS)
-    assert {*identity.FIXED, *identity.RISKLESS, *identity.FREE} <= known
+def test_a_field_has_one_fact_about_a_resumed_run():
+    for kind in KINDS.values():
+        for name, field in kind.fields().items():
+            facts = [fact for fact in (FIXED, RISKY, FREE) if fact in field.metadata]
+            assert len(facts) <= 1 and (FIXED not in facts or name in Trainer.model_fields), name
 
 
 def test_an_identity_is_plain_json_whatever_a_recipe_holds():

@@ -51,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     problems = check(options)
 
-    from tape_ds.scoring import arithmetic_tables, exact_match, journal, models
-    from tape_ds.scoring.cost import Cost
+    from tape_ds.scoring import exact_match, heat_maps, models, resumable
+    from tape_ds.scoring.resumable import Cost
 
     found = models.find(options, problems)
     task = prepare(options, found, problems)
@@ -63,9 +63,9 @@ def main(argv: list[str] | None = None) -> int:
         deciding |= {"use_cache": options.use_cache, "trained": list(options.trained), "digits": list(options.tested)}
     else:
         deciding |= {"task_options": options.task_options, "lengths": options.tested}
-    work = journal.Evaluation(
+    work = resumable.Evaluation(
         name,
-        journal.folder(options.output, found),
+        resumable.folder(options.output, found),
         model=found.about(),
         config=deciding,
         data={f"{name}:{task.name}": task.fingerprint(options.tested)},
@@ -93,8 +93,8 @@ def main(argv: list[str] | None = None) -> int:
 
     def show(figures: Mapping[str, Any]) -> None:
         title = f"{options.task} by {found.name_or_path}"
-        written = arithmetic_tables.write(figures, work.folder, title)
-        print(arithmetic_tables.summary(figures))
+        written = heat_maps.write_generated(figures, work.folder, title)
+        print(heat_maps.generated_summary(figures))
         print(", ".join(str(path) for path in written))
 
     return work.run(ask_all, show, overwrite=options.overwrite)
@@ -261,7 +261,7 @@ def ask(model: "PreTrainedModel", options: argparse.Namespace, test: Test) -> di
         together = options.batch_size * test.tokens
         verdicts = exact_match.judge(model, task.vocabulary, samples, batch_tokens=together)
         if not isinstance(task, ArithmeticTask):
-            return exact_match.Answered.of(test, verdicts).to_dict()
+            return exact_match.AnswerCount.of(test, verdicts).to_dict()
         wrong = [sample for sample, right in zip(samples, verdicts, strict=True) if not all(right)]
         first, second = test.size
         return {

@@ -31,9 +31,9 @@ from tape_ds.errors import Problem, UserError, collecting, command, is_main_proc
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    from tape_ds.scoring.harness_tasks import Loaded
-    from tape_ds.scoring.journal import Evaluation
+    from tape_ds.scoring.harness_tasks import LoadedTasks
     from tape_ds.scoring.models import FoundModel
+    from tape_ds.scoring.resumable import Evaluation
 
 NAME = "harness"
 REFUSED = {
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
     options = parse(argv)
     found, config = prepare(options)
-    from tape_ds.scoring import harness_results, harness_tasks, journal, scrolls
+    from tape_ds.scoring import harness_tasks, resumable
 
     deciding = settings(options, config)
     if config.apply_chat_template:
@@ -64,9 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     config.metadata = {"max_tokens": options.max_length} | config.metadata  # the tasks of SCROLLS cut by it
     tasks = harness_tasks.load(config)
-    work = journal.Evaluation(
+    work = resumable.Evaluation(
         NAME,
-        journal.folder(options.output, found),
+        resumable.folder(options.output, found),
         model=found.about(),
         config=deciding,
         data=tasks.fingerprints(config.num_fewshot),
@@ -74,9 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     return work.run(
         lambda: evaluate(work, options, config, found, tasks),
-        lambda figures: print(harness_results.table(figures)),
+        lambda figures: print(harness_tasks.table(figures)),
         overwrite=options.overwrite,
-        beside=scrolls.files(work.folder, tasks.tasks),
+        beside=harness_tasks.submission_files(work.folder, tasks.tasks),
     )
 
 
@@ -113,16 +113,16 @@ def evaluate(
     options: argparse.Namespace,
     config: "EvaluatorConfig",
     found: "FoundModel",
-    tasks: "Loaded",
+    tasks: "LoadedTasks",
 ) -> dict[str, Any]:
     """Return the figures, on the first rank alone; answers of an earlier start are reused."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
     from tape_ds.distributed.rank_sync import RankSync
-    from tape_ds.scoring import harness_results, job, scrolls
-    from tape_ds.scoring.cost import Cost
+    from tape_ds.scoring import harness_tasks, resumable
     from tape_ds.scoring.language_model import HarnessModel
+    from tape_ds.scoring.resumable import Cost
 
     # lm-eval's options as its function takes them
     names = inspect.signature(simple_evaluate).parameters
@@ -132,14 +132,14 @@ def evaluate(
     arguments |= {"verbosity": None, "fewshot_as_multiturn": config.fewshot_as_multiturn or False}
 
     with ExitStack() as held:
-        job.from_first(lambda: work.lock(held))
+        resumable.from_first(lambda: work.lock(held))
         cost = Cost(found.device)
         lm = HarnessModel(
             found, max_length=options.max_length, truncate=options.truncate, batch_size=options.batch_size
         )
         lm.tasks = tasks.tasks
         tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(work.folder / "lm_eval")}))
-        asked = scrolls.files(work.folder, tasks.tasks)
+        asked = harness_tasks.submission_files(work.folder, tasks.tasks)
         results = simple_evaluate(
             **arguments
             | {
@@ -161,10 +161,10 @@ def evaluate(
         return {}
     samples = results.pop("samples", None)
     work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
-    scrolls.write(work.folder, samples or {})
+    harness_tasks.write_submission(work.folder, samples or {})
     report(config, tracker, results, samples if config.log_samples else None)
     cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
-    return {**harness_results.figures(results, cut), "cost": taken}
+    return {**harness_tasks.figures(results, cut), "cost": taken}
 
 
 def report(config: "EvaluatorConfig", tracker: Any, results: dict[str, Any], samples: Mapping[str, Any] | None) -> None:

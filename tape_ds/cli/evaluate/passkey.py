@@ -47,16 +47,16 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     problems = check(options)
 
-    from tape_ds.scoring import heat_map, journal, models, passkey
-    from tape_ds.scoring.cost import Cost
+    from tape_ds.scoring import heat_maps, models, passkey, resumable
+    from tape_ds.scoring.resumable import Cost
     from tape_ds.training import tables
 
     found = models.find(options, problems)
     tokenizer = found.tokenizer()
     questions = prepare(options, found, tokenizer, problems)
-    work = journal.Evaluation(
+    work = resumable.Evaluation(
         NAME,
-        journal.folder(options.output, found),
+        resumable.folder(options.output, found),
         model=found.about(),
         config={name: vars(options)[name] for name in SETTINGS} | {"lengths": sorted(options.lengths)},
         data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
@@ -99,9 +99,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def show(figures: Mapping[str, Any]) -> None:
         by_length = [passkey.Passkey.from_dict(each) for each in figures["passkeys"]]
-        written = heat_map.write(figures["cells"], work.folder, title=title, native_length=found.known_length)
+        written = heat_maps.write_passkeys(figures["cells"], work.folder, title=title, native_length=found.known_length)
         print(f"\n{title}\n")
-        print(heat_map.markdown(figures["cells"]))
+        print(heat_maps.passkey_table(figures["cells"]))
         tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length)
         print(", ".join(str(path) for path in written))
 

@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
 
-    from tape_ds.scoring import causal_lm, journal, models, texts, window_jobs
-    from tape_ds.scoring.cost import Cost
+    from tape_ds.scoring import causal_lm, models, resumable, scored_texts, window_jobs
+    from tape_ds.scoring.resumable import Cost
 
     found = models.find(options, problems)
     tokenizer = found.tokenizer()
@@ -62,9 +62,9 @@ def main(argv: list[str] | None = None) -> int:
     choice = {name: vars(options)[name] for name in DOCUMENTS}
     stride = STRIDE if options.stride is None and options.convention != "blocks" else options.stride
     deciding = {name: vars(options)[name] for name in SCORING}
-    work = journal.Evaluation(
+    work = resumable.Evaluation(
         NAME,
-        journal.folder(options.output, found),
+        resumable.folder(options.output, found),
         model=found.about(),
         config={"lengths": options.lengths, "stride": stride, **deciding, **choice},
         data={source.spec: source.fingerprint() for source in sources},
@@ -83,11 +83,11 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     def score() -> dict[str, Any]:
-        parts: dict[str, list[texts.ScoredText]] = {}
+        parts: dict[str, list[scored_texts.ScoredText]] = {}
         problems: list[Problem] = []
         for source in sources:
             with collecting(problems):
-                parts[source.spec] = texts.read(source, tokenizer, bare=options.bos, **choice)
+                parts[source.spec] = scored_texts.read(source, tokenizer, bare=options.bos, **choice)
         raise_if_any(problems)  # before the model is loaded
         jobs = window_jobs.plan(parts, options.lengths, scoring)
         require_covered(jobs, parts, options.lengths, scoring, found)

@@ -26,7 +26,7 @@ from tape_ds import encodings
 from tape_ds.distributed.distributed_map import rounds, distributed_map
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.scoring import answers
-from tape_ds.scoring.answers import AnswerLoss, Asked
+from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAround
 from tape_ds.training.held_out import Variants
@@ -41,7 +41,7 @@ Cut = CutText | CutConversations
 class AnswerScores(ScoredAround[AnswerLoss]):
     """Scores reference answers."""
 
-    def __init__(self, asked: Sequence[Asked], file: Path):
+    def __init__(self, asked: Sequence[Prompt], file: Path):
         super().__init__({BEFORE: None}, {AFTER: None}, file, read_scores, write_scores)
         self.questions = asked
 
@@ -82,7 +82,7 @@ class Tokenized:
     """Those that are trained on."""
     lengths: np.ndarray
     """Tokens of each text in them, int64 [n]: of sequences, or of the conversations that share them."""
-    asked: list[Asked]
+    asked: list[Prompt]
     """Held-out prompts with their answers."""
     cut: Mapping[str, Cut]
     """What did not fit, by split."""
@@ -105,7 +105,7 @@ class Finetuning(Run):
 
     recipe: FinetuningRecipe
     sequences: AnswerSequences
-    asked: list[Asked]
+    asked: list[Prompt]
     """Held-out prompts with their answers."""
     cut: Mapping[str, Cut]
     """What did not fit, by split."""

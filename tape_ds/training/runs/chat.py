@@ -16,9 +16,10 @@ from tape_ds import paths
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import conversations, sequences, template
 from tape_ds.data.chat.sequences import Chosen
+from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.errors import Problem, UserError
 from tape_ds.config.finetuning import ChatRecipe
-from tape_ds.scoring.answers import Asked
+from tape_ds.scoring.answers import Prompt
 from tape_ds.training import identity
 from tape_ds.training.runs.answering import Finetuning, Tokenized
 
@@ -39,7 +40,7 @@ class ChatTuning(Finetuning):
         lists = {"train": data.train_data} | ({"heldout": data.eval_data} if held_out else {})
         for split, specs in lists.items():
             for spec in specs:
-                source = conversations.parse(spec, sequences.packing.FIELD_OF[split])
+                source = conversations.parse(spec, FIELD_OF[split])
                 found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
         return found
 
@@ -124,8 +125,8 @@ def _end(ends: Counter[int], stored: Dataset, tokenizer: PreTrainedTokenizerBase
     return f"{named}; but {wrong}" if named else f"{wrong}: a generation will not stop there by itself"
 
 
-def _asked(chosen: Chosen, count: int) -> Iterator[Asked]:
+def _asked(chosen: Chosen, count: int) -> Iterator[Prompt]:
     """Every answer of ``count`` conversations at most, evenly spread over the chosen."""
     for conversation in chosen.spread(count):
         for ids, targets in sequences.answers(conversation):
-            yield Asked(torch.tensor(ids[None]), targets)
+            yield Prompt(torch.tensor(ids[None]), targets)

@@ -23,7 +23,7 @@ from tape_ds.models.loading import configuration, extendable, model_folder
 from tape_ds.models.loading.extendable import Config
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
-from tape_ds.scoring.answers import Asked
+from tape_ds.scoring.answers import Prompt
 from tape_ds.training import identity, model_config
 from tape_ds.training.runs.answering import Finetuning, Tokenized
 from tape_ds.training.runs.chat import ChatTuning
@@ -72,7 +72,7 @@ class ScrollsTuning(Finetuning):
         return Tokenized(
             sequences=train,
             lengths=token_counts(train),
-            asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
+            asked=[Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
             cut={"train": sequences.cut(train)} | ({"held out": sequences.cut(held_out)} if held_out else {}),
             ends=(int(tokenizer.eos_token_id),),
         )

@@ -1,0 +1,88 @@
+"""The passkey tasks of lm-eval: prompts made for the tokenizer at hand, replies scored by two rules, also by length.
+
+What lm-eval is told as ``--metadata`` (and the model's arguments, which it adds) decides the prompts: ``lengths``,
+``depths``, ``trials``, ``seed``, and the ``tokenizer`` (else ``pretrained``, else ``model``: a folder or a hub id).
+The prompts are those of ``tape-ds evaluate passkey`` with the same settings.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import datasets
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import ConfigurableTask
+
+try:
+    from tape_ds.data import passkey, tokenizer
+    from tape_ds.data.passkey import same_ids
+    from tape_ds.scoring.passkey import first_integer
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"the passkey tasks need the package tape_ds ({error}): install it where lm_eval runs (pip install -e . in its "
+        "repository)"
+    ) from error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOKENIZER_NAMES = ("tokenizer", "pretrained", "model")
+"""Under which lm-eval's model arguments may name a tokenizer, the first one found counts."""
+REPLY = 10
+"""Tokens, as ``max_gen_toks`` in the YAML says."""
+RULES = ("exact_match", "exact_ids")
+
+
+def documents(
+    *, form: str, lengths: Sequence[int], depths: Sequence[float], trials: int, seed: int, **metadata: Any
+) -> dict[str, datasets.Dataset]:
+    """Return the split ``test``: a row per prompt, with ``length``, ``depth``, ``trial``, ``key`` and ``prompt``.
+
+    Raises:
+        UserError: no tokenizer is named or none can be read, lengths that are too short.
+        ValueError: nothing names a tokenizer.
+    """
+    named = [metadata[name] for name in TOKENIZER_NAMES if isinstance(metadata.get(name), str) and metadata[name]]
+    if not named:
+        raise ValueError(
+            "the passkey tasks make prompts of so many tokens, and nothing names a tokenizer: add it to --metadata, "
+            'such as {"tokenizer": "MODEL FOLDER OR HUB ID"}'
+        )
+    loaded = load(named[0])
+    rows = []
+    for question in passkey.grid(loaded, lengths, depths, trials, seed=seed, form=form, reply=REPLY):
+        prompt = question.write()
+        shared = {"length": prompt.length, "depth": prompt.depth, "trial": prompt.trial, "key": prompt.key}
+        rows.append({**shared, "prompt": prompt.text, "tokenizer": named[0]})
+    return {"test": datasets.Dataset.from_list(rows)}
+
+
+@cache
+def load(name_or_path: str) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a folder or a hub id, read once."""
+    return tokenizer.load(name_or_path)
+
+
+def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """1 or 0 by each rule, for all lengths and for this prompt's."""
+    (reply,) = results
+    found = (first_integer(reply) == doc["key"], same_ids(load(doc["tokenizer"]), reply, doc["key"]))
+    by_rule = dict(zip(RULES, map(float, found), strict=True))
+    return by_rule | {f"{rule}_{doc['length']}": value for rule, value in by_rule.items()}
+
+
+class PasskeyTask(ConfigurableTask):
+    """A task of lm-eval's YAML whose metrics are also those of each length that was asked for."""
+
+    def __init__(self, config: dict[str, Any]):
+        super().__init__(config={name: value for name, value in config.items() if name != "class"})
+        lengths = sorted(set(self.dataset["test"]["length"]))
+        self.metrics = [*RULES, *(f"{rule}_{length}" for length in lengths for rule in RULES)]
+
+    def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
+        """Return the mean, for every metric."""
+        return dict.fromkeys(self.metrics, mean)
+
+    def higher_is_better(self) -> dict[str, bool]:
+        """It is, for every metric."""
+        return dict.fromkeys(self.metrics, True)

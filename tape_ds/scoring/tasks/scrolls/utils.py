@@ -1,0 +1,155 @@
+"""Questions and metrics of the tasks ``tape_scrolls_*``.
+
+No dataset script and no metric from the hub is run. The questions come from the hub's published archives, or from a
+folder: ``--metadata '{"data_dir": "scrolls/"}'``. lm-eval would cut a long prompt from the left, where SCROLLS has its
+questions; with ``{"max_tokens": 8192}`` the prompt is cut here instead, as in fine-tuning, and needs the tokenizer (the
+one of ``--model_args``, or ``{"tokenizer": ...}``). ``tape-ds evaluate harness`` gives both.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from tape_ds.data.scrolls import examples, prompts
+from tape_ds.data.scrolls.examples import Dataset
+from tape_ds.errors import Problem, UserError, is_main_process
+from tape_ds.scoring.text_overlap import METRICS
+
+if TYPE_CHECKING:
+    import datasets as hf_datasets
+    from transformers import PreTrainedTokenizerBase
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+PUBLISHED_WORDS = 15_000
+"""Words of a text that the published generation reads; its fine-tuning reads 20,000."""
+
+
+def load(
+    scrolls: str,
+    split: str = "validation",
+    data_dir: str | None = None,
+    max_tokens: int | None = None,
+    answer_tokens: int | None = None,
+    tokenizer: str | None = None,
+    pretrained: str | None = None,
+    trust_remote_code: bool = False,
+    reference_format: bool = False,
+    hard_only: bool = False,
+    **_: Any,
+) -> "dict[str, hf_datasets.Dataset]":
+    """Return the documents of a task, under the name of a split that its file gives.
+
+    Args:
+        scrolls: name of the data set, from the task's file.
+        split: of the data; those of ``test`` have no reference answers: texts are written and not scored.
+        data_dir: see :func:`tape_ds.data.scrolls.examples.read`.
+        max_tokens: of prompt and answer together; None: prompts are whole.
+        answer_tokens: of those, kept for the answer; default: as in TAPE's code.
+        tokenizer: folder or hub id, which counts tokens for ``max_tokens``.
+        pretrained: the model, whose tokenizer counts where none is named.
+        trust_remote_code: whether code that the tokenizer carries may run.
+        reference_format: prompts as the published generation cuts them.
+        hard_only: of QuALITY, the questions that are marked as hard.
+
+    Raises:
+        UserError: no such data, some questions without answers, ``max_tokens`` without a tokenizer.
+    """
+    from datasets import Dataset as Documents
+
+    dataset = examples.find(scrolls)
+    found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
+    without = sum(not each.outputs for each in found)
+    if not found:
+        raise UserError(Problem("split", split, "no row of it is marked as hard", "take files that mark them"))
+    if 0 < without < len(found):
+        wrong = f"{without} of {len(found)} questions of {scrolls} have no reference answer"
+        raise UserError(Problem("split", split, wrong, "take a split that has all or none"))
+    if without and is_main_process():
+        print(f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored", flush=True)
+    prompt_of = _whole_prompt
+    if max_tokens is not None:
+        if type(max_tokens) is not int:  # it comes from JSON
+            remedy = "give a number: --metadata '{\"max_tokens\": 8192}'"
+            raise UserError(Problem("max_tokens", max_tokens, "is no whole number", remedy))
+        counting = _tokenizer(tokenizer or pretrained, trust_remote_code)
+        if reference_format and counting.bos_token_id is not None and counting.bos_token_id == counting.eos_token_id:
+            wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
+            raise UserError(Problem("reference_format", True, wrong, "leave it out"))
+        prompt_of = partial(
+            _cut_prompt,
+            tokenizer=counting,
+            max_tokens=max_tokens,
+            reserve=prompts.reserved(answer_tokens or dataset.answer_tokens),
+            reference_format=reference_format,
+        )
+    rows, cut = [], list[int]()
+    for each in found:
+        prompt, cut_tokens = prompt_of(dataset, each.input)
+        known = {"id": each.id, "outputs": list(each.outputs), "metric": dataset.metric}
+        rows.append({**known, "prompt": prompt, "cut_tokens": cut_tokens})
+        cut += [cut_tokens] if cut_tokens else []
+    if cut and is_main_process():
+        print(f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together", flush=True)
+    return {"validation": Documents.from_list(rows)}
+
+
+def _whole_prompt(dataset: Dataset, text: str) -> tuple[str, int]:
+    """Return a prompt and how many tokens of it were cut."""
+    return (f"{prompts.BEFORE}{text}{prompts.REQUEST}" if dataset.kind == "summary" else text), 0
+
+
+def _cut_prompt(
+    dataset: Dataset,
+    text: str,
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_tokens: int,
+    reserve: int,
+    reference_format: bool,
+) -> tuple[str, int]:
+    """Return the same, cut as in fine-tuning where it is too long; shorter, where what was cut has more tokens as a
+    text, as when the end of the document met the request within a character."""
+    room = max_tokens - reserve
+    while True:
+        made = prompts.prompt_ids(
+            dataset,
+            text,
+            tokenizer,
+            max_tokens,
+            reserve=reserve,
+            reference_format=reference_format,
+            words=PUBLISHED_WORDS,
+        )
+        if not made.cut_tokens and not reference_format:
+            return _whole_prompt(dataset, text)
+        prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        prompt = prompt.rstrip(REPLACEMENT)  # a character of several tokens may have lost some
+        too_many = len(prompts.encode(prompt, tokenizer)) - room
+        if too_many <= 0:
+            return prompt, made.cut_tokens
+        reserve += too_many
+
+
+@cache
+def _tokenizer(name: str | None, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
+    from tape_ds.data import tokenizer as tokenizers
+
+    if name is None:
+        remedy = 'name one: --metadata \'{"max_tokens": 8192, "tokenizer": "FOLDER OR HUB ID"}\''
+        raise UserError(Problem("tokenizer", None, "max_tokens counts tokens, and there is no tokenizer", remedy))
+    return tokenizers.load(name, trust_remote_code=trust_remote_code)
+
+
+def process_results(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
+    """Return the values of one answer by the data set's metric, each against the reference that suits it best; 0 to 1.
+    Without a reference there are none."""
+    if not document["outputs"]:
+        return {}
+    metric = METRICS[document["metric"]]
+    best = metric.best(results[0], document["outputs"])
+    return {metric.name: best[0] if len(best) == 1 else list(best)}
+
+
+def rouge(examples: Sequence[Sequence[float]]) -> float:
+    """Return the geometric mean of the averages of ROUGE-1, ROUGE-2 and ROUGE-L."""
+    return METRICS["rouge"].score(examples)
