@@ -49,7 +49,7 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
     except ValueError as error:
         saved = f"start {manifest.processes} processes at ZeRO stage {manifest.stage}, as it was saved"
         raise saving.refusal(
-            str(folder), error, f"{saved}; or start anew from its weights (tools/consolidate.py)"
+            str(folder), error, f"{saved}; or start anew from its weights (tape-ds consolidate)"
         ) from error
     logger.info(
         "the engine's shards are of %d processes at ZeRO stage %s: divided anew", manifest.processes, manifest.stage

@@ -124,7 +124,7 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
     def refuse(wrong: str, remedy: str) -> None:
         problems.append(Problem(FIELD, str(resumed.folder), wrong, remedy))
 
-    anew = "start anew from its weights (tools/consolidate.py)"
+    anew = "start anew from its weights (tape-ds consolidate)"
     if (manifest.stage is None) != (stage is None):
         without = manifest.stage is None
         wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"

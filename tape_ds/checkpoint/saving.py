@@ -168,7 +168,7 @@ def adopt(engine: Any) -> EngineFiles:
     """Have a DeepSpeed engine save and load by :class:`EngineFiles`, without the scripts that it puts beside."""
     files = EngineFiles()
     engine.checkpoint_engine = files
-    engine._copy_recovery_script = lambda folder: None  # tools/consolidate.py does what they are for, and verifies
+    engine._copy_recovery_script = lambda folder: None  # tape-ds consolidate does what they are for, and verifies
     return files
 
 

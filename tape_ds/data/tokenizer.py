@@ -31,6 +31,7 @@ from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.loading.config_file import unreadable
+from tape_ds.registration import register
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,6 +129,7 @@ def load(
 
     try:
         folder = model_folder.resolve(name_or_path, with_weights=False)
+        register()  # AutoTokenizer reads the configuration of the folder too
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust_remote_code))
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error

@@ -1,4 +1,4 @@
-"""What a run needs: the one answer that ``--dry_run``, the stop before loading and ``tools/plan.py`` give."""
+"""What a run needs: the one answer that ``--dry_run``, the stop before loading and ``tape-ds plan`` give."""
 
 import functools
 from dataclasses import dataclass

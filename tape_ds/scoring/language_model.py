@@ -1,6 +1,6 @@
 """lm-eval's model ``tape_ds``: its own ``HFLM``, with the models of this project and without silent truncation.
 
-Batches, scores and stored answers are lm-eval's. ``python -m evaluation harness`` evaluates with it. lm-eval has no
+Batches, scores and stored answers are lm-eval's. ``tape-ds evaluate harness`` evaluates with it. lm-eval has no
 plugins, so its own command is started here:
 
     python -m tape_ds.scoring.language_model run --model tape_ds --model_args pretrained=runs/demo --tasks arc_easy
@@ -78,7 +78,7 @@ class HarnessModel(huggingface.HFLM):
         raise_if_any(models.check_lengths("max_length", [length], pretrained))
         self._ranks = RankSync()
         if self._ranks.world != int(os.environ.get("WORLD_SIZE", "1")):
-            remedy = "python -m evaluation harness, which torchrun and deepspeed start"
+            remedy = "tape-ds evaluate harness, which torchrun and deepspeed start"
             raise UserError(Problem("processes", os.environ["WORLD_SIZE"], "lm-eval's command takes one", remedy))
         scaling = (getattr(pretrained.config, "rope_parameters", None) or {}).get("rope_type")
         if scaling in ("dynamic", "longrope") and str(batch_size) != "1":

@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,7 +26,7 @@ from tape_ds.arguments import DTYPES
 from tape_ds.checkpoint import source_model, trained
 from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.errors import Problem, UserError, collecting, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, did_you_mean, is_main_process, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.models.loading import config_file, configuration, model_folder, weight_files
@@ -183,7 +184,7 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
-    """Return the model of the options that :func:`tape_ds.scoring.options.add_model` adds.
+    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds.
 
     Raises:
         UserError: the ``problems`` known so far, then those of the model.
@@ -435,3 +436,18 @@ def _model_files(folder: Path) -> list[Path]:
 
 def _code(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
+
+
+def note_beyond(lengths: Sequence[int], model: FoundModel) -> None:
+    """Print on standard error of rank 0 how far the longest length exceeds the model's own."""
+    longest, native = max(lengths), model.known_length
+    if native is not None and longest > native and is_main_process():
+        times = f"{longest / native:.3g} times the native length of {model.name_or_path}, {native:,}"
+        print(f"note: {longest:,} tokens are {times}", file=sys.stderr, flush=True)
+
+
+def note_bos(model: FoundModel) -> None:
+    """Print the same way that a model's tokenizer begins no text with the BOS that the model knows."""
+    for note in tokenizers.bos_note(model.tokenizer(), model.config).values():
+        if is_main_process():
+            print(f"note: {note}", file=sys.stderr, flush=True)

@@ -227,7 +227,7 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     given = recipe.resume_from_checkpoint
     if not given:
         return None
-    from tape_ds.checkpoint import resume  # torch, which tools/plan.py imports only once its options are read
+    from tape_ds.checkpoint import resume  # torch, which tape-ds plan imports only once its options are read
 
     output = Path(recipe.trainer_value("output_dir")).expanduser()
     newest = given in (True, resume.AUTO)

@@ -89,7 +89,7 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     run.show()
     pictures = ", ".join(sorted(file.name for file in folder.glob("*.png"))) or "none"
     print(f"results: {folder}, pictures: {pictures}\ntrained weights: {run.output / TRAINED}")
-    print(f"a page of all this: python -m evaluation report {run.output} --output {run.output / 'page'}", flush=True)
+    print(f"a page of all this: tape-ds evaluate report {run.output} --output {run.output / 'page'}", flush=True)
 
 
 def mean_speed(history: Sequence[Mapping[str, Any]]) -> float | None:

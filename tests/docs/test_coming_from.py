@@ -27,7 +27,7 @@ def flags():
 def known():
     """Fields of all recipes, and the options that the evaluation's and the tools' parsers are given."""
     fields = {field for kind in KINDS.values() for field in kind.fields()} | {"recipe", *trainer.ALIASES}
-    files = [path for folder in ("evaluation", "tools") for path in (pages.ROOT / folder).rglob("*.py")]
+    files = [path for folder in ("tape_ds/cli", "tools") for path in (pages.ROOT / folder).rglob("*.py")]
     return fields | {each for path in files for each in re.findall(r'"--(\w+)"', path.read_text(encoding="utf-8"))}
 
 

@@ -20,19 +20,19 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, arguments
 from tape_ds.checkpoint import source_model, trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
 from tape_ds.export.card import Wishes
-from tape_ds.scoring import models, options
+from tape_ds.scoring import models
 from tests import hub_cache
 from tests.models.helpers import tokens
 
 
 def found(*words):
     parser = argparse.ArgumentParser()
-    options.add_model(parser)
+    arguments.add_model(parser)
     return models.find(parser.parse_args([str(word) for word in words]))
 
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tape_ds.cli import plan as tools_plan
+from tape_ds.cli import train
 from tape_ds.config import extension, pretraining
 from tape_ds.errors import UserError
 from tape_ds.models.loading import configuration, extendable, model_folder
 from tape_ds.planning import shape
-from tape_ds.training import model_config, plan
-from tools import plan as tools_plan
+from tape_ds.training import model_config
 
 
 def test_a_model_that_is_not_at_hand_is_refused():
@@ -81,7 +82,7 @@ def test_a_dry_run_and_a_plan_refuse_what_the_run_refuses(name):
     words = ["gptj_6b_pose_yarn_16k", *words, "--rope_parameters", "{}"]
     recipe = extension.load(["--recipe", *words, "--dry_run"], world_size=2)
     with pytest.raises(UserError, match=wrong):
-        plan.describe(recipe)
+        train.describe(recipe)
     with pytest.raises(UserError, match=wrong):
         tools_plan.ask(*tools_plan.parse([*words, "--gpus", "2"]))
 

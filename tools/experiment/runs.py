@@ -162,7 +162,7 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     Raises:
         UserError: everything wrong with any of them; a problem that several arms share is named once.
     """
-    from tools import plan as planner
+    from tape_ds.cli import plan as planner
 
     given = {word[2:].split("=")[0] for word in passed_on if word.startswith("--")}
     raise_if_any(

@@ -6,7 +6,7 @@
 
 MACs have two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a causal
 kernel computes. FLOPs are 2 x MACs; the paper's include small operations that its MACs leave out. "M" is 2^20, as in
-the paper. The cache is in 16 bits. No model of this size is loaded or run; tools/plan.py counts a recipe's model.
+the paper. The cache is in 16 bits. No model of this size is loaded or run; tape-ds plan counts a recipe's model.
 Exit codes: 0 done; 2 something to mend.
 """
 

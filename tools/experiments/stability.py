@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import results, storage
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, length
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import number
-from tape_ds.scoring import options
 from tools.experiments import inspected_models
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="each MODEL or NAME=MODEL")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
-    parser.add_argument("--tokens", type=options.length, default=512, help="of each text (default: %(default)s)")
+    parser.add_argument("--tokens", type=length, default=512, help="of each text (default: %(default)s)")
     parser.add_argument("--texts", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes")
     parser.add_argument("--token", type=int, help="id of the token put in front; default: the tokenizer's BOS")
     inspected_models.add_options(parser)

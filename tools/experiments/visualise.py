@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tape_ds import results, storage
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, length
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
-from tape_ds.scoring import options
 from tools.experiments import inspected_models
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", metavar="FILE", help="UTF-8; its beginning is shown")
     source.add_argument("--prompt", metavar="TEXT", help="the text itself")
-    parser.add_argument("--tokens", type=options.length, default=96, help="at most (default: %(default)s)")
+    parser.add_argument("--tokens", type=length, default=96, help="at most (default: %(default)s)")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS}, evenly spaced")
     parser.add_argument("--heads", type=int, nargs="+", metavar="N", help="default: the first and the last")
     inspected_models.add_options(parser)

@@ -1,9 +1,9 @@
 """``arrow``: documents as token ids in a folder of ``datasets``, and the manifest of a prepared one.
 
-``tools/prepare_data.py`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). ``datasets`` loads its
+``tape-ds prepare-data`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). ``datasets`` loads its
 folder (``state.json``, ``dataset_info.json``, ``*.arrow``), which also has a ``manifest.json``, written last: the
 fingerprints of tokenizer and data, and the documents, tokens, size and SHA-256 of every shard. Every run compares the
-sizes; only ``tools/prepare_data.py --check`` reads the shards completely.
+sizes; only ``tape-ds prepare-data --check`` reads the shards completely.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from tape_ds.errors import Problem, UserError
 FORMAT = 2  # raise it when other output is written for the same input
 MANIFEST = "manifest.json"
 RECORDS = "records"  # folder of the state that an interrupted preparation resumes from
-PREPARE_AGAIN = "delete that file and run tools/prepare_data.py again with the same settings: it makes what is missing"
+PREPARE_AGAIN = "delete that file and run tape-ds prepare-data again with the same settings: it makes what is missing"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _hash(content: Any) -> str:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether ``folder`` was made by ``tools/prepare_data.py``, finished or not."""
+    """Return whether ``folder`` was made by ``tape-ds prepare-data``, finished or not."""
     return (folder / MANIFEST).is_file() or (folder / RECORDS).is_dir()
 
 
@@ -127,7 +127,7 @@ def check_manifest(folder: Path, field: str, value: str) -> list[Problem]:
     """Return the problems of a prepared folder that file sizes show; messages call it ``field`` and ``value``."""
     if not (folder / MANIFEST).is_file():
         wrong = f"its preparation is not finished: there is no {MANIFEST}"
-        remedy = "run tools/prepare_data.py again with the same settings: it resumes where it was"
+        remedy = "run tape-ds prepare-data again with the same settings: it resumes where it was"
         return [Problem(field, value, wrong, remedy)]
     try:
         shards = read_manifest(folder).shards
@@ -148,7 +148,7 @@ def wrong_size(folder: Path, shard: ShardEntry) -> str | None:
 
 class ArrowFolder(TokenSource):
     """``arrow:DIR``: written by ``Dataset.save_to_disk`` with a column ``input_ids`` (and perhaps ``name``), or by
-    ``tools/prepare_data.py``."""
+    ``tape-ds prepare-data``."""
 
     kind = "arrow"
     form = "arrow:DIR"

@@ -118,7 +118,7 @@ def write(
 
 
 class TokenFile(TokenSource):
-    """``bin:FILE``: written by LongLoRA's authors, or by ``tools/prepare_test_set.py`` with a record.
+    """``bin:FILE``: written by LongLoRA's authors, or by ``tape-ds prepare-test-set`` with a record.
 
     Its documents have no separator, so that the file is one document here.
     """
@@ -159,7 +159,7 @@ class TokenFile(TokenSource):
         seconds = ids[1::2]
         if record is None and len(seconds) and seconds.max() < (_HIGH if len(seconds) >= _ENOUGH else 1):
             wrong = f"every second id is at most {seconds.max()}: these are ids of 32 or 64 bits, read as 16"
-            return [self.problem(wrong, "write 16-bit ids, or use tools/prepare_test_set.py, which notes the width")]
+            return [self.problem(wrong, "write 16-bit ids, or use tape-ds prepare-test-set, which notes the width")]
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:

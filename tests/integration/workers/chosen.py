@@ -2,7 +2,7 @@
 
 import sys
 
-from launchers import extend_llama
+from tape_ds.cli import train
 from tape_ds.planning import hardware
 from tape_ds.training import forecast
 
@@ -14,7 +14,7 @@ def main() -> int:
         return forecast.settle(recipe, config_of(recipe), hardware.find("a100-80"))
 
     forecast.settle_here = settle_here
-    return extend_llama.main()
+    return train.main("extend_llama")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import get_scheduler
 
+from tape_ds.cli import train
 from tape_ds.config import files, kinds, loading
 from tape_ds.config.extension import ExtensionRecipe, load
 from tape_ds.errors import UserError
-from tape_ds.training import plan, run
+from tape_ds.training import run
 from tape_ds.training.checks import libraries
 
 
@@ -107,7 +108,7 @@ IMPOSSIBLE = {
 def test_what_a_library_refuses_later_is_refused_in_the_dry_run(name):
     field, fields = IMPOSSIBLE[name]
     with pytest.raises(UserError) as refused:
-        plan.describe(recipe(**fields))
+        train.describe(recipe(**fields))
     (problem,) = refused.value.problems
     assert problem.field == field
 
@@ -158,7 +159,7 @@ def test_a_package_that_this_machine_lacks_is_another_s_business(monkeypatch):
     monkeypatch.setattr("transformers.Trainer.get_optimizer_cls_and_kwargs", absent)
     asked = recipe(optim="adamw_8bit")
     assert libraries.check(asked) == []
-    shown = plan.describe(asked)
+    shown = train.describe(asked)
     assert "This machine would refuse the run:" in shown and "optim = 'adamw_8bit'" in shown
 
 

@@ -3,7 +3,7 @@
 No dataset script and no metric from the hub is run. The questions come from the hub's published archives, or from a
 folder: ``--metadata '{"data_dir": "scrolls/"}'``. lm-eval would cut a long prompt from the left, where SCROLLS has its
 questions; with ``{"max_tokens": 8192}`` the prompt is cut here instead, as in fine-tuning, and needs the tokenizer (the
-one of ``--model_args``, or ``{"tokenizer": ...}``). ``python -m evaluation harness`` gives both.
+one of ``--model_args``, or ``{"tokenizer": ...}``). ``tape-ds evaluate harness`` gives both.
 """
 
 from collections.abc import Mapping, Sequence
