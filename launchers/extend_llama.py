@@ -22,9 +22,9 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.runs import extension
+    from tape_ds.training.runs import assembly
 
-    return extension.assemble(recipe)
+    return assembly.assemble(recipe)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.runs import finetuning
+    from tape_ds.training.runs import assembly
 
-    return finetuning.assemble(recipe)
+    return assembly.assemble(recipe)
 
 
 if __name__ == "__main__":

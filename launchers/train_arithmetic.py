@@ -23,9 +23,9 @@ def main() -> int:
 
 def assemble(recipe: Any) -> Any:
     """The run of a recipe."""
-    from tape_ds.training.runs import generated
+    from tape_ds.training.runs import assembly
 
-    return generated.assemble(recipe)
+    return assembly.assemble(recipe)
 
 
 if __name__ == "__main__":

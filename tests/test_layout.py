@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "models": {"attention", "building", "encodings", "errors", "kernels", "paths", "run_folder", "storage"},
     "numbers": set(),
     "paths": {"errors", "storage"},
-    "planning": {"encodings", "errors", "kernels", "models"},
+    "planning": {"attention", "checkpoint", "config", "encodings", "errors", "kernels", "models"},
     "registration": set(),
     "resilience": {
         "__main__",

@@ -35,7 +35,7 @@ CAUTIOUS: dict[str, Any] = {
     "per_device_train_batch_size": 1,
 }
 """Fields that a recipe may leave to the plan (:data:`AUTO`), with the values that need least memory. They hold where
-memory cannot be planned, and until the plan has chosen (:mod:`tape_ds.training.forecast`)."""
+memory cannot be planned, and until the plan has chosen (:mod:`tape_ds.planning.recipe_job`)."""
 
 
 class Owned(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from tape_ds.errors import Problem
 from tape_ds.planning.job import Job, possible
 from tape_ds.planning.layout import Engine, Layers, PlannedLayout
-from tape_ds.planning.plan import GIB, Plan
+from tape_ds.planning.prediction import GIB, Plan
 
 POLICIES: tuple[Layers | None, ...] = (None, 1, "selective", "selective_matmuls")
 """Of checkpointing, that a search tries."""

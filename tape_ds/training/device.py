@@ -68,7 +68,7 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
     from tape_ds.training import model_config
 
     try:
-        config = (config or model_config.at_hand(recipe)) if recipe.trains else None
+        config = (config or model_config.known_config(recipe)) if recipe.trains else None
         count = 0 if config is None else shape.total(shape.tensors(shape.sizes(config), shape.TrainedShape()))
     except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
         wrong = f"{NO_GPU}, and the model's parameters cannot be counted ({str(error).splitlines()[0]})"

@@ -42,14 +42,14 @@ Found: TypeAlias = dict[str, list[Passkey]]
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class EvalDocument:
     """One held-out document, cut to the length that is scored."""
 
     name: str
     input_ids_1T: Tensor
 
 
-def score_variants(model: Model, documents: Sequence[HeldOut], variants: Variants, span: int) -> Scores:
+def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int) -> Scores:
     """Score every document under every variant; every rank must call it and gets all results.
 
     Args:
@@ -59,7 +59,7 @@ def score_variants(model: Model, documents: Sequence[HeldOut], variants: Variant
         span: positions per span.
     """
 
-    def score_one(job: tuple[str, HeldOut]) -> SpanLosses:
+    def score_one(job: tuple[str, EvalDocument]) -> SpanLosses:
         variant, document = job
         with _computing_as(model, variants[variant], document.input_ids_1T.shape[1]):
             return score(model, document.input_ids_1T, span)
@@ -72,7 +72,7 @@ def score_variants(model: Model, documents: Sequence[HeldOut], variants: Variant
     return results
 
 
-def tokens_to_score(model: Model, documents: Sequence[HeldOut], variants: Variants) -> int:
+def tokens_to_score(model: Model, documents: Sequence[EvalDocument], variants: Variants) -> int:
     """Return how many tokens this rank reads in :func:`score_variants`."""
     groups = [len(names) * len(documents) for names in _side_by_side(model, variants)]
     return sum(map(rounds, groups)) * documents[0].input_ids_1T.shape[1]
@@ -121,7 +121,9 @@ def read_scores(path: Path) -> Scores:
     }
 
 
-def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: Sequence[int]) -> dict[int, Perplexity]:
+def perplexities(
+    model: TapeForCausalLM, documents: Sequence[EvalDocument], lengths: Sequence[int]
+) -> dict[int, Perplexity]:
     """Return perplexity on the same documents at every length; every rank must call it and gets all results.
 
     An encoding that is used differently at other lengths than it was trained at is so used here.

@@ -170,7 +170,7 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
     return encodings.config_at(config, length) if config.model_type == TAPE else config
 
 
-def beforehand(recipe: Recipe, base: str | None = None) -> Config:
+def planned_config(recipe: Recipe, base: str | None = None) -> Config:
     """Return the configuration of the model that a recipe will train.
 
     Args:
@@ -202,20 +202,20 @@ def _new(recipe: GeneratedRecipe | PretrainingRecipe) -> Config:
     return recipe.model_config(NO_TOKENIZER, _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer))))
 
 
-def at_hand(recipe: Recipe) -> Config | None:
+def known_config(recipe: Recipe) -> Config | None:
     """Return the same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model,
     of a folder, of a new model whose vocabulary is known. Else None. A dry run asks the hub for a configuration.
 
     Raises:
-        UserError: as :func:`beforehand`.
+        UserError: as :func:`planned_config`.
     """
     if isinstance(recipe, GeneratedRecipe):
-        return beforehand(recipe)
+        return planned_config(recipe)
     if isinstance(recipe, PretrainingRecipe):
-        return beforehand(recipe) if _entries(recipe) else None
+        return planned_config(recipe) if _entries(recipe) else None
     name = recipe.model.model
     file = config_file.find(name, online=recipe.dry_run)
-    return beforehand(recipe, None if file is None else str(file)) if file or shape.known(name) else None
+    return planned_config(recipe, None if file is None else str(file)) if file or shape.known(name) else None
 
 
 def _entries(recipe: PretrainingRecipe) -> int:

@@ -49,22 +49,24 @@ def shown(recipe: Recipe) -> bool:
 
 
 def _memory(recipe: Recipe) -> str:
-    from tape_ds.training import forecast  # torch and transformers, which nothing else here needs
+    from tape_ds.planning import recipe_job  # torch and transformers, which nothing else here needs
+    from tape_ds.training import model_config
 
     try:
-        return forecast.memory_line(recipe)
+        return recipe_job.memory_line(recipe, model_config.known_config(recipe))
     except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
         return f"beyond counting ({str(error).splitlines()[0]})"
 
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
-    from tape_ds.training import device, forecast, model_config
+    from tape_ds.planning import recipe_job
+    from tape_ds.training import device, model_config
     from tape_ds.training.checks import libraries
 
     raise_if_any(libraries.check(recipe))
-    recipe = forecast.settle_here(recipe, model_config.at_hand)
-    model_config.at_hand(recipe)  # refuses what its model cannot do, also where nothing is trained
+    recipe = recipe_job.settle_here(recipe, model_config.known_config)
+    model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
     name = getattr(recipe.model, "model", None)  # a new model has none
     why = config_file.not_read(name) if name is not None and recipe.dry_run else None
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()

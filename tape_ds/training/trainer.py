@@ -8,11 +8,8 @@ together.
 """
 
 import functools
-import json
 import math
-import pickle
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,15 +22,12 @@ from deepspeed.checkpoint.constants import (
     UNIVERSAL_CHECKPOINT_VERSION_KEY,
     UNIVERSAL_CHECKPOINT_VERSION_VALUE,
 )
-from peft import PeftModel
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, set_seed
-from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, safe_globals
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from tape_ds import results, run_folder, storage
-from tape_ds.checkpoint import engine_state, saving, trained
-from tape_ds.checkpoint.resharding import load_engine
-from tape_ds.checkpoint.restored_hparams import RestoredHparams
+from tape_ds.checkpoint import engine_state, load, saving, trained
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization, Safety
@@ -42,7 +36,6 @@ from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
-from tape_ds.errors import Problem, UserError
 from tape_ds.methods import assert_trainable
 from tape_ds.methods.distillation import Teacher
 from tape_ds.resilience import guards
@@ -56,26 +49,7 @@ from tape_ds.training.environment import say
 _WITHIN = ("data", "forward", "backward", "step")
 
 
-def _refuse_functions(folder: Path, *names: str) -> None:
-    """Refuse a checkpoint of which one of these files holds more than tensors and plain values.
-
-    Raises:
-        UserError: loading it would run what it names. transformers would not load it either, but in the middle of a
-            start, and by an error that only says so of pickles.
-    """
-    for name in names:
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            with safe_globals():  # mapped where torch can: what is looked at is not read twice
-                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except pickle.UnpicklingError as error:
-            wrong = f"{name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
-            raise saving.refusal(str(folder), ValueError(wrong)) from error
-
-
-class _GoOn(TrainerCallback):
+class RestoreState(TrainerCallback):
     """What the trainer does around its steps: it goes on from what its checkpoint left, when the base class has set all
     of it to zero, and commits a save on its way before anything that could still fail."""
 
@@ -173,11 +147,11 @@ class TapeTrainer(Trainer):
         """Steps left out up to the last one."""
         self._spike: Spike | None = None
         """What the loss of this step is."""
-        self._spared: torch.Tensor | None = None
+        self._skipped_loss: torch.Tensor | None = None
         """This rank's loss of a spike whose step is being left out."""
         self.watchdog: Watchdog | None = None
         """Ends the process where it makes no progress; whoever trains sets it."""
-        self.add_callback(_GoOn(self))
+        self.add_callback(RestoreState(self))
         self._resumed: Path | None = None
         """The checkpoint that training goes on from."""
         self._stop = stop
@@ -238,10 +212,7 @@ class TapeTrainer(Trainer):
         engine = getattr(self.optimizer if optimizer is None else optimizer, "optimizer", None)
         if engine is not None and not hasattr(engine, "defaults"):
             engine.defaults = engine.optimizer.defaults
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if not self.is_deepspeed_enabled:  # before the base class loads a checkpoint's; an engine's are made elsewhere
-            self._restored_hparams = RestoredHparams.of(self.optimizer, self.lr_scheduler)
-        return scheduler
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def get_train_dataloader(self) -> Any:
         """As the base class's; ranks that work on the same sequences read them, and its workers live through signals
@@ -257,63 +228,48 @@ class TapeTrainer(Trainer):
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[Any, Any]:
-        """Return an engine saves and loads by our files, and is resumed without frozen weights: the base class would
-        ask for every weight of the model."""
-        self._resumed = folder = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
-        if folder is not None:
-            _refuse_functions(folder, self._rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
+        """Prepare as the base class does, but save and load by this project's files."""
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if not self.is_deepspeed_enabled:
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
             self._protection = guards.protect(self.optimizer)
         else:
-            if folder is not None:
-                self._require_same_record(str(folder))
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
             saving.adopt(self.model_wrapped)
             if self.layout.tensor > 1:
                 # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
                 self.model_wrapped.first_dataloader_check.remove()
             if not guards.protects_itself(self.model_wrapped):
                 self._protection = guards.protect(self.model_wrapped.optimizer)
-            if folder is not None:
-                self._restored_hparams = RestoredHparams.of(self.optimizer, self.lr_scheduler)
-                job = {name: self.saver.about[name] for name in ("processes", "stage")}
-                load_engine(self.model_wrapped, folder, self.state.global_step, **job)
-                self._load_optimizer_and_scheduler(str(folder))
-                self._load_scaler(str(folder))
-        if folder is not None:
-            self._restored_hparams.put_back(self.optimizer, self.lr_scheduler)
+        if resume_from_checkpoint is not None:
+            self._resumed = Path(resume_from_checkpoint)
+            load.restore(self, self._resumed)
         return prepared
 
-    def load_rank_state(self) -> None:
-        """Go on from what :meth:`_rank_state` left; how often is logged and saved is this run's to say.
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load nothing: :meth:`_prepare_for_training` restores the weights together with everything else."""
 
-        What all ranks hold alike comes from one file. Where another number of ranks saved, their sums become the mean,
-        and every rank's random numbers start from the seed, the step and its own number.
+    def load_rank_state(self) -> None:
+        """Go on from the sums of :meth:`_rank_state`; logging and saving intervals are this run's own.
+
+        Where another number of ranks saved, every rank's random numbers start from the seed, the step and its number.
         """
         self.state.compute_steps(self.args, self.state.max_steps)
         self._agreed = self.state.global_step
         if self._resumed is None:
             return
-        if not (self._resumed / self._rng_file).is_file():
+        if not (self._resumed / self.rng_file).is_file():
             set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.rank_sync.rank) % 2**32)
-        ranks = range(len(list(self._resumed.glob("rank_state_*.json"))))
-        files = [self._resumed / f"rank_state_{rank}.json" for rank in ranks]
-        if not files:
+        state = load.rank_state(self._resumed, self.rank_sync.rank, self.rank_sync.world)
+        if state is None:
             return
-        states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        left = states[0]
-        own = [states[self.rank_sync.rank]] if len(states) == self.rank_sync.world else states
-        self._tr_loss.fill_(sum(float.fromhex(state["loss"]) for state in own) / len(own))
-        parts = [[float.fromhex(part) for part in state.get("parts", ())] for state in own]
+        self._tr_loss.fill_(state["loss"])
         if self.teacher is not None:
-            self._parts = torch.tensor(parts).mean(dim=0).to(self._parts)
-        self._total_loss_scalar = float.fromhex(left["total_loss"])
-        self._globalstep_last_logged = left["last_logged"]
-        self.nonfinite.load_state(left["nonfinite"])
-        self.spikes.load_state(left["spikes"])
-        if self._protection is not None and left["protection"] is not None:
-            self._protection.load_state(left["protection"])
+            self._parts = state["parts"].to(self._parts)
+        self._total_loss_scalar = state["total_loss"]
+        self._globalstep_last_logged = state["last_logged"]
+        self.nonfinite.load_state(state["nonfinite"])
+        self.spikes.load_state(state["spikes"])
+        if self._protection is not None and state["protection"] is not None:
+            self._protection.load_state(state["protection"])
         self._skipped = self.skipped_steps
 
     def _rank_state(self) -> dict[str, Any]:
@@ -330,27 +286,9 @@ class TapeTrainer(Trainer):
         }
 
     @property
-    def _rng_file(self) -> str:
+    def rng_file(self) -> str:
+        """Name of this rank's file of random states, as transformers chooses it."""
         return f"rng_state_{self.args.process_index}.pth" if self.args.world_size > 1 else "rng_state.pth"
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Without an engine the weights come back from the folder of trained weights."""
-        self._require_same_record(resume_from_checkpoint)
-        trained.apply_trained(resume_from_checkpoint, self.model if model is None else model, self.record.names)
-
-    def _require_same_record(self, folder: str) -> None:
-        saved = trained.read_record(folder)
-        fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(self.record, name)]
-        if saved.base_files and saved.base_files == self.record.base_files:  # the same one, wherever it was moved
-            fields = [name for name in fields if name != "base"]
-        bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        fields += trained.differing_fields(folder, bare.config)
-        if isinstance(self.model, PeftModel) and saved.method == self.record.method:
-            fields += trained.differing_adapters(folder, self.model)
-        if fields:
-            wrong = f"it was saved by a run that differs in {', '.join(fields)}"
-            remedy = "resume with the recipe of that run, or start in another output_dir"
-            raise UserError(Problem("resume_from_checkpoint", folder, wrong, remedy))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write a folder of trained weights; every rank takes part in gathering it."""
@@ -391,7 +329,7 @@ class TapeTrainer(Trainer):
         """Return what this rank writes of a checkpoint beside the folder of trained weights and the engine's files, by
         name."""
         files: dict[str, Callable[[Path], Any]] = {
-            self._rng_file: lambda path: self._save_rng_state(str(path.parent)),
+            self.rng_file: lambda path: self._save_rng_state(str(path.parent)),
             f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
         }
         if not self.args.should_save:
@@ -421,8 +359,8 @@ class TapeTrainer(Trainer):
         """As the base class's; remembers this rank's loss."""
         loss = super().training_step(*args, **kwargs)
         self.beat("step")
-        if self._spared is not None:
-            loss, self._spared = self._spared, None
+        if self._skipped_loss is not None:
+            loss, self._skipped_loss = self._skipped_loss, None
         self._own_loss += loss
         return loss
 
@@ -463,10 +401,10 @@ class TapeTrainer(Trainer):
         if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
             return loss
         own = (self._own_loss + loss.detach()).item()
-        self._judge([numbers[0] for numbers in self.rank_sync.numbers([own])])
+        self._check_spike([numbers[0] for numbers in self.rank_sync.numbers([own])])
         if self._spike is None:
             return loss
-        self._spared = loss.detach()
+        self._skipped_loss = loss.detach()
         return loss * math.nan
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
@@ -476,7 +414,7 @@ class TapeTrainer(Trainer):
         """
         if self.state.global_step > self._agreed:
             self._agreed = self.state.global_step
-            self._agree(grad_norm)
+            self._sync_step(grad_norm)
         logged = self._logged_before = self._globalstep_last_logged
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
         if self._globalstep_last_logged != logged:
@@ -485,7 +423,7 @@ class TapeTrainer(Trainer):
             folder = self.saver.finish() or self.saved
             raise Stopped(self.state.global_step, self._stop_reason, lost=folder is None)
 
-    def _agree(self, grad_norm: Any) -> None:
+    def _sync_step(self, grad_norm: Any) -> None:
         """Tell all ranks how the step went here, hear how it went there, and decide alike."""
         self.beat("agreement")
         asked = asked_to_save(Path(self.args.output_dir)) if self.rank_sync.rank == 0 else None
@@ -496,7 +434,7 @@ class TapeTrainer(Trainer):
         own = [float(reason is not None), float(asked is not None), float(self.saver.done), loss, norm]
         stops, saves, done, losses, norms = zip(*self.rank_sync.numbers(own), strict=True)
         try:
-            self._guard(losses, norms)
+            self._check_finite(losses, norms)
         except StoppedByGuard:
             self.saver.finish()  # of a step before, and good
             raise
@@ -513,10 +451,10 @@ class TapeTrainer(Trainer):
             self._stop_reason = self.rank_sync.any(reason)
             self.control.should_save = self.control.should_training_stop = True
 
-    def _judge(self, losses: Sequence[float]) -> None:
+    def _check_spike(self, losses: Sequence[float]) -> None:
         self._spike = self.spikes.observe(sum(losses) / len(losses))
 
-    def _guard(self, losses: Sequence[float], norms: Sequence[float]) -> None:
+    def _check_finite(self, losses: Sequence[float], norms: Sequence[float]) -> None:
         """Say what was wrong with the step.
 
         Raises:
@@ -527,7 +465,7 @@ class TapeTrainer(Trainer):
         scaled = getattr(self.accelerator, "scaler", None) is not None
         skipped = self._skipped > before or (scaled and bool(self.accelerator.optimizer_step_was_skipped))
         if self.safety.spike_action == "warn":
-            self._judge(losses)
+            self._check_spike(losses)
         elif self._spike is not None:  # left out for that, and not for a gradient of its own
             self._tell(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
             self._spike = None

@@ -18,8 +18,7 @@ from tape_ds.errors import UserError
 from tape_ds.resilience import spikes
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.training import execution
-from tape_ds.training.run import NothingToDo
-from tape_ds.training.runs import extension
+from tape_ds.training.runs.assembly import NothingToDo, assemble
 from tape_ds.training.trainer import TapeTrainer
 from tests.training.runs.test_extension import model, recipe
 
@@ -40,7 +39,7 @@ def train(model):
 
     def execute(output="run", stop=None, **changes):
         asked = recipe(model, **(FIELDS | {"output_dir": str(model.parent / output)} | changes))
-        return execution.execute(extension.assemble(asked), stop)
+        return execution.execute(assemble(asked), stop)
 
     execute.folder = model.parent
     return execute

@@ -10,7 +10,7 @@ from tape_ds.distributed import comparison, rendezvous
 from tape_ds.errors import command
 from tape_ds.training.environment import end_process, leave_process_group, say
 from tape_ds.training.identity import of_data
-from tape_ds.training.run import fingerprints
+from tape_ds.training.run import Run
 
 
 @command
@@ -22,7 +22,7 @@ def main() -> int:
     recipe = pretraining.load(words)
     if breaks:
         raise KeyError("a library is broken here")
-    comparison.check(recipe, of_data(fingerprints(recipe.data.train_data)))
+    comparison.check(recipe, of_data(Run.fingerprints_of(recipe)))
     distributed.init_process_group("gloo")
     summed = torch.ones(1)
     distributed.all_reduce(summed)
