@@ -67,11 +67,10 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(entry.size for entry in self.files.values())
 
     def write(self, folder: Path) -> None:
-        """Make ``folder`` say of itself what it is; comes last."""
+        """Seal ``folder``; the last file of a checkpoint."""
         content = asdict(self)
         storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
 
@@ -102,7 +101,7 @@ def read(folder: Path) -> Manifest:
 
 
 def misfits(folder: Path, manifest: Manifest) -> list[str]:
-    """Return what the directory shows against a checkpoint: files missing, of another size, or foreign."""
+    """List files that are missing, of another size, or foreign."""
     found = []
     present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     for name, entry in manifest.files.items():
@@ -136,7 +135,6 @@ def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = Non
 
 
 def entry(path: Path) -> Entry:
-    """Return the entry of a file as it lies there now."""
     return Entry(path.stat().st_size, storage.digest(path))
 
 
@@ -170,12 +168,12 @@ def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
 
 
 def committed(output: Path) -> list[Path]:
-    """Folders named and sealed as checkpoints, the oldest first; whether they are whole is another question."""
+    """Return sealed checkpoints, the oldest first; their files may be damaged all the same."""
     return [folder for folder in numbered(output) if (folder / MANIFEST).is_file()]
 
 
 def numbered(output: Path) -> list[Path]:
-    """Folders named as checkpoints, the oldest first."""
+    """Return folders named as checkpoints, the oldest first."""
     found = [
         (int(match[1]), path) for path in output.glob("checkpoint-*") if (match := _COMMITTED.fullmatch(path.name))
     ]
@@ -183,17 +181,14 @@ def numbered(output: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """N of a folder ``checkpoint-N``."""
     match = _COMMITTED.fullmatch(folder.name)
     assert match is not None, folder
     return int(match[1])
 
 
 def tidy(output: Path) -> list[str]:
-    """Clear away what a killed save, replacement or removal left, and put a checkpoint back that nothing replaced.
-
-    Only for whoever holds the run's lock. Returns what was done, in words.
-    """
+    """Remove what a killed save, replacement or removal left, and put back a checkpoint that was not replaced. Only for
+    the holder of the run's lock. Returns a line for each."""
     done = []
     for path in _left(output, REPLACED):
         original = path.with_name(path.name.removesuffix(REPLACED))
@@ -214,14 +209,14 @@ def _left(output: Path, ending: str) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Take a checkpoint away: no longer one from its rename on, however long the rest takes."""
+    """Remove a checkpoint; from the rename on it is none, however long the rest takes."""
     removed = folder.with_name(folder.name + REMOVED)
     os.rename(folder, removed)
     _delete(removed)
 
 
 def _delete(path: Path) -> None:
-    """As far as the disk lets it go, now or when it is next tidied; of a link the link."""
+    """Delete as far as the disk allows, now or at the next :func:`tidy`; of a link the link."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
@@ -229,10 +224,9 @@ def _delete(path: Path) -> None:
 
 
 def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
-    """Move checkpoints out of the way of a run that goes on from ``resumed`` with ``step`` steps taken: those of later
-    steps are damaged, or of steps that are now taken otherwise, and must neither be found as the newest nor crowd out
-    new ones. Named ones as well. Returns their new places; nothing removes them but a person.
-    """
+    """Rename checkpoints of later steps than a resumed run has taken: they are damaged, or of steps that are now taken
+    otherwise, and must neither be found as the newest nor displace new ones. Named ones too. Returns their new places,
+    which are never removed."""
     moved = []
     for folder in numbered(output):
         if step_of(folder) > step and folder.resolve() != resumed.resolve():
@@ -268,7 +262,7 @@ def retain(output: Path, limit: int | None, every: int | None = None, steps: Col
 
 
 def name_of(folder: Path) -> str | None:
-    """Return the name that a person gave a checkpoint; None: none, or it is damaged, or not there."""
+    """Return the name that a user gave a checkpoint; None without one, or where it cannot be read."""
     try:
         return read(folder).name
     except ValueError:

@@ -100,8 +100,8 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
 
 
 def _engine(source: Path) -> list[EngineState]:
-    """Return the engine's state, by tensor-parallel rank; none where its weights are no better than the trained
-    weights'."""
+    """Return the engine's state, by tensor-parallel rank; none where it holds no better weights than the trained
+    ones."""
     folder = engine_state.engine_folder(source)
     if folder is None or not any(engine_state.PARTS.fullmatch(path.name) for path in folder.iterdir()):
         return []
@@ -129,12 +129,12 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
 
 
 def key_of(name: str) -> str:
-    """Return what peft's file calls a parameter: its own name without the adapter's, and as if nothing were wrapped."""
+    """Return peft's key for a parameter: its name without the adapter's, and as if nothing were wrapped."""
     return re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
 
 
 def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
-    """Record, configurations and tokenizer; the configuration of a whole model names the dtype of its weights."""
+    """Copy record, configurations and tokenizer; the configuration of a whole model names the dtype of its weights."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in KEPT and not OF_THE_RUN.fullmatch(path.name):
             shutil.copyfile(path, folder / path.name)
@@ -184,7 +184,7 @@ def _whole(states: list[EngineState], name: str) -> Tensor:
 
 
 def _rounds_to(master: Tensor, rounded: Tensor) -> bool:
-    """Bit for bit, a few megabytes at a time."""
+    """Compare bit for bit, a few megabytes at a time."""
     pairs = zip(*(tensor.flatten().split(_CHUNK) for tensor in (master, rounded)), strict=False)
     return master.shape == rounded.shape and all(
         torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8)) for one, other in pairs

@@ -66,7 +66,7 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
 
 
 def allowed() -> list[Any]:
-    """Return the classes that are made of the engine's files beside tensors and plain values."""
+    """Return the classes that the engine's files may hold besides tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -151,7 +151,6 @@ class EngineState:
         return found
 
     def divided(self) -> list[str]:
-        """Return names of :meth:`states` that have a value for each element."""
         return [key for key, value in self.states().items() if is_divided(value)]
 
     def whole(self, name: str, key: str | None = None) -> Tensor:
@@ -206,7 +205,7 @@ class EngineState:
         return self.parts[rank]["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"][flat]
 
     def _padded(self, flat: int, rank: int = 0) -> int:
-        """Elements of a rank's flat tensor with its padding, which weights below stage 3 are saved without."""
+        """Return the size of a rank's flat tensor with its padding, without which weights below stage 3 are saved."""
         stripped = self.stage < 3 and "zero_stage" in self.parts[rank]  # not with data_types.grad_accum_dtype
         return self._flat(rank, flat, None).numel() + (self.parts[rank]["group_paddings"][flat] if stripped else 0)
 
@@ -216,7 +215,6 @@ class EngineState:
 
 
 def is_divided(value: Any) -> bool:
-    """Return whether an optimizer's state is a tensor with values for elements, and no single value."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 

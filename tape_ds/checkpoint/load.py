@@ -148,7 +148,6 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
-    """Return the lines that announce a resume."""
     lines = [f"not used: {folder}" for folder in resumed.passed_over]
     lines += [f"resuming with another value: {difference}" for difference in differences]
     return [*lines, f"resuming from {resumed.folder} (step {resumed.manifest.step})"]

@@ -64,6 +64,6 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel | PeftModel) -> Tensor:
-    """fp32 logits of fixed random tokens."""
+    """Return fp32 logits of fixed random tokens."""
     ids = torch.randint(model.config.vocab_size, PROBE, generator=torch.Generator().manual_seed(0))
     return model(ids.to(model.device)).logits.float()

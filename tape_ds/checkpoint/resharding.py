@@ -89,15 +89,15 @@ def _divide_anew(engine: Any, folder: Path) -> None:
 
 
 def _groups(zero: Any) -> tuple[list[list[nn.Parameter]], list[Tensor]]:
-    """Below stage 3, the parameters of each group and this rank's part of their fp32 weights. At stage 1 in bf16 with
-    gradients summed in fp32 (``data_types.grad_accum_dtype``) they are another class's."""
+    """Return, below stage 3, the parameters of each group and this rank's part of their fp32 weights. At stage 1 in
+    bf16 with gradients summed in fp32 (``data_types.grad_accum_dtype``) another class holds them."""
     if isinstance(zero, BF16_Optimizer):
         return zero.bf16_groups, zero.fp32_groups_flat_partition
     return zero.bit16_groups, zero.single_partition_of_fp32_groups
 
 
 def _against(engine: Any) -> str | None:
-    """Return what of an engine's settings keeps DeepSpeed's interface from telling or reaching where its states lie."""
+    """Return the setting of an engine that hides its states from DeepSpeed's interface; None if there is none."""
     zero = engine.optimizer
     if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, BF16_Optimizer):
         return f"optimizer ({type(zero).__name__})"
@@ -107,8 +107,8 @@ def _against(engine: Any) -> str | None:
 
 
 def _make_room(optimizer: torch.optim.Optimizer, state: EngineState) -> None:
-    """Settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
-    place), and zeros for the rest; torch's own loading brings them where the optimizer wants them."""
+    """Load settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
+    place), and zeros for the rest; torch moves them where the optimizer needs them."""
     own, saved = optimizer.state_dict()["param_groups"], state.optimizer["param_groups"]
     flats = [flat for group in optimizer.param_groups for flat in group["params"]]
     kept = state.states()
@@ -121,7 +121,7 @@ def _make_room(optimizer: torch.optim.Optimizer, state: EngineState) -> None:
 
 
 def _put(parameter: Any, value: Tensor, key: str | None) -> None:
-    """Keep what is this rank's of a parameter's fp32 weights, or of one of its optimizer states."""
+    """Keep this rank's part of a parameter's fp32 weights, or of one of its optimizer states."""
     set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
     if hasattr(parameter, "ds_id"):
         # the interface for whole parameters fails at stage 3 where the ranks do not divide one
@@ -136,7 +136,7 @@ def _put(parameter: Any, value: Tensor, key: str | None) -> None:
 
 
 def _count(engine: Any, state: EngineState) -> None:
-    """Go on counting where they stopped; loss scale, schedule and buffers as well."""
+    """Restore counters, loss scale, schedule and buffers."""
     for name in ("global_steps", "global_samples", "skipped_steps"):
         setattr(engine, name, state.model[name])
     for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):

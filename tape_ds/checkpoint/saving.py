@@ -51,15 +51,15 @@ class SavedPart:
         self._thread: threading.Thread | None = None
 
     def write(self, name: str, task: Callable[[Path], Any], *, at_once: bool = False) -> None:
-        """Write a file of its own, in the background if there is one, but for ``at_once``: ``task`` gets its path."""
+        """Write a file, in the background if there is one, unless ``at_once``: ``task`` gets its path."""
         if self.background and not at_once:
             self._tasks.append((name, task))
         else:
             self._write_file(name, task)
 
     def attempt(self, task: Callable[[], Any]) -> None:
-        """Let others write into the folder, now; nothing in ``task`` may wait for other ranks, or all of it must, and
-        fail on none of them before that."""
+        """Run ``task`` now, which writes into the folder. Either it has no collectives, or all ranks run it, and it
+        fails on none of them before those."""
         if self.trouble is not None:
             return
         try:
@@ -70,14 +70,13 @@ class SavedPart:
                 raise
 
     def go(self) -> None:
-        """Start with what was left for the background."""
+        """Start to write the files that were left for the background."""
         if self._tasks:
             self._thread = threading.Thread(target=self._write_all, name="checkpoint", daemon=True)
             self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether all is written."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
@@ -122,7 +121,6 @@ class EngineFiles(TorchCheckpointEngine):
         """Nothing: folders come with the files in them."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Have a file written."""
         assert self.part is not None
         content = _copied(state_dict) if self.part.background else state_dict
         name = Path(path).relative_to(self.part.folder).as_posix()
@@ -141,20 +139,19 @@ class EngineFiles(TorchCheckpointEngine):
 
 
 def refusal(path: str, error: ValueError, remedy: str = "use another checkpoint, of a run of your own") -> UserError:
-    """Return the refusal of engine files that cannot be loaded, perhaps on one rank alone."""
+    """Return the error for engine files that cannot be loaded, perhaps on one rank alone."""
     refused = UserError(Problem("resume_from_checkpoint", path, str(error), remedy))
     refused.on_one_rank = True
     return refused
 
 
 def save(content: Any, path: Path) -> None:
-    """``torch.save``."""
     with path.open("wb") as file:  # by an open file, so that a full disk is an OSError
         torch.save(content, file)
 
 
 def _copied(content: Any) -> Any:
-    """``content`` with its tensors copied to the CPU's memory: the originals are changed by the next step."""
+    """Copy all tensors to the CPU: the originals are changed by the next step."""
     if isinstance(content, torch.Tensor):
         return content.detach().to("cpu", copy=True)
     if isinstance(content, dict):
@@ -165,7 +162,7 @@ def _copied(content: Any) -> Any:
 
 
 def adopt(engine: Any) -> EngineFiles:
-    """Have a DeepSpeed engine save and load by :class:`EngineFiles`, without the scripts that it puts beside."""
+    """Make a DeepSpeed engine save and load by :class:`EngineFiles`, without adding its scripts."""
     files = EngineFiles()
     engine.checkpoint_engine = files
     engine._copy_recovery_script = lambda folder: None  # tools/consolidate.py does what they are for, and verifies
@@ -247,16 +244,16 @@ class Saver:
 
     @property
     def done(self) -> bool:
-        """Whether this rank's part of the save on its way is written; True where none is. Each rank for itself."""
+        """Whether this rank's part of a pending save is written; True without one. May differ between ranks."""
         return self._pending is None or self._pending.part.done
 
     @property
     def pending(self) -> bool:
-        """Whether a save is on its way; the same on all ranks."""
+        """Whether a save is pending; the same on all ranks."""
         return self._pending is not None
 
     def finish(self) -> Path | None:
-        """Wait for the save on its way and commit it; the checkpoint, or None where none was or it failed."""
+        """Wait for a pending save and commit it; return the checkpoint, or None where there was none or it failed."""
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
@@ -268,7 +265,7 @@ class Saver:
         return folder
 
     def _commit(self, pending: _Pending, parts: list[tuple[str | None, dict[str, Entry]]]) -> tuple[Path | None, Any]:
-        """Rank 0's: seal and rename, or say what the trouble is."""
+        """Seal and rename on rank 0; return the checkpoint and the trouble, one of them None."""
         aside = pending.part.folder
         troubles = [f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble]
         try:
@@ -311,6 +308,6 @@ class Saver:
 
 
 def need(trained: int, element_bytes: int, engine: bool) -> int:
-    """Return bytes of a checkpoint of ``trained`` parameters, about: AdamW's two moments in fp32, the fp32 weights of
-    an engine, and the folder of trained weights; frozen parameters are in none."""
+    """Return the approximate bytes of a checkpoint: AdamW's two moments in fp32, an engine's fp32 weights, and the
+    folder of trained weights; frozen parameters are not saved."""
     return trained * (8 + 4 * engine + 2 * element_bytes)

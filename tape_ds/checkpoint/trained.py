@@ -150,8 +150,8 @@ def save_trained(
 def replace_trained(
     folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
 ) -> None:
-    """:func:`save_trained` where another folder of trained weights may lie, which stays whole until the new one is;
-    every rank must call it."""
+    """Call :func:`save_trained` so that an older folder of trained weights stays whole until the new one is; every rank
+    must call it."""
     aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
     speaks = RankSync().rank == 0
     if speaks:
@@ -173,7 +173,6 @@ def replace_trained(
 
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-    """Write an ordinary model folder."""
     training = model.config.use_cache
     model.config.use_cache = True  # training keeps no key/value cache; whoever loads this to generate wants one
     try:
@@ -184,8 +183,8 @@ def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]
 
 
 def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors: dict[str, Tensor]) -> None:
-    """peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank model
-    card, and both files would name the folder where this machine keeps the base."""
+    """Write peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank
+    model card, and both files would name this machine's folder of the base."""
     tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
     saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
     saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
@@ -200,7 +199,7 @@ def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
+    """Return every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
@@ -249,8 +248,8 @@ _NOT_THE_MODEL = {
 
 
 def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
-    """Return names of the recipe's fields in which the adapters of a folder of trained weights have another shape or
-    scale than those of ``model``; the names of what is trained show their targets."""
+    """Return the fields of a recipe in which saved adapters have another shape or scale than those of ``model``; their
+    targets show in the names of trained parameters."""
     saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
     fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
     return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]

@@ -26,8 +26,7 @@ def verified(source: Path) -> Manifest:
 
 
 def instead(source: Path) -> str:
-    """Return the remedy for a folder that is no whole checkpoint: those in it, where it is a run's, or those beside
-    it."""
+    """Return the remedy for a folder that is no whole checkpoint: the checkpoints in it, or next to it."""
     inside, beside = (
         [each.name for each in checkpoint.committed(folder)] if os.path.isdir(folder) else []
         for folder in (source, source.parent)
@@ -40,8 +39,8 @@ def instead(source: Path) -> str:
 
 
 def against(field: str, folder: Path, source: Path) -> list[Problem]:
-    """What keeps a new folder, made from the checkpoint ``source``, from lying at ``folder``; ``field`` is what names
-    it on the command line."""
+    """Return why a new folder, made from the checkpoint ``source``, cannot be ``folder``; ``field`` names it on the
+    command line."""
     if found := paths.check_new(field, folder):
         return found
     if not folder.resolve().is_relative_to(source.resolve()):

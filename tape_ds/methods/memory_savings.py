@@ -60,7 +60,7 @@ class InputOffload:
         self._copies = _Copies(device, keep_last)
 
     def __call__(self) -> AbstractContextManager[None]:
-        """The context under which a block's inputs are kept, for :func:`tape_ds.methods.recompute.use_recompute`."""
+        """Return the context for a block's inputs, for :func:`tape_ds.methods.recompute.use_recompute`."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     @property
@@ -111,7 +111,6 @@ class MemorySavings:
             self.recompute = use_recompute(model, memory.checkpoint_layers, self.offload or nullcontext)
 
     def outline(self) -> list[str]:
-        """Return a line for each saving."""
         lines = [f"in {self.memory.mlp_tiles} tiles: {', '.join(self.tiled)}"] if self.tiled else []
         if self.recompute is not None:
             kept = f", {self.memory.checkpoint_layers}" if self.recompute.selective else ""

@@ -30,8 +30,7 @@ class SavedTensor:
 
 
 def inside(job: Job) -> list[SavedTensor]:
-    """Return what is kept of one block without checkpointing, bytes per token; neither its input nor its state are
-    part."""
+    """Return the tensors that one block keeps without checkpointing, except its input and its position state."""
     model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
     query, key, inner = model.query / ways * element, key_columns(job) * element, model.inner / ways * element
     hidden, wide, sums = model.hidden * element, model.carried / model.head_size, model.heads / ways * 4
@@ -78,12 +77,12 @@ def inside(job: Job) -> list[SavedTensor]:
 
 
 def key_columns(job: Job) -> float:
-    """Of the keys that a rank has; where there are fewer key/value heads than ranks, each has one."""
+    """Return columns of the keys on a rank; with fewer key/value heads than ranks, each has one."""
     return max(job.model.groups / job.layout.tensor, 1) * job.model.head_size
 
 
 def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
-    """Per token of a sequence, of a rank's part of the position state: of its tokens, or (tensor parallelism) of its
+    """Return bytes per token of a rank's part of the position state: of its tokens, or (tensor parallelism) of its
     heads, with which it rotates the tokens of all."""
     model, ways = job.model, job.layout.tensor
     share = max(1 / ways, 1 / model.groups) if of_own_heads else 1 / ways
@@ -91,14 +90,14 @@ def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
 
 
 def _reads(job: Job, *names: str) -> bool:
-    """Return whether what these linear maps read is kept: where one's weight, or its adapter, is trained; and always by
-    the linear map that ZeRO-3 puts in their place."""
+    """Return whether the input of these linear maps is kept: where a weight, or its adapter, is trained; and always
+    under ZeRO-3, whose own linear map keeps it."""
     return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
 
 
 def _norm(job: Job, name: str, columns: float | None = None) -> list[SavedTensor]:
-    """Of an RMSNorm over so many columns (None: of the hidden states): its input (by torch in fp32, unless a fused
-    kernel reads it as it is), and what its weight multiplies."""
+    """Return the tensors of an RMSNorm over ``columns`` (None: of the hidden states): its input (by torch in fp32,
+    unless a fused kernel reads it as it is), and the factor of its weight."""
     hidden = job.model.hidden / job.layout.tensor if columns is None else columns
     if job.fused or job.fused_norms:
         return [SavedTensor(name, hidden * job.element + 4)]
@@ -131,7 +130,6 @@ class Activations:
 
 
 def of(job: Job) -> Activations:
-    """Return all of it."""
     layout, model, tokens = job.layout, job.model, job.tokens
     checkpointed = 0 if layout.every is None else -(-model.layers // layout.every)
     parts = inside(job)
@@ -163,8 +161,8 @@ def of(job: Job) -> Activations:
 
 
 def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
-    """Return bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what
-    a block keeps anyway: outputs of linear maps that no backward reads."""
+    """Return bytes per token that selective checkpointing keeps of a block, and how many of them a block without
+    checkpointing would not keep: outputs of linear maps that no backward reads."""
     policy, model, element = job.layout.checkpoint_layers, job.model, job.element
     if not isinstance(policy, str):
         return 0.0, 0.0
@@ -185,8 +183,8 @@ def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
 
 
 def _working(job: Job) -> float:
-    """Return bytes per token beside what is kept, at the most: gradients of hidden and state, and of the feed-forward's
-    inner columns, less the tensor that was needed first; in tiles, of one tile only, and what is inside that."""
+    """Return the most bytes per token besides kept tensors: gradients of hidden and state, and of the feed-forward's
+    inner columns, minus the tensor that was needed first; in tiles, of one tile only, and its inside."""
     model, tiles = job.model, job.layout.mlp_tiles
     frees = _reads(job, "down_proj", "fc_out")
     inner = (3 if model.gated else 2) - frees
@@ -197,8 +195,9 @@ def _working(job: Job) -> float:
 
 
 def _logits(job: Job) -> float:
-    """Of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a
-    trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those less the largest of all."""
+    """Return bytes of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32
+    sum of a trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those minus the largest of
+    all."""
     from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 
     vocabulary = job.model.vocabulary / job.layout.tensor

@@ -46,7 +46,7 @@ sparsity); bf16, on V100 and T4 fp16. The first pattern that fits decides."""
 
 
 def peak_flops(cuda_name: str) -> float | None:
-    """Return the dense 16-bit peak in FLOP/s of the GPU that CUDA calls ``cuda_name``; None where it is not known."""
+    """Return the dense 16-bit peak in FLOP/s of a GPU by its CUDA name; None where it is not known."""
     found = next((peak for pattern, peak in PEAKS.items() if re.search(pattern, cuda_name)), math.nan)
     return None if math.isnan(found) else found
 
@@ -149,14 +149,14 @@ def find(name: str) -> Gpu:
 
 
 def of_device(cuda_name: str, memory: float) -> Gpu | None:
-    """Return the GPU that CUDA calls ``cuda_name``, with the bytes it really has; None where it is none of these."""
+    """Return the GPU of that CUDA name, with its real bytes; None if the planner does not know it."""
     found = next((gpu for gpu in GPUS.values() if re.search(gpu.cuda_name, cuda_name)), None)
     return None if found is None else replace(found, memory=memory)
 
 
 def gpu_at_hand() -> Gpu | None:
-    """Return the GPU of this process with the memory it really has, and its share of the host's; None on a CPU, or for
-    one that is none of these."""
+    """Return the GPU of this process with its real memory, and its share of the host's; None on a CPU, or for a GPU
+    that the planner does not know."""
     import psutil
     import torch
 

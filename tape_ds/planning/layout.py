@@ -57,30 +57,30 @@ class PlannedLayout:
 
     @property
     def every(self) -> int | None:
-        """Every so many-th block is computed again; None: none."""
+        """Every n-th block is recomputed; None: none."""
         return 1 if isinstance(self.checkpoint_layers, str) else self.checkpoint_layers
 
     @property
     def again(self) -> float:
-        """Share of the blocks that are computed again."""
+        """Share of recomputed blocks."""
         return 0.0 if self.every is None else 1 / self.every
 
     @property
     def replicas(self) -> int:
-        """Ranks that read sequences of their own."""
+        """Ranks, or groups of them, that read different sequences."""
         return self.gpus // (self.tensor * self.sequence)
 
     @property
     def shards(self) -> int:
-        """Ranks that share weights, gradients and optimizer states out between them."""
+        """Ranks over which ZeRO shards weights, gradients and optimizer states."""
         return self.gpus // self.tensor
 
     def shared(self, stage: int) -> int:
-        """By how much that is divided which ZeRO shards from ``stage`` on."""
+        """Number of shards of what ZeRO ``stage`` partitions."""
         return self.shards if self.zero is not None and self.zero >= stage else 1
 
     def flags(self) -> dict[str, str]:
-        """Return the fields of a recipe that spread a run like this, as a launcher's command line takes them."""
+        """Return the fields of a recipe for this layout, as a command line takes them."""
         offload = "_offload" if {self.offload_optimizer, self.offload_weights} != {"none"} else ""
         return {
             "deepspeed": "null" if self.zero is None else f"zero{self.zero}{offload}",
@@ -94,7 +94,6 @@ class PlannedLayout:
         }
 
     def differing(self, other: "PlannedLayout") -> list[str]:
-        """Return names of the flags that differ from another layout's."""
         before = other.flags()
         return [name for name, value in self.flags().items() if value != before[name]]
 
@@ -103,6 +102,6 @@ class PlannedLayout:
         return len({name.replace("checkpoint_layers", "activation_checkpointing") for name in self.differing(other)})
 
     def command_line(self, other: "PlannedLayout | None" = None) -> str:
-        """Flags to type behind a launcher whose recipe is spread like ``other``; None: like nothing in particular."""
+        """Return the flags that turn a recipe of the layout ``other`` (None: any recipe) into this one."""
         named = {"deepspeed", "per_device_train_batch_size", *self.differing(other or PlannedLayout())}
         return " ".join(f"--{name} {value}" for name, value in self.flags().items() if name in named)

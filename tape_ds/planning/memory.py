@@ -48,12 +48,10 @@ class MemoryPlan:
     """CUDA's own, and fragments."""
 
     def parts(self) -> dict[str, float]:
-        """Name -> bytes."""
         return {name: getattr(self, name) for name in PARTS}
 
     @functools.cached_property
     def total(self) -> float:
-        """All of it."""
         return sum(self.parts().values())
 
 
@@ -75,7 +73,7 @@ class Estimate:
 
     @property
     def peak(self) -> MemoryPlan:
-        """The moment when most is needed."""
+        """The moment of the highest total."""
         return max(self.moments, key=lambda each: each.total)
 
 
@@ -114,7 +112,7 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
 
 
 def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what is there all the time, by part; and bytes that are elsewhere, by where."""
+    """Return bytes that are allocated during the whole step, by part; and offloaded bytes, by place."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     weight_element = element if layout.zero is not None else 4
     shared = total(job.own, trained=True) / layout.shared(1)
@@ -174,8 +172,8 @@ def _gradients(job: Job) -> _Gradients:
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Return what a checkpoint holds: only what is trained, as the model computes with it (twice: for the engine, and
-    to be loaded by itself), and the optimizer's 12 bytes."""
+    """Return bytes of a checkpoint: trained weights, as the model computes with them (twice: for the engine, and to be
+    loaded by themselves), and the optimizer's 12 bytes each."""
     has_engine = job.layout.zero is not None
     weights = 2 * job.element if has_engine else 4
     return job.trained_parameters * (weights + OPTIMIZER_BYTES + MASTER_BYTES * job.masters)

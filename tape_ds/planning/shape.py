@@ -44,7 +44,6 @@ GPT_J = "EleutherAI/gpt-j-6b"
 
 
 def known(name: str) -> bool:
-    """Return whether the sizes of a model are in this file."""
     name, _ = hub.split(name)
     return name in LLAMAS or name == GPT_J
 
@@ -84,7 +83,6 @@ class Tensors:
 
     @property
     def total(self) -> int:
-        """Numbers in all of them."""
         return self.size * self.count
 
 
@@ -104,12 +102,10 @@ class TrainedShape:
 
     @classmethod
     def everything(cls) -> TrainedShape:
-        """Full training."""
         return cls(linears=True, norms=True, embeddings=True, positions=True)
 
     @property
     def anything(self) -> bool:
-        """Whether there is a backward at all."""
         return self.linears or self.norms or self.embeddings or self.positions or bool(self.adapters)
 
 
@@ -159,12 +155,10 @@ class Sizes:
 
     @property
     def query(self) -> int:
-        """Columns of all queries."""
         return self.heads * self.head_size
 
     @property
     def key(self) -> int:
-        """Columns of all keys."""
         return self.groups * self.head_size
 
     @property
@@ -181,7 +175,6 @@ class Sizes:
 
 
 def sizes(config: Any) -> Sizes:
-    """Return the numbers of a configuration."""
     if config.model_type != TAPE:
         return _counted_sizes(config)
     import torch
@@ -226,7 +219,7 @@ def sizes(config: Any) -> Sizes:
 
 
 def _counted_sizes(config: PreTrainedConfig) -> Sizes:
-    """Return the numbers of a decoder of transformers, whose parameters are counted on a model without numbers."""
+    """Count the parameters of a decoder of transformers on a model without storage."""
     from tape_ds.models import decoder_shape
 
     shape = decoder_shape.of(config)
@@ -251,7 +244,7 @@ Of an adapter, that factor is split which meets the split side."""
 
 @functools.cache
 def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
-    """Return all parameters of the model, those of adapters and of the whole copies beside them included."""
+    """Return all parameters of the model, with adapters and the copies that peft trains."""
     if model.counted:
         return _counted_tensors(model, trained)
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
@@ -290,11 +283,10 @@ def _counted_tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]
 
 
 def total(found: Iterable[Tensors], *, trained: bool | None = None) -> int:
-    """Return numbers of all these parameters; only the trained (or frozen) ones if asked."""
     return sum(each.total for each in found if trained is None or each.trained == trained)
 
 
 @functools.cache
 def of_one_rank(found: tuple[Tensors, ...], ways: int) -> tuple[Tensors, ...]:
-    """Return what each of the ``ways`` ranks of a tensor-parallel group has."""
+    """Return the parameters of each of the ``ways`` ranks of a tensor-parallel group."""
     return tuple(replace(each, size=-(-each.size // ways)) if each.split and ways > 1 else each for each in found)

@@ -18,7 +18,7 @@ LARGEST = 1e9
 
 
 def why_cpu(recipe: Recipe) -> str | None:
-    """Return what puts a run on the CPU, in words; None: nothing does, it has an accelerator."""
+    """Return the reason why a run computes on the CPU; None on an accelerator."""
     import torch
 
     if installation.FOUND_NO_GPU in os.environ and not recipe.trainer_value("use_cpu"):
@@ -29,7 +29,6 @@ def why_cpu(recipe: Recipe) -> str | None:
 
 
 def describe(recipe: Recipe) -> str:
-    """Return the devices of a run, in a few words."""
     import torch
 
     from tape_ds.kernels import jit

@@ -146,7 +146,6 @@ def _newest(output: Path, lost: bool = False) -> str:
 
 
 def _leave(output: Path, rank_sync: RankSync) -> None:
-    """Unlock the folder when all ranks are done with it."""
     rank_sync.first(None)
     run_lock.RunLock(output, rank_sync.rank).release()
     leave_process_group()

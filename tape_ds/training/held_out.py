@@ -73,14 +73,14 @@ def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Va
 
 
 def tokens_to_score(model: Model, documents: Sequence[EvalDocument], variants: Variants) -> int:
-    """Return how many tokens this rank reads in :func:`score_variants`."""
+    """Return the tokens that this rank reads in :func:`score_variants`."""
     groups = [len(names) * len(documents) for names in _side_by_side(model, variants)]
     return sum(map(rounds, groups)) * documents[0].input_ids_1T.shape[1]
 
 
 def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
-    """Return names of the variants that ranks may score at the same time: under ZeRO-3 those that call the same
-    modules, since a layer with its updates and one without would wait for different weights; else all."""
+    """Return groups of variants that ranks may score at the same time: under ZeRO-3 those that call the same modules,
+    since a layer with updates and one without would wait for different weights; else all."""
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
     groups: dict[object, list[str]] = {}
     for name, variant in variants.items():
@@ -90,7 +90,7 @@ def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]:
-    """Within the block, ``model`` is the variant; with its own encoding as that is used on ``length`` tokens."""
+    """Make ``model`` compute as the variant; with its own encoding as that is used on ``length`` tokens."""
     own = bare(model)
     with contextlib.ExitStack() as stack:
         if isinstance(variant, str):
@@ -107,13 +107,12 @@ def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]
 
 
 def write_scores(path: Path, scores: Scores) -> None:
-    """Store scores as JSON."""
     plain = {variant: {name: losses.to_dict() for name, losses in part.items()} for variant, part in scores.items()}
     storage.write_json(path, plain)
 
 
 def read_scores(path: Path) -> Scores:
-    """Return scores stored by :func:`write_scores`; empty when there are none."""
+    """Return stored scores; empty if there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {
         variant: {name: SpanLosses.from_dict(losses) for name, losses in part.items()}
@@ -124,10 +123,8 @@ def read_scores(path: Path) -> Scores:
 def perplexities(
     model: TapeForCausalLM, documents: Sequence[EvalDocument], lengths: Sequence[int]
 ) -> dict[int, Perplexity]:
-    """Return perplexity on the same documents at every length; every rank must call it and gets all results.
-
-    An encoding that is used differently at other lengths than it was trained at is so used here.
-    """
+    """Return perplexity on the same documents at every length; every rank must call it and gets all results. An
+    encoding that depends on the length is used as it is for that length."""
     texts = [document.input_ids_1T for document in documents]
     found = {}
     for length in lengths:
@@ -137,7 +134,6 @@ def perplexities(
 
 
 def read_perplexities(path: Path) -> dict[int, Perplexity]:
-    """Stored perplexities by length; empty when there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
 
@@ -145,7 +141,7 @@ def read_perplexities(path: Path) -> dict[int, Perplexity]:
 def passkeys(
     model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PasskeyPrompt], variants: Variants
 ) -> Found:
-    """Return what each variant replies to ``prompts``, by length; every rank must call it and gets all results."""
+    """Return each variant's replies to ``prompts``, by length; every rank must call it and gets all results."""
     found: Found = {name: [] for name in variants}
     for name, variant in variants.items():
         for length in sorted({prompt.length for prompt in prompts}):
@@ -156,25 +152,22 @@ def passkeys(
 
 
 def tokens_to_ask(prompts: Sequence[PasskeyPrompt], variants: Variants) -> int:
-    """Return how many tokens this rank reads in :func:`passkeys`, prompts taken for as long as they may be."""
+    """Return the most tokens that this rank reads in :func:`passkeys`."""
     asked = Counter(prompt.length for prompt in prompts)
     replied = passkey.NEW_TOKENS - 1  # the last token of a reply is not read
     return len(variants) * sum(rounds(trials) * (length + replied) for length, trials in asked.items())
 
 
 def passkey_rows(found: Found) -> list[dict[str, Any]]:
-    """As stored: a row for each variant and length."""
     return [{"variant": variant, **each.to_dict()} for variant, part in found.items() for each in part]
 
 
 def write_passkeys(path: Path, found: Found) -> None:
-    """Store replies as JSON."""
     storage.write_json(path, passkey_rows(found))
 
 
 def read_passkeys(path: Path) -> Found:
-    """Return replies stored by :func:`write_passkeys`; empty when there are none, or when they name no variant (as runs
-    stored them that asked the trained model alone)."""
+    """Return stored replies; empty if there are none, or if they name no variant (as older runs stored them)."""
     found: Found = {}
     for row in json.loads(path.read_text()) if path.exists() else []:
         if "variant" in row:

@@ -68,8 +68,8 @@ class Difference:
 
     @property
     def riskless(self) -> bool:
-        """Whether ``resume_anyway`` may pass over it. A checkpoint that knows of no ``position_weight_decay`` is older
-        than the group of position parameters: its optimizer's state would not fit."""
+        """Whether ``resume_anyway`` may pass over it. A checkpoint without ``position_weight_decay`` is older than the
+        group of position parameters: its optimizer state would not fit."""
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
             return False
@@ -105,15 +105,12 @@ def of(
 
 
 def of_data(fingerprints: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an identity that is the training data's, from fingerprints by spec."""
     return {f"data.{redacted(spec)}": value for spec, value in fingerprints.items()}
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return where two identities differ; a trainer's field that one does not mention has transformers' default there.
-
-    Data are compared by what they are, whatever their specs.
-    """
+    """Return where two identities differ; a trainer's field that one does not mention has transformers' default. Data
+    are compared by their content, whatever their specs."""
     renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
     saved = {renamed.get(name, name): value for name, value in saved.items()}
     if not any(name.startswith("base.") for name in saved):  # older checkpoints know no files of a base from the hub
@@ -133,7 +130,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
 
 
 def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Problem]:
-    """What keeps a run from going on with the checkpoint ``folder``, a problem for each name."""
+    """Return why a run cannot resume the checkpoint ``folder``, a problem for each name."""
     refused = []
     for each in found:
         if each.name == COMMIT or (anyway and each.riskless):
@@ -152,7 +149,6 @@ def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Proble
 
 
 def _weights(base: str | Path) -> Iterator[tuple[str, str]]:
-    """(name, fingerprint) of each weights file of a model folder."""
     for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
         yield path.name, weight_files.fingerprint(path)
 
@@ -166,7 +162,7 @@ def _value(identity: Mapping[str, Any], name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON gives it back; what JSON has no numbers for (infinity) is a text."""
+    """Return ``value`` as JSON gives it back; infinity, which JSON lacks, is a text."""
     return json.loads(json.dumps(value, default=str), parse_constant=str)
 
 

@@ -59,7 +59,7 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
 
 
 def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
-    """Return what of a recipe its base model cannot do: asked by a run, its dry run and a plan alike."""
+    """Return the parts of a recipe that its base model cannot do; for a run, its dry run and a plan alike."""
     from tape_ds.models.loading import extendable
 
     if refused := extendable.check(native):
@@ -85,7 +85,7 @@ def _family(native: PreTrainedConfig) -> str:
 
 
 def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Problem]:
-    """Yield what a model that is extended by transformers' class does not have."""
+    """Check a model that is extended by transformers' own class, which has fewer features."""
     from tape_ds.attention import names
     from tape_ds.models import decoder_configuration, decoder_shape
 
@@ -116,7 +116,7 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
 
 
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
-    """Return the recipe with the adapters' default targets by the names of the base's family."""
+    """Return the recipe with the adapters' default targets, named as in the base's family."""
     from tape_ds.models import decoder_shape
     from tape_ds.models.loading import extendable
 
@@ -128,8 +128,7 @@ def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
-    """Return the recipe's options, the method's among them; where it gives none, those of a base that has this very
-    encoding."""
+    """Return the recipe's options, with the method's; without any, those of a base that has this very encoding."""
     model = recipe.model
     if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
         return dict(getattr(native, "position_options", None) or {})
@@ -139,7 +138,6 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 
 
 def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
-    """Return the configuration of a base model as it is."""
     from tape_ds.models.loading import extendable
 
     encoding = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
@@ -219,8 +217,8 @@ def known_config(recipe: Recipe) -> Config | None:
 
 
 def _entries(recipe: PretrainingRecipe) -> int:
-    """Return rows of the embedding: the recipe's, or those of the published model whose tokenizer it takes; 0: not
-    known."""
+    """Return rows of the embedding: the recipe's, or those of the published model whose tokenizer it takes; 0 if
+    unknown."""
     tokenizer = str(recipe.data.tokenizer)
     published = shape.published(tokenizer).vocab_size if shape.known(tokenizer) else 0
     return recipe.model.vocab_size or published

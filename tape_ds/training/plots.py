@@ -26,12 +26,8 @@ DPI = 150
 
 
 def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw training loss, and held-out loss where there is any, against the optimizer step, as a PNG at ``path``.
-
-    ``history`` is a list of log entries with ``step`` and ``loss`` or ``eval_loss``, such as the trainer's
-    ``state.log_history``. A loss that is not finite cannot be drawn, so its step is marked with a red line instead.
-    Raises ValueError when no entry has a loss.
-    """
+    """Draw training loss, and held-out loss (``eval_loss``), against the optimizer step, as a PNG. A loss that is not
+    finite is marked with a red line. Raises ValueError when no entry has a loss."""
     entries = list(history)
     train = [(int(entry["step"]), float(entry["loss"])) for entry in entries if "step" in entry and "loss" in entry]
     held_out = [(int(e["step"]), float(e["eval_loss"])) for e in entries if "step" in e and "eval_loss" in e]
@@ -102,7 +98,7 @@ def loss_by_position(
 
 
 def _apart(variants: Mapping[str, SpanLosses], reference: str | None) -> dict[str, SpanLosses]:
-    """Return each less the reference, or less the median of each span."""
+    """Return the losses minus the reference, or minus the median of each span."""
     if reference is None:
         spans = zip(*(each.nll for each in variants.values()), strict=True)
         finite = [[nll for nll in span if math.isfinite(nll)] for span in spans]
@@ -116,7 +112,8 @@ def _apart(variants: Mapping[str, SpanLosses], reference: str | None) -> dict[st
 
 
 def _draw_spans(axes: Axes, variants: Mapping[str, SpanLosses]) -> None:
-    """A line for each of ``variants``, a point in the middle of each span; what is not finite leaves a gap."""
+    """Draw a line for each of ``variants``, a point in the middle of each span; values that are not finite leave
+    gaps."""
     for index, (name, losses) in enumerate(variants.items()):
         drawn = [nll if math.isfinite(nll) else math.nan for nll in losses.nll]
         gaps = sum(math.isnan(nll) for nll in drawn)
@@ -132,11 +129,8 @@ def _draw_spans(axes: Axes, variants: Mapping[str, SpanLosses]) -> None:
 
 
 def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: str | Path) -> Path:
-    """Draw what the position updates of each layer do, a line for each step at which they were measured, as a PNG.
-
-    ``measured`` holds a step and the lists of :class:`tape_ds.scoring.update_statistics.UpdateStatistics` by name; the
-    later the step, the darker its line.
-    """
+    """Draw statistics of the position updates of each layer
+    (:class:`tape_ds.scoring.update_statistics.UpdateStatistics`), a line for each step, darker with time, as a PNG."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     panels = {
         "deviation": "|d| / |e|",
@@ -158,13 +152,11 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: st
 
 
 def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str, window: int, target: int) -> Path:
-    """Draw how many queries of a run have a key at each distance, as a PNG at ``path``.
-
-    ``bins`` are those of :meth:`tape_ds.data.coverage.Coverage.bins`: a line through their means, a band from their
-    least to their most. Beside it, what sequences of ``target`` tokens from one document would have. Both axes are
-    logarithmic; a bin with a distance that no pair had is marked in red at the bottom. ``window``, the tokens of a
-    sequence, is marked by a dashed line. Raises ValueError when there is nothing to draw.
-    """
+    """Draw how many queries of a run have a key at each distance, as a PNG. ``bins`` are those of
+    :meth:`tape_ds.data.coverage.Coverage.bins`: a line through their means, a band from least to most, next to the line
+    of sequences of ``target`` tokens from one document. A bin with a distance that no pair had is marked in red at the
+    bottom. ``window``, the tokens of a sequence, is marked by a dashed line. Raises ValueError when there is nothing to
+    draw."""
     if not any(each["share"] for each in bins):
         raise ValueError("no bin has a pair: nothing to draw")
     figure, axes = _figure()
@@ -199,8 +191,7 @@ def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str,
 
 
 def _figure() -> tuple[Figure, Axes]:
-    """Return an empty figure of 8 by 4.5 inches with one pair of axes; no global state, so threads and tests cannot
-    mix."""
+    """Return an empty figure with one pair of axes; no global state, so threads and tests cannot mix."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     _tidy(axes)
@@ -213,21 +204,19 @@ def _tidy(axes: Axes) -> None:
 
 
 def _draw_losses(axes: Axes, points: list[tuple[int, float]], label: str, colour: str, marker: str) -> None:
-    """Plot (step, loss) pairs; what is not finite leaves a gap."""
     if points:
         losses = [loss if math.isfinite(loss) else math.nan for _, loss in points]
         axes.plot([step for step, _ in points], losses, color=colour, lw=1, marker=marker, markersize=4, label=label)
 
 
 def _borders(losses: SpanLosses) -> list[tuple[int, int]]:
-    """First position of each span and the one after its last; only a document's last span can be shorter."""
+    """Return the first position of each span and the one after its last; only the last span can be shorter."""
     last = len(losses.starts) - 1
     lengths = [min(losses.span, count) if at == last else losses.span for at, count in enumerate(losses.counts)]
     return [(start, start + length) for start, length in zip(losses.starts, lengths, strict=True)]
 
 
 def _write(figure: Figure, path: str | Path) -> Path:
-    """Save ``figure`` as PNG and give its path back; the folder is made."""
     path = Path(path)
     storage.write_file(path, lambda aside: figure.savefig(aside, dpi=DPI, format="png"))
     return path

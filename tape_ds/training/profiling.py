@@ -99,7 +99,6 @@ class StepProfiler(TrainerCallback):
 
 
 def phases_of(trainer: TapeTrainer) -> list[tuple[Any, str, str]]:
-    """Return object, method and name of each phase of a step."""
     steps = trainer.model_wrapped if trainer.is_deepspeed_enabled else trainer.optimizer
     objects = (trainer, trainer, trainer.accelerator, steps)
     methods = ("get_batch_samples", "compute_loss", "backward", "step")

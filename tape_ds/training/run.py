@@ -81,7 +81,6 @@ class RunContext:
 
     @property
     def output(self) -> Path:
-        """The run's folder."""
         return Path(self.arguments.output_dir)
 
 
@@ -147,7 +146,6 @@ class Run(RunContext, ABC):
 
     @property
     def method(self) -> str:
-        """Extension method, by its name."""
         return "full"
 
     @property
@@ -172,7 +170,6 @@ class Run(RunContext, ABC):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run."""
         return int(len(self.sequences) // self.recipe.global_batch_size)
 
     @property
@@ -291,7 +288,6 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
 
 
 def use_liger(run: Run) -> None:
-    """Put Liger's kernels into the model where the recipe asks for them, and log what they replace."""
     choice, reason = run.recipe.model.liger, liger.why_not(run.arguments.device)
     assert choice != "on" or reason is None, "checked with the recipe"
     if choice != "off" and reason is None:

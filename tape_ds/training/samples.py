@@ -28,7 +28,6 @@ class WriteSamples(TrainerCallback):
         self.tokenizer = tokenizer
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Write, show and hand on, where it is time."""
         if self.asked.sample_steps is None or state.global_step % self.asked.sample_steps:
             return
         texts = self.write(kwargs["model"])
@@ -41,7 +40,6 @@ class WriteSamples(TrainerCallback):
                     callback.attempt(functools.partial(_hand_on, step=state.global_step, pairs=pairs))
 
     def write(self, model: Any) -> list[str]:
-        """Return what the model writes behind each prompt."""
         ends, texts = ends_of(model, self.tokenizer), []
         devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -54,7 +52,7 @@ class WriteSamples(TrainerCallback):
 
 
 def _hand_on(tracker: Any, step: int, pairs: list[tuple[str, str]]) -> None:
-    """To a tracker that takes texts: TensorBoard and W&B."""
+    """Hand texts on to TensorBoard or W&B."""
     board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
     if board is not None:
         for number, (prompt, text) in enumerate(pairs):

@@ -1,10 +1,10 @@
-"""transformers' ``Trainer``, fitted to this project and nowhere else.
+"""transformers' ``Trainer``, fitted to this project.
 
-Samples come in their own order; saved folders hold only what was trained; a checkpoint is committed by :mod:`.saving`,
-leaves frozen weights out and is resumed to the last digit; one dict of metrics per logging step; parameters are
-stepped in groups of our own (:mod:`.parameter_groups`); a schedule finds the learning rate that it starts from. At the
-end of each step all ranks tell each other how it went (:mod:`.rank_sync`), so that they stop, save, skip and report
-together.
+Samples come in their own order; saved folders hold only trained weights; a checkpoint is committed by
+:mod:`tape_ds.checkpoint.saving`, leaves frozen weights out and is restored to the last digit by
+:mod:`tape_ds.checkpoint.load`; one dict of metrics per logging step; parameters are stepped in groups
+(:mod:`.parameter_groups`). At the end of each step all ranks exchange how it went, so that they stop, save, skip and
+report together.
 """
 
 import functools
@@ -50,34 +50,26 @@ _WITHIN = ("data", "forward", "backward", "step")
 
 
 class RestoreState(TrainerCallback):
-    """What the trainer does around its steps: it goes on from what its checkpoint left, when the base class has set all
-    of it to zero, and commits a save on its way before anything that could still fail."""
+    """Restores sums that the base class sets to zero before the first step, and commits a pending save before anything
+    that could still fail."""
 
     def __init__(self, trainer: "TapeTrainer"):
         self.trainer = trainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Before the first step, also where none is left."""
         self.trainer.load_rank_state()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Before the schedule moves on."""
-        self.trainer.note_position_rate()
+        self.trainer.note_position_rate()  # before the schedule moves on
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Before the folder of trained weights and all scores."""
         self.trainer.beat("saving")
         self.trainer.saver.finish()
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Raised on all ranks together when a run ends before its last step because it was asked to.
-
-    Args:
-        step: steps taken.
-        reason: what asked, in words.
-        lost: whether a disk kept the checkpoint from being committed that holds these steps.
-    """
+    """Raised on all ranks together when a run ends before its last step because it was asked to; ``lost``: a disk kept
+    the checkpoint of these steps from being committed."""
 
     def __init__(self, step: int, reason: str, *, lost: bool = False):
         super().__init__(f"stopped at step {step}: {reason}")
@@ -119,54 +111,17 @@ class TapeTrainer(Trainer):
         super().__init__(**arguments)
         assert_trainable(self.model, record.names)
         self.record = record
-        self.rank_sync = RankSync()
-        self.layout = Layout(self.rank_sync.world) if layout is None else layout
-        self._share_of_flops = 1 / self.layout.ways
-        """What is this rank's of the floating-point operations that transformers counts from its parameters."""
-        self._share_sequences()
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
-        self.peak_memory_bytes: int | None = None
-        """The most that any rank needed while it trained; known when training has ended."""
         self.safety = Safety() if safety is None else safety
         self.optimization = Optimization() if optimization is None else optimization
         self.teacher = teacher
-        self._parts = torch.zeros(2, device=self.args.device)
-        """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
-        self._logged_before = 0
-        """The logging step before the one that is being logged."""
-        self._position_rate: float | None = None
-        """Learning rate of position parameters in the step that was taken last."""
-        self.saver = self._make_saver(identity or {})
-        file = Path(self.args.output_dir) / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
-        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, self._samples_of)
-        self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
-        self._protection: SkipCounter | None = None
-        """Of an optimizer that would step on gradients which are not finite."""
-        self._skipped = 0
-        """Steps left out up to the last one."""
-        self._spike: Spike | None = None
-        """What the loss of this step is."""
-        self._skipped_loss: torch.Tensor | None = None
-        """This rank's loss of a spike whose step is being left out."""
-        self.watchdog: Watchdog | None = None
-        """Ends the process where it makes no progress; whoever trains sets it."""
-        self.add_callback(RestoreState(self))
-        self._resumed: Path | None = None
-        """The checkpoint that training goes on from."""
-        self._stop = stop
-        self._stop_reason: str | None = None
-        self._save_name: str | None = None
-        self.saved: Path | None = None
-        """The checkpoint of the last save, if it was committed."""
-        self._agreed = 0
-        """The last step at whose end the ranks spoke."""
-        self._own_loss = torch.zeros((), device=self.args.device)
-        """Of this rank's part of the step that is being taken."""
-        self._clock: tuple[int, float] | None = None
-        self._begin: tuple[int, float] | None = None
+        self.rank_sync = RankSync()
 
-    def _share_sequences(self) -> None:
+        # ranks that work on the same sequences
+        self.layout = Layout(self.rank_sync.world) if layout is None else layout
+        self._share_of_flops = 1 / self.layout.ways
+        """This rank's share of the floating-point operations that transformers counts from its parameters."""
         timeout = timedelta(seconds=self.args.ddp_timeout)
         if self.layout.sequence > 1:
             use_sequence_parallel(self.model, self.layout, self.rank_sync.rank, timeout)
@@ -176,14 +131,61 @@ class TapeTrainer(Trainer):
             self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
             distributed_map.work_in_teams(self.layout.tensor)
 
+        # saving and resuming
+        output = Path(self.args.output_dir)
+        plugin = getattr(self.args, "hf_deepspeed_config", None)
+        stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
+        about: dict[str, Any] = {"processes": self.rank_sync.world, "stage": stage, "tensor": self.layout.tensor}
+        about |= {"identity": dict(identity or {}), "versions": results.versions()}
+        keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every}
+        keep |= {"steps": tuple(self.safety.keep_steps)}
+        self.saver = Saver(output, self.rank_sync, about, keep, say=say, background=self.safety.async_save)
+        self.saved: Path | None = None
+        """The checkpoint of the last save, if it was committed."""
+        self._save_name: str | None = None
+        self._resumed: Path | None = None
+        self.add_callback(RestoreState(self))
+
+        # guards
+        file = output / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
+        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, self._samples_of)
+        self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
+        self.watchdog: Watchdog | None = None
+        """Ends the process where it makes no progress; set for training."""
+        self._protection: SkipCounter | None = None
+        """Of an optimizer that would step on gradients that are not finite."""
+        self._skipped = 0
+        """Steps left out before this one."""
+        self._spike: Spike | None = None
+        """Spike in the loss of this step."""
+        self._skipped_loss: torch.Tensor | None = None
+        """This rank's loss of a spike whose step is being left out."""
+        self._own_loss = torch.zeros((), device=self.args.device)
+        """Loss of this rank's part of this step."""
+        self._synced = 0
+        """Last step at whose end the ranks exchanged their state."""
+        self._stop = stop
+        self._stop_reason: str | None = None
+
+        # metrics
+        self.peak_memory_bytes: int | None = None
+        """The most that any rank needed while it trained; known when training has ended."""
+        self._parts = torch.zeros(2, device=self.args.device)
+        """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
+        self._logged_before = 0
+        """The logging step before the one that is being logged."""
+        self._position_rate: float | None = None
+        """Learning rate of position parameters in the last step."""
+        self._clock: tuple[int, float] | None = None
+        self._begin: tuple[int, float] | None = None
+
     @property
     def skipped_steps(self) -> int:
-        """Optimizer steps left out so far, on all ranks alike."""
         own = 0 if self._protection is None else self._protection.total
         return own + int(getattr(self.model_wrapped, "skipped_steps", 0))
 
     def go_without_training(self) -> None:
-        """What surrounds training (scoring, saving), without a step between: for a method that trains nothing."""
+        """Score and save without a step between, for a method that trains nothing."""
         self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.is_local_process_zero()
         control = self.callback_handler.on_train_begin(self.args, self.state, TrainerControl())
@@ -195,33 +197,31 @@ class TapeTrainer(Trainer):
         return [group.for_optimizer() for group in groups]
 
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
-        """As the base class's, with this project's groups of parameters; some optimizers have their own."""
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-        return kind, {"params": self._groups} | settings
+        return kind, {"params": self._groups} | settings  # some optimizers have groups of their own
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """As the base class's; one that the engine's configuration names gets the same groups."""
         optimizer = super().create_optimizer(model)
-        if isinstance(optimizer, DummyOptim):
+        if isinstance(optimizer, DummyOptim):  # the engine's JSON names the optimizer
             optimizer.params = self._groups
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Some schedules (``polynomial``) read where they start from in ``optimizer.defaults``, which an engine's
-        optimizer does not have; the one inside does."""
+        # Some schedules (polynomial) read their first rate in optimizer.defaults, which an engine's optimizer does not
+        # have; the one inside does.
         engine = getattr(self.optimizer if optimizer is None else optimizer, "optimizer", None)
         if engine is not None and not hasattr(engine, "defaults"):
             engine.defaults = engine.optimizer.defaults
         return super().create_scheduler(num_training_steps, optimizer)
 
     def get_train_dataloader(self) -> Any:
-        """As the base class's; ranks that work on the same sequences read them, and its workers live through signals
-        that are meant for their rank."""
         loader = super().get_train_dataloader()
-        if self.layout.ways > 1:  # accelerate has dealt the batches to all ranks in turn
-            dealt = loader.batch_sampler
-            dealt.num_processes, dealt.process_index = self.layout.data, self.layout.data_rank(self.rank_sync.rank)
-        inner = getattr(loader, "base_dataloader", loader)  # accelerate's adapter iterates this one
+        if self.layout.ways > 1:
+            # accelerate deals the batches to all ranks in turn, but ranks of a group read the same sequences
+            sampler = loader.batch_sampler
+            sampler.num_processes, sampler.process_index = self.layout.data, self.layout.data_rank(self.rank_sync.rank)
+        # its workers ignore signals that are meant for their rank; accelerate's adapter iterates the inner loader
+        inner = getattr(loader, "base_dataloader", loader)
         inner.worker_init_fn = functools.partial(shield_worker, init=inner.worker_init_fn)
         return loader
 
@@ -253,7 +253,7 @@ class TapeTrainer(Trainer):
         Where another number of ranks saved, every rank's random numbers start from the seed, the step and its number.
         """
         self.state.compute_steps(self.args, self.state.max_steps)
-        self._agreed = self.state.global_step
+        self._synced = self.state.global_step
         if self._resumed is None:
             return
         if not (self._resumed / self.rng_file).is_file():
@@ -295,68 +295,53 @@ class TapeTrainer(Trainer):
         folder = output_dir or self.args.output_dir
         trained.save_trained(folder, self.model, self.record, self.processing_class)
 
-    def _make_saver(self, identity: Mapping[str, Any]) -> Saver:
-        plugin = getattr(self.args, "hf_deepspeed_config", None)
-        stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
-        about: dict[str, Any] = {"processes": self.rank_sync.world, "stage": stage, "tensor": self.layout.tensor}
-        about |= {"identity": dict(identity), "versions": results.versions()}
-        steps = tuple(self.safety.keep_steps)
-        keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every, "steps": steps}
-        output = Path(self.args.output_dir)
-        return Saver(output, self.rank_sync, about, keep, say=say, background=self.safety.async_save)
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write this rank's part of a checkpoint, and commit it with all others."""
         name, self._save_name, self.saved = self._save_name, None, None
-        counted = [cuts.whole_numel(p) for p in self.model.parameters() if p.requires_grad]
-        element = next(self.model.parameters()).element_size()
         self.beat("saving")
         self.store_flos()
-        need = saving.need(sum(counted), element, self.is_deepspeed_enabled)
+        counted = sum(cuts.whole_numel(p) for p in self.model.parameters() if p.requires_grad)
+        need = saving.need(counted, next(self.model.parameters()).element_size(), self.is_deepspeed_enabled)
         part = self.saver.begin(self.state.global_step, need, name)
         if part is None:
             return
         part.attempt(lambda: self.save_model(str(part.folder)))  # first: its collectives meet no rank in trouble
         if self.is_deepspeed_enabled:
-            self._save_engine(part)
-        for file, task in self._small_files().items():
+            engine = self.model_wrapped
+            engine.checkpoint_engine.part = part
+            info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
+            tensor_parallel = cuts.described(engine.module)
+            engine.save_checkpoint(
+                str(part.folder),
+                tag=f"global_step{self.state.global_step}",
+                client_state={UNIVERSAL_CHECKPOINT_INFO: info, engine_state.TENSOR_PARALLEL: tensor_parallel},
+                save_latest=False,
+                exclude_frozen_parameters=True,
+            )
+            engine.checkpoint_engine.part = None
+
+        files: dict[str, Callable[[Path], Any]] = {
+            self.rng_file: lambda path: self._save_rng_state(str(path.parent)),
+            f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
+        }
+        if self.args.should_save:
+            own_schedule = not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
+            states = {
+                OPTIMIZER_NAME: None if self.is_deepspeed_enabled else self.optimizer,
+                SCHEDULER_NAME: self.lr_scheduler if own_schedule else None,
+                SCALER_NAME: getattr(self.accelerator, "scaler", None),
+            }
+            for file, state in states.items():
+                if state is not None:
+                    files[file] = functools.partial(saving.save, state.state_dict())
+            files[TRAINER_STATE_NAME] = lambda path: self.state.save_to_json(str(path))
+        for file, task in files.items():
             part.write(file, task, at_once=True)
         part.go()
         if not self.saver.background:
             self.saved = self.saver.finish()
 
-    def _small_files(self) -> dict[str, Callable[[Path], Any]]:
-        """Return what this rank writes of a checkpoint beside the folder of trained weights and the engine's files, by
-        name."""
-        files: dict[str, Callable[[Path], Any]] = {
-            self.rng_file: lambda path: self._save_rng_state(str(path.parent)),
-            f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
-        }
-        if not self.args.should_save:
-            return files
-        states = {OPTIMIZER_NAME: None if self.is_deepspeed_enabled else self.optimizer}
-        states[SCHEDULER_NAME] = None if isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper) else self.lr_scheduler
-        states[SCALER_NAME] = getattr(self.accelerator, "scaler", None)
-        for name, state in states.items():
-            if state is not None:
-                files[name] = functools.partial(saving.save, state.state_dict())
-        return files | {TRAINER_STATE_NAME: lambda path: self.state.save_to_json(str(path))}
-
-    def _save_engine(self, part: saving.SavedPart) -> None:
-        engine = self.model_wrapped
-        engine.checkpoint_engine.part = part
-        info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
-        engine.save_checkpoint(
-            str(part.folder),
-            tag=f"global_step{self.state.global_step}",
-            client_state={UNIVERSAL_CHECKPOINT_INFO: info, engine_state.TENSOR_PARALLEL: cuts.described(engine.module)},
-            save_latest=False,
-            exclude_frozen_parameters=True,
-        )
-        engine.checkpoint_engine.part = None
-
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the base class's; remembers this rank's loss."""
         loss = super().training_step(*args, **kwargs)
         self.beat("step")
         if self._skipped_loss is not None:
@@ -365,18 +350,16 @@ class TapeTrainer(Trainer):
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class's, which counts the targets of a sequence once for every rank that has a part of its
-        loss."""
         self.beat("data")
         samples, targets = super().get_batch_samples(*args, **kwargs)
+        # counted once for every rank that has a part of the sequence's loss
         return samples, targets if targets is None else targets / self.layout.sequence
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Return sequences of an optimizer step, each counted once; the base class knows of tensor parallelism."""
+        # each sequence once; the base class divides by tensor-parallel ranks itself
         return super().get_total_train_batch_size(args) // self.layout.sequence
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """This rank's share of them."""
         return super().floating_point_ops(inputs) * self._share_of_flops
 
     def compute_loss(
@@ -386,8 +369,8 @@ class TapeTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """As the base class's. Where spikes are left out, all ranks look at the step's loss before the last backward
-        pass of it; a loss times NaN is what every engine leaves out."""
+        """Add the divergence from a teacher; where spikes are skipped, make the loss NaN before the step's last
+        backward pass, so that every engine leaves the step out."""
         self.beat("forward")
         if self.teacher is None:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -408,23 +391,20 @@ class TapeTrainer(Trainer):
         return loss * math.nan
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
-        """End a step: agree, log, save, and stop if that was agreed.
-
-        Each mean starts at zero: the base class subtracts the sum from itself, and NaN - NaN stays NaN for good.
-        """
-        if self.state.global_step > self._agreed:
-            self._agreed = self.state.global_step
+        """End a step: exchange states, log, save, and stop if any rank was asked to."""
+        if self.state.global_step > self._synced:
+            self._synced = self.state.global_step
             self._sync_step(grad_norm)
         logged = self._logged_before = self._globalstep_last_logged
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
         if self._globalstep_last_logged != logged:
-            tr_loss.zero_()
+            tr_loss.zero_()  # the base class subtracts the sum from itself, and NaN - NaN stays NaN for good
         if self._stop_reason is not None:
             folder = self.saver.finish() or self.saved
             raise Stopped(self.state.global_step, self._stop_reason, lost=folder is None)
 
     def _sync_step(self, grad_norm: Any) -> None:
-        """Tell all ranks how the step went here, hear how it went there, and decide alike."""
+        """Exchange how the step went on each rank, and decide on all alike: skip, save, stop."""
         self.beat("agreement")
         asked = asked_to_save(Path(self.args.output_dir)) if self.rank_sync.rank == 0 else None
         reason = self._stop.reason if self._stop is not None else None
@@ -455,10 +435,10 @@ class TapeTrainer(Trainer):
         self._spike = self.spikes.observe(sum(losses) / len(losses))
 
     def _check_finite(self, losses: Sequence[float], norms: Sequence[float]) -> None:
-        """Say what was wrong with the step.
+        """Report a step with a spike or with numbers that are not finite.
 
         Raises:
-            StoppedByGuard: it has been wrong too often.
+            StoppedByGuard: there were too many of them.
         """
         step, before = self.state.global_step, self._skipped
         self._skipped = self.skipped_steps
@@ -466,24 +446,24 @@ class TapeTrainer(Trainer):
         skipped = self._skipped > before or (scaled and bool(self.accelerator.optimizer_step_was_skipped))
         if self.safety.spike_action == "warn":
             self._check_spike(losses)
-        elif self._spike is not None:  # left out for that, and not for a gradient of its own
-            self._tell(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
+        elif self._spike is not None:  # skipped for the spike, not for its gradients
+            self._print(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
             self._spike = None
             return
         if self._spike is not None:
-            self._tell(f"step {step}: {self._spike}")
+            self._print(f"step {step}: {self._spike}")
             self._spike = None
         rescaled = skipped and (scaled or bool(getattr(self.model_wrapped, "fp16_enabled", lambda: False)()))
         message = self.nonfinite.observe(step, losses, norms, skipped, rescaled=rescaled)
         if message is not None:
-            self._tell(message)
+            self._print(message)
 
     def beat(self, phase: str) -> None:
-        """Tell the watchdog what this rank is about to do, in which step: the next, until that is counted."""
+        """Tell the watchdog what this rank is about to do, and in which step: the next one while it is under way."""
         if self.watchdog is not None:
             self.watchdog.beat(self.state.global_step + (phase in _WITHIN), phase)
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.rank_sync.rank == 0:
             say(text)
 
@@ -494,48 +474,42 @@ class TapeTrainer(Trainer):
         return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
 
     def note_position_rate(self) -> None:
-        """Keep the learning rate of the step that was just taken; position parameters are the last group."""
         if self.optimization.position_learning_rate is not None:
-            self._position_rate = self.optimizer.param_groups[-1]["lr"]
+            self._position_rate = self.optimizer.param_groups[-1]["lr"]  # their group is the last
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add speed, use of the hardware, memory and skipped steps to the metrics of a logging step."""
         if "loss" in logs:  # trackers warn of a None each time, so what is not available is left out
             logs = logs | {name: value for name, value in self._measure().items() if value is not None}
-            logs = logs | ({} if self._position_rate is None else {"position_learning_rate": self._position_rate})
-            logs = logs | ({} if self.teacher is None else self._both_parts())
+            if self._position_rate is not None:
+                logs["position_learning_rate"] = self._position_rate
+            if self.teacher is not None:  # the parts of the loss, before they are weighted
+                steps = self.state.global_step - self._logged_before
+                sums = zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)
+                logs["cross_entropy"], logs["divergence"] = (sum(own) / len(own) / steps for own in sums)
+                self._parts.zero_()
         if "train_loss" in logs:  # the base class divides the sum over all steps by those since the resume
             logs = logs | {"train_loss": self._total_loss_scalar / max(self.state.global_step, 1)}
         super().log(logs, start_time)
 
-    def _both_parts(self) -> dict[str, float]:
-        """Return the parts of the loss since the last logging step, before they are weighed; every rank calls it."""
-        steps = self.state.global_step - self._logged_before
-        means = [
-            sum(each) / len(each) / steps for each in zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)
-        ]
-        self._parts.zero_()
-        return dict(zip(("cross_entropy", "divergence"), means, strict=True))
-
     def _measure(self) -> dict[str, Any]:
         """Return figures since the last logging step; the first ones start with training, model set-up excluded."""
-        step, now = self.state.global_step, time.perf_counter()
+        step, now, device = self.state.global_step, time.perf_counter(), self.args.device
         before = self._clock or (step, now)
         self._clock = (step, now)
-        begin = self._begin or before
+        first, started = self._begin or before
         speed = metrics.tokens_per_second((step - before[0]) * self.tokens_per_step, now - before[1])
-        device = self.args.device
         peak = metrics.device_peak_flops(device)
+        done = step - first
         return {
             "tokens_per_second": speed,
             "mfu": metrics.model_flops_utilisation(speed, self.flops_per_token, self.args.world_size, peak),
             "memory_bytes": metrics.memory_bytes(device),
-            "eta_seconds": metrics.eta_seconds(step - begin[0], self.state.max_steps - begin[0], now - begin[1]),
+            "eta_seconds": (now - started) / done * (self.state.max_steps - step) if done > 0 else None,
             "skipped": self.skipped_steps,
             "tokens": step * self.tokens_per_step,
         }
 
     def start_clock(self) -> None:
-        """Begin to measure: called when the first step is about to run."""
+        """Start to measure speed and memory."""
         metrics.reset_peak_memory(self.args.device)
         self._clock = self._begin = (self.state.global_step, time.perf_counter())

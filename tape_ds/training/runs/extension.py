@@ -125,7 +125,6 @@ class Extension(Run):
 
     @property
     def own_rope(self) -> trained_rope.TrainedRope:
-        """The base model's RoPE."""
         return trained_rope.read(self.native.to_dict(), self.recipe.model.model)
 
     @property
@@ -194,7 +193,6 @@ class Extension(Run):
         return callbacks
 
     def stored(self) -> tuple[Scores, Found]:
-        """Return loss by position and passkeys, as far as they were scored."""
         scores = read_scores(self.output / SCORES) if self.held_out else {}
         return scores, read_passkeys(self.output / PASSKEYS) if self.prompts else {}
 

@@ -74,7 +74,6 @@ def write_scores(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
 
 
 def read_scores(path: Path) -> dict[str, AnswerLoss]:
-    """Return stored scores; empty where there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {when: AnswerLoss.from_dict(stored) for when, stored in plain.items()}
 

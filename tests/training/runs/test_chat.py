@@ -191,10 +191,11 @@ def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, 
     of = tokenizer(PLAIN_ENDS)
     of.add_tokens(["letter 1", "|end|"])
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    assert _ends(stored, of) == {of.convert_tokens_to_ids("|end|"): 53}
+    assert _ends(stored, of) == ((of.convert_tokens_to_ids("|end|"),), "|end| (id 303); the trained model stops there")
     of.chat_template = CHATML.replace("<|im_end|>", "")
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    assert len(sequences.ends(stored)) == 2 and _ends(stored, of) == {-1: 53}
+    ends, sentence = _ends(stored, of)
+    assert len(sequences.ends(stored)) == 2 and ends == () and sentence.startswith("53 of 53 answers")
 
 
 def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
