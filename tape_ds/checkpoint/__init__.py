@@ -76,11 +76,7 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Raises:
-        ValueError: there is none, or it is damaged or of another format; says which.
-    """
+    """Return the manifest of a checkpoint. Raises ValueError, with the damage, if there is none that can be read."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -115,13 +111,7 @@ def misfits(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
-    """Return what reading files whole shows against them.
-
-    Args:
-        folder: of the checkpoint.
-        manifest: its own.
-        names: of the files that are read; all by default.
-    """
+    """Read files whole (``names``, default all) and return those whose hash is not the manifest's."""
     found = []
     for name in manifest.files if names is None else names:
         try:
@@ -139,15 +129,9 @@ def entry(path: Path) -> Entry:
 
 
 def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
-    """Turn the complete folder ``aside`` into the checkpoint ``folder``: the one rename that counts.
-
-    A checkpoint of this name steps aside first, and goes when the new one has its place; :func:`tidy` puts it back
-    where that was cut short.
-
-    Raises:
-        ValueError: ``aside`` does not hold exactly what the manifest says.
-        OSError: the disk.
-    """
+    """Turn the complete folder ``aside`` into the checkpoint ``folder``: the one rename that counts. An older
+    checkpoint of this name is renamed first and removed last; :func:`tidy` restores it after a kill in between. Raises
+    ValueError if ``aside`` does not hold exactly the manifest's files."""
     if wrong := misfits(aside, manifest):
         raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
     manifest.write(aside)
@@ -240,15 +224,8 @@ def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
 
 
 def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
-    """Remove all checkpoints but the newest ``limit``, those of steps that ``every`` divides, of ``steps``, and named
-    ones. Returns what is gone.
-
-    Args:
-        output: the run's folder.
-        limit: 1 or more; None keeps all.
-        every: 1 or more; None: no such rule.
-        steps: kept for ever.
-    """
+    """Remove all checkpoints but the newest ``limit`` (None: all), those of steps that ``every`` divides or that are in
+    ``steps``, and named ones. Returns the removed ones."""
     if limit is None:
         return []
     gone = []

@@ -45,17 +45,9 @@ class Consolidated:
 
 
 def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Consolidated:
-    """Write a checkpoint's weights as a folder of trained weights.
-
-    Args:
-        source: the checkpoint, verified or trusted; only its optimizer's files are pickles, and they are read safely.
-        out: a folder that is not there; it is whole or absent.
-        dtype: of the weights; None: fp32 from an engine, else as they were saved.
-
-    Raises:
-        UserError: the checkpoint is not whole or its parts do not belong together, or there is no room.
-        OSError: the disk.
-    """
+    """Write a checkpoint's weights as the new folder of trained weights ``out``, whole or absent; by default fp32 from
+    an engine, else as they were saved. The checkpoint is verified or trusted; only its optimizer's files are pickles,
+    and they are read safely."""
     record = trained.read_record(source)
     files = sorted(source.glob("*.safetensors"))
     raise_if_any([problem for file in files for problem in weight_files.check_file(file, "checkpoint")])
@@ -110,11 +102,8 @@ def _engine(source: Path) -> list[EngineState]:
 
 
 def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
-    """Return the engine's name of each tensor in the files of trained weights.
-
-    Raises:
-        ValueError: they do not speak of the same parameters.
-    """
+    """Return the engine's name of each tensor in the files of trained weights. Raises ValueError if they have other
+    parameters."""
     trained_here = states[0].shapes.keys()
     known = {**{name: name for name in trained_here}, **states[0].shared}
     by_key = {key_of(name): origin for name, origin in known.items()} | known
@@ -147,11 +136,8 @@ def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
 def _write(
     made: Path, files: list[Path], forms: Mapping[str, Tensor], states: list[EngineState], names: Mapping[str, str]
 ) -> None:
-    """Write the tensors of the files of trained weights into one; masters are held to the weights that were saved.
-
-    Raises:
-        ValueError: those are not what the masters round to: the parts are of different saves.
-    """
+    """Write the tensors of all files of trained weights into one. Raises ValueError if the masters do not round to the
+    saved weights: the parts are of different saves."""
     tensors: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory(dir=made.parent) as aside:
         for file in files:

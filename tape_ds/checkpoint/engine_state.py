@@ -36,15 +36,8 @@ an empty dict, where there is none. Written by :func:`tape_ds.distributed.cuts.d
 
 
 def load(path: Path, mmap: bool = True) -> dict[str, Any]:
-    """Contents of one of the engine's files, tensors on the CPU; what ``torch.load`` without safety would give.
-
-    Args:
-        path: of the file.
-        mmap: map it instead of reading it; its tensors are good until the file is written to.
-
-    Raises:
-        ValueError: it is damaged, or names a class or function that such files have no need of.
-    """
+    """Return the contents of one of the engine's files, tensors on the CPU; with ``mmap`` they are valid until the file
+    is written to. Raises ValueError if it is damaged, or names a class or function that such files do not need."""
     try:
         with torch.serialization.safe_globals(allowed()):
             content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
@@ -75,11 +68,8 @@ def allowed() -> list[Any]:
 
 
 def engine_folder(checkpoint: Path) -> Path | None:
-    """Return the engine's folder in a checkpoint; None: it was saved without one.
-
-    Raises:
-        ValueError: there are several.
-    """
+    """Return the engine's folder in a checkpoint; None: it was saved without one. Raises ValueError if there are
+    several."""
     found = sorted(path for path in checkpoint.glob("global_step*") if path.is_dir())
     if len(found) > 1:
         raise ValueError(f"it holds several states of an engine: {', '.join(path.name for path in found)}")
@@ -87,16 +77,9 @@ def engine_folder(checkpoint: Path) -> Path | None:
 
 
 class EngineState:
-    """What an engine of ZeRO stage 1, 2 or 3 saved; under tensor parallelism, the ranks that hold one piece of each
-    parameter.
-
-    Args:
-        folder: of the engine, ``global_stepN``.
-        tensor: which piece.
-
-    Raises:
-        ValueError: a file is missing, damaged, malicious or of another form.
-    """
+    """The files of an engine of ZeRO stage 1, 2 or 3 in ``folder`` (``global_stepN``); under tensor parallelism, of the
+    ranks that hold the piece ``tensor`` of each parameter. Raises ValueError if a file is missing, damaged, malicious
+    or of another form."""
 
     def __init__(self, folder: Path, tensor: int = 0):
         names = _part_names(folder, tensor)
@@ -137,13 +120,9 @@ class EngineState:
         return self._optimizer(0)
 
     def states(self) -> dict[str, Any]:
-        """Return what the optimizer keeps of a parameter: tensors with a value for each element by their name,
-        ``exp_avg`` for one, and single values such as ``step``, which are the same for all. Empty before the first
-        step.
-
-        Raises:
-            ValueError: one has neither that nor a single value: it cannot be divided.
-        """
+        """Return the optimizer's states of a parameter: tensors with a value for each element, such as ``exp_avg``, and
+        single values such as ``step``, which are the same for all. Empty before the first step. Raises ValueError if
+        one is neither: it cannot be divided."""
         found: dict[str, Any] = self.optimizer["state"].get(0, {})
         size = self._padded(0)
         if odd := [key for key, value in found.items() if is_divided(value) and value.shape != (size,)]:
@@ -154,11 +133,8 @@ class EngineState:
         return [key for key, value in self.states().items() if is_divided(value)]
 
     def whole(self, name: str, key: str | None = None) -> Tensor:
-        """Return a parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``.
-
-        Raises:
-            ValueError: the parts do not hold it.
-        """
+        """Return a parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``. Raises ValueError if
+        the parts do not hold it."""
         shape = self.shapes[name]
         try:
             pieces = [
@@ -219,11 +195,8 @@ def is_divided(value: Any) -> bool:
 
 
 def _part_names(folder: Path, tensor: int) -> list[str]:
-    """Return names of the optimizer's files that hold one piece of each parameter, by rank.
-
-    Raises:
-        ValueError: some are missing.
-    """
+    """Return names of the optimizer's files that hold one piece of each parameter, by rank. Raises ValueError if some
+    are missing."""
     matches = [match for path in folder.iterdir() if (match := PARTS.fullmatch(path.name)) and int(match[2]) == tensor]
     ranks = {int(match[1]): match[0] for match in matches}
     if not ranks or sorted(ranks) != list(range(len(matches))):

@@ -45,16 +45,8 @@ class Resumed:
 
 
 def choose(requested: str | bool | None, output: Path, rank_sync: RankSync) -> Resumed | None:
-    """Return the checkpoint to resume, every byte of it verified; None for a new start. All ranks must call it.
-
-    Args:
-        requested: a checkpoint's folder, True, "auto", or False or None for none.
-        output: the run's folder.
-        rank_sync: of the job.
-
-    Raises:
-        UserError: the named folder is no whole checkpoint, or there is none; on all ranks alike.
-    """
+    """Return the checkpoint to resume (a folder, True, "auto", or False or None for none), every byte of it verified;
+    None for a new start. All ranks must call it, and are refused alike."""
     if not requested:
         return None
     if requested not in (True, AUTO):
@@ -124,12 +116,7 @@ def read_by(rank: int, world: int, files: Collection[str]) -> list[str]:
 
 def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1) -> None:
     """Check that a job at this ZeRO stage, with ``tensor`` processes that share a model, can read the engine's state.
-
-    Shards of stages 1, 2 and 3 load at each of them, on any number of processes (:mod:`.resharding`).
-
-    Raises:
-        UserError: it cannot; names the remedy.
-    """
+    Shards of stages 1, 2 and 3 load at each of them, on any number of processes (:mod:`.resharding`)."""
     if resumed is None:
         return
     manifest, problems = resumed.manifest, []
@@ -155,13 +142,8 @@ def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
 
 def restore(trainer: Any, folder: Path) -> None:
     """Load a checkpoint into a :class:`tape_ds.training.trainer.TapeTrainer` whose model, optimizer and schedule were
-    just made from the recipe; all ranks must call it.
-
-    transformers' own way would ask for every weight of the model, frozen ones included.
-
-    Raises:
-        UserError: the checkpoint is of another model or method, or its files cannot be loaded.
-    """
+    just made from the recipe; all ranks must call it. transformers' own way would ask for every weight of the model,
+    frozen ones included."""
     refuse_functions(folder, trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
     require_same_record(folder, trainer.model, trainer.record)
     # Optimizers and schedulers keep their settings beside their states, and loading would bring both back: a run with
@@ -190,12 +172,9 @@ def restore(trainer: Any, folder: Path) -> None:
 
 
 def refuse_functions(folder: Path, *names: str) -> None:
-    """Refuse a checkpoint if one of these files holds more than tensors and plain values.
-
-    Raises:
-        UserError: loading it would run functions that it names. transformers would not load it either, but in the
-            middle of a start, and with an error about pickles alone.
-    """
+    """Refuse a checkpoint if one of these files holds more than tensors and plain values: loading it would run
+    functions that it names. transformers would not load it either, but in the middle of a start, and with an error
+    about pickles alone."""
     for path in (folder / name for name in names):
         if not path.is_file():
             continue
@@ -208,11 +187,7 @@ def refuse_functions(folder: Path, *names: str) -> None:
 
 
 def require_same_record(folder: Path, model: Any, record: TrainedRecord) -> None:
-    """Check that a folder of trained weights has the base, method, names and configuration of this run.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a folder of trained weights has the base, method, names and configuration of this run."""
     saved = trained.read_record(folder)
     fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
     if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved

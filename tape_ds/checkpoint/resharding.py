@@ -26,18 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: int | None) -> None:
-    """Give an engine what a checkpoint has of it; all ranks must call it.
-
-    Args:
-        engine: DeepSpeed's; it trains the same parameters, and has taken no step.
-        folder: of the checkpoint; under tensor parallelism of as many pieces as this job's.
-        step: N of ``global_stepN`` in it.
-        processes: of this job.
-        stage: of ZeRO, this job's.
-
-    Raises:
-        UserError: the files cannot be loaded, or not into this engine.
-    """
+    """Load the engine's part of a checkpoint, with the files of ``global_stepN``, into a new engine of this job's
+    ``processes`` and ZeRO ``stage`` that trains the same parameters; all ranks must call it. Under tensor parallelism
+    both have equally many pieces."""
     tag, manifest = f"global_step{step}", checkpoint.read(folder)
     if not stage or (manifest.processes, manifest.stage) == (processes, stage):  # at stage 0 there are no shards
         found, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=False)

@@ -32,12 +32,8 @@ SPARE = 16 * 2**20
 
 
 class SavedPart:
-    """What one rank writes of a checkpoint.
-
-    Args:
-        folder: the checkpoint's, aside.
-        background: write in a thread; what is written must not change meanwhile.
-    """
+    """One rank's files of a checkpoint in the unfinished ``folder``; in the ``background``, by a thread, their contents
+    must not change meanwhile."""
 
     def __init__(self, folder: Path, background: bool):
         self.folder = folder
@@ -80,11 +76,7 @@ class SavedPart:
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Until it is.
-
-        Raises:
-            Exception: of a file in the background that no disk is to blame for.
-        """
+        """Wait for the thread. Raises the error of a background file if it is no trouble with a disk."""
         if self._thread is not None:
             self._thread.join()
         if self._mistake is not None:
@@ -127,11 +119,7 @@ class EngineFiles(TorchCheckpointEngine):
         self.part.write(name, lambda target: save(content, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the contents of one of its files; tensors on the CPU, where the engine asks for them.
-
-        Raises:
-            UserError: it holds more than states.
-        """
+        """Return the contents of one of its files; tensors on the CPU, where the engine asks for them."""
         try:
             return engine_state.load(Path(path), mmap=False)
         except ValueError as error:
@@ -178,16 +166,9 @@ class _Pending:
 
 
 class Saver:
-    """Saves the checkpoints of one run; every method must be called by all ranks, unless it says otherwise.
-
-    Args:
-        output: the run's folder.
-        rank_sync: of the job.
-        about: what every manifest says of the run, see :class:`Manifest`: ``processes``, ``stage``, ``identity``,
-            ``versions``.
-        keep: arguments of :func:`checkpoint.retain` but the folder.
-        say: shows a message; called on rank 0.
-    """
+    """Saves the checkpoints of one run; unless noted, all ranks must call every method. ``about`` holds the fields of
+    every :class:`Manifest`, ``keep`` the arguments of :func:`checkpoint.retain`, and ``say`` shows a message on rank
+    0."""
 
     def __init__(
         self,
@@ -209,13 +190,8 @@ class Saver:
         self._pending: _Pending | None = None
 
     def begin(self, step: int, need: int, name: str | None = None) -> SavedPart | None:
-        """Make the folder of a new checkpoint; None (and said why) where there is no room for it.
-
-        Args:
-            step: its number.
-            need: bytes that it will take, where no earlier one tells.
-            name: given by a person; such a checkpoint is never removed.
-        """
+        """Make the folder of a new checkpoint; None (and a message) if there is no room for ``need`` bytes, or as many
+        as the last one has. A checkpoint with a ``name`` is never removed."""
         self.finish()
         aside = self.output / f"checkpoint-{step}{checkpoint.WRITING}"
         trouble = self.rank_sync.first(self._prepare(aside, need) if self.rank_sync.rank == 0 else None)

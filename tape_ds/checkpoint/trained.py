@@ -55,28 +55,15 @@ class TrainedRecord:
 
 
 def origin(model: str, folder: str | Path) -> dict[str, Any]:
-    """Return the fields of a record that tell its base.
-
-    Args:
-        model: the base as the recipe names it, a path absolute.
-        folder: where :func:`tape_ds.models.loading.model_folder.resolve` found it.
-    """
+    """Return the fields of a record for the base ``model`` (a path is absolute), which was found in ``folder``."""
     commit = None if Path(model).exists() else hub.commit_of(folder)
     files = {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}
     return {"base": model if commit is None else hub.split(model)[0], "base_commit": commit, "base_files": files}
 
 
 def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = False) -> str:
-    """Return the folder of the base that a record names, of a hub id the commit that was trained on.
-
-    Args:
-        folder: of trained weights, for messages.
-        record: its record, with a base.
-        base_anyway: take what the name or path leads to now, whatever its weights are.
-
-    Raises:
-        UserError: there is no base, or it has other weights than the one that was trained on.
-    """
+    """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
+    unless ``base_anyway``."""
     assert record.base is not None
     on_hub = not Path(record.base).is_dir()  # someone may have written a folder in the place of a hub id
     pinned = record.base_commit is not None and on_hub and not base_anyway
@@ -100,13 +87,9 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
 
 
 def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """Whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
-
-    Parameters that ZeRO-3 has partitioned, or of which ranks have pieces, are gathered one at a time.
-
-    Raises:
-        RuntimeError: a gathered tensor is empty: nothing is ever saved that cannot be loaded.
-    """
+    """Return whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
+    Parameters that ZeRO-3 has partitioned, or that ranks hold in pieces, are gathered one at a time. Raises
+    RuntimeError for an empty tensor: nothing is saved that cannot be loaded."""
     parameters = dict(model.named_parameters())
     gathered = {}
     for name in names:
@@ -205,11 +188,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def read_record(folder: str | Path) -> TrainedRecord:
-    """``trained.json`` of a folder.
-
-    Raises:
-        UserError: there is none, or it is not of this format.
-    """
+    """Return ``trained.json`` of a folder."""
     path = Path(folder) / RECORD
     remedy = "give the folder 'trained' of a run, or one of its checkpoints"
     try:
@@ -230,12 +209,8 @@ def read_record(folder: str | Path) -> TrainedRecord:
 
 
 def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
-    """Return names of the fields in which the model of a folder of trained weights differs from ``config``; what only
-    describes how it is held or saved is left out.
-
-    Raises:
-        UserError: the folder's configuration is impossible.
-    """
+    """Return the fields in which the model of a folder of trained weights differs from ``config``, without those that
+    only describe how it is held or saved."""
     saved, own = configuration.read(folder).to_dict(), config.to_dict()
     names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
     return sorted(name for name in names if saved.get(name) != own.get(name))
@@ -256,16 +231,8 @@ def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
 
 
 def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> extendable.Model | PeftModel:
-    """Return the base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
-
-    Args:
-        folder: a folder of trained weights.
-        base_anyway: see :func:`find_base`.
-        arguments: for ``from_pretrained`` of the base, such as ``dtype``.
-
-    Raises:
-        UserError: no such folder, another base, or tensors that do not fit the base model exactly.
-    """
+    """Return the base model with the trained weights; a ``PeftModel`` where the method was LoRA. ``arguments`` are for
+    ``from_pretrained`` of the base, such as ``dtype``; ``base_anyway``: see :func:`find_base`."""
     folder = Path(folder)
     record = read_record(folder)
     config = configuration.read(folder)
@@ -289,11 +256,7 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
 
 
 def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
-    """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes.
-
-    Raises:
-        UserError: a tensor is missing, left over or of another shape.
-    """
+    """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes."""
     files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
     if not files:
         remedy = "give the folder 'trained' of a run, or one of its checkpoints"

@@ -9,11 +9,7 @@ from tape_ds.errors import Problem, UserError
 
 
 def verified(source: Path) -> Manifest:
-    """Return the manifest of a whole checkpoint; all of it is read.
-
-    Raises:
-        UserError: it is no checkpoint, or not whole; names those that are there instead.
-    """
+    """Return the manifest of a whole checkpoint, after reading all of it; refuse any other."""
     try:
         manifest = checkpoint.read(source)
     except ValueError as error:

@@ -138,11 +138,6 @@ GPUS = {
 
 
 def find(name: str) -> Gpu:
-    """Return the GPU of that name.
-
-    Raises:
-        UserError: there is none.
-    """
     if name not in GPUS:
         raise UserError(Problem("gpu", name, "unknown GPU", did_you_mean(name, GPUS)))
     return GPUS[name]

@@ -78,12 +78,7 @@ class Estimate:
 
 
 def estimate(job: Job, *, reserve: bool = True) -> Estimate:
-    """Memory of a job.
-
-    Args:
-        job: what is asked.
-        reserve: whether to add what CUDA and fragments take; without, these are the bytes of tensors alone.
-    """
+    """Predict the memory of a job; without ``reserve``, the bytes of tensors alone."""
     found, gradients = activations.of(job), _gradients(job)
     states, away = _states(job)
     forward = states | {"checkpoints": found.checkpoints, "position_states": found.states}

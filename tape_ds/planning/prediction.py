@@ -23,11 +23,7 @@ class Plan:
 
     @functools.cached_property
     def step(self) -> roofline.Step:
-        """Seconds of a step.
-
-        Raises:
-            ValueError: on a CPU, whose speed is not predicted.
-        """
+        """Seconds of a step. Raises ValueError on a CPU, whose speed is not predicted."""
         if self.job.gpu is None:
             raise ValueError("time is predicted for GPUs alone")
         return roofline.step(self.job, self.job.gpu)

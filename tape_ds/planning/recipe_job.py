@@ -34,14 +34,7 @@ if TYPE_CHECKING:
 
 
 def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
-    """Return the question that a recipe asks the planner.
-
-    Args:
-        recipe: checked.
-        config: of the model that is trained, see :mod:`tape_ds.training.model_config`.
-        world: processes.
-        gpu: what each runs on; None: a CPU.
-    """
+    """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
     import torch  # here, because the planning command imports this module before it answers --help
 
     own = recipe if isinstance(recipe, ExtensionRecipe) else None
@@ -145,11 +138,8 @@ def memory_line(recipe: Recipe, config: Config | None) -> str:
 
 
 def settle_here(recipe: Recipe, config_of: Callable[[Recipe], Config | None]) -> Recipe:
-    """Return :func:`settle` for the GPU of this process; ``config_of`` is called only where there is a choice to make.
-
-    Raises:
-        UserError: as :func:`settle` and ``config_of``.
-    """
+    """Return :func:`settle` for the GPU of this process; ``config_of`` is called only where there is a choice to
+    make."""
     if not recipe.open:
         return recipe
     gpu = hardware.gpu_at_hand() if recipe.trains and recipe.chosen_cpu is None else None
@@ -158,16 +148,8 @@ def settle_here(recipe: Recipe, config_of: Callable[[Recipe], Config | None]) ->
 
 def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
     """Return the recipe with a value for each field that it leaves open: those of the fastest layout that leaves memory
-    to spare; where a run resumes, those that its checkpoint was trained with.
-
-    Args:
-        recipe: checked.
-        config: of the model that is trained; None: not known.
-        gpu: what each process runs on; None: a CPU, or a GPU that the planner does not know.
-
-    Raises:
-        UserError: the values of the checkpoint do not suit this job.
-    """
+    to spare; where a run resumes, those that its checkpoint was trained with. ``config`` is None where the model is not
+    known, ``gpu`` on a CPU, or for a GPU that the planner does not know."""
     if not recipe.open:
         return recipe
     cautious = _with(recipe, trainer.CAUTIOUS)

@@ -49,11 +49,7 @@ def known(name: str) -> bool:
 
 
 def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
-    """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
-
-    Raises:
-        UserError: its sizes are not in this file.
-    """
+    """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's."""
     from tape_ds.models.configuration import TapeConfig
     from tape_ds.models.gptj_configuration import ScaledGPTJConfig
 

@@ -313,13 +313,8 @@ def _bar_of_tokens(model: Any, count: int, shown: bool) -> Iterator[None]:
 
 
 class ScoredAfter(TrainerCallback):
-    """Scores a trained model; results go to ``file``, from which those of an earlier run are removed.
-
-    Args:
-        announcement: printed before.
-        measure: the model -> the content of ``file``, as plain values; called on every rank together.
-        file: the results.
-    """
+    """Scores a trained model by ``measure``, on every rank together, and writes its plain values to ``file``, from
+    which those of an earlier run are removed."""
 
     def __init__(self, announcement: str, measure: Callable[[Any], Any], file: Path):
         self.announcement = announcement

@@ -49,13 +49,9 @@ def describe(recipe: Recipe) -> str:
 
 
 def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
-    """Why a run should not begin on the CPU that it would begin on; empty where it has a GPU, where the CPU was chosen
-    (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and where nothing speaks against it.
-
-    Args:
-        recipe: checked.
-        config: of the model that is trained; None: what is at hand of it, if anything.
-    """
+    """Return why a run should not start on the CPU; nothing where it has a GPU, where the CPU was chosen
+    (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and for small models. ``config`` None: as far as the model is
+    known."""
     if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
         return []
     remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"

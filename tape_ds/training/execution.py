@@ -28,11 +28,7 @@ from tape_ds.training.trainer import Stopped
 
 def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble) -> int:
     """Assemble the run of a recipe and carry it out; returns the exit code. From here on, signals end the run in order,
-    and so does the launcher's death.
-
-    Raises:
-        UserError: a problem that prevents training, an unintended CPU included.
-    """
+    and so does the launcher's death."""
     raise_if_any([*device.check(recipe), *libraries.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
     recipe = recipe_job.settle_here(recipe, model_config.planned_config)

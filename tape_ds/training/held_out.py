@@ -50,14 +50,8 @@ class EvalDocument:
 
 
 def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int) -> Scores:
-    """Score every document under every variant; every rank must call it and gets all results.
-
-    Args:
-        model: the model itself, engine hooks on it or not.
-        documents: of equal length where ZeRO-3 shards the model, since all ranks gather the same weights together.
-        variants: by name.
-        span: positions per span.
-    """
+    """Score every document under every variant; every rank must call it and gets all results. Under ZeRO-3 documents
+    have equal lengths, since all ranks gather the same weights together."""
 
     def score_one(job: tuple[str, EvalDocument]) -> SpanLosses:
         variant, document = job

@@ -82,14 +82,8 @@ class Difference:
 def of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fingerprints: Mapping[str, str], base: str | Path | None = None
 ) -> dict[str, Any]:
-    """Return the identity of a run; plain values that JSON keeps.
-
-    Args:
-        recipe: checked.
-        tokenizer: the one that makes its sequences.
-        fingerprints: of its training data, by spec.
-        base: folder of the pretrained model it starts from.
-    """
+    """Return the identity of a run as plain values; ``fingerprints`` of its training data by spec, ``base`` the folder
+    of its pretrained model."""
     idle = () if recipe.trains_positions else recipe.optimization.flat()
     free = {*trainer.FIELDS, *FREE, "launcher"} - {*FIXED, *RISKLESS}
     fields = {name: value for name, value in recipe.as_dict().items() if name not in free and name not in idle}

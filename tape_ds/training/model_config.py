@@ -36,11 +36,7 @@ PLAIN = "rope"
 
 
 def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any = NO_TOKENIZER) -> Config:
-    """Return the configuration of what a recipe makes of a base model.
-
-    Raises:
-        UserError: options or RoPE parameters that the model cannot have.
-    """
+    """Return the configuration of a recipe's extended model."""
     from tape_ds.models.loading import extendable
 
     model = recipe.model
@@ -145,20 +141,10 @@ def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None) -> Config:
-    """Return the model as it is, for texts that may be longer than it was made for.
-
-    It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the length of the longest text
-    where that is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that
-    is used differently at that length, as ``yarn`` is, is so trained.
-
-    Args:
-        recipe: checked.
-        native: the base model's.
-        longest: tokens of the longest text; None: not known yet, as many as the recipe allows.
-
-    Raises:
-        UserError: its options forbid texts of that length.
-    """
+    """Return the configuration of a fine-tuned model. It keeps its encoding and its RoPE parameters.
+    ``max_position_embeddings`` becomes the length of the longest text (None: as many tokens as the recipe allows) where
+    that is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that
+    depends on the length, as ``yarn`` does, is trained as for that length."""
     from tape_ds.models.loading import extendable
 
     length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
@@ -169,16 +155,8 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
 
 
 def planned_config(recipe: Recipe, base: str | None = None) -> Config:
-    """Return the configuration of the model that a recipe will train.
-
-    Args:
-        recipe: checked.
-        base: name or path of the model to start from, or its ``config.json``, in place of the recipe's.
-
-    Raises:
-        UserError: a base model that is neither at hand nor among the published ones that the planner knows, or that
-            is of another family.
-    """
+    """Return the configuration of the model that a recipe will train; ``base`` (a name, a path or a ``config.json``)
+    replaces the recipe's."""
     if isinstance(recipe, GeneratedRecipe | PretrainingRecipe) and base is None:
         config = _new(recipe)
         raise_if_any(check_model(recipe.scale, config))
@@ -201,12 +179,8 @@ def _new(recipe: GeneratedRecipe | PretrainingRecipe) -> Config:
 
 
 def known_config(recipe: Recipe) -> Config | None:
-    """Return the same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model,
-    of a folder, of a new model whose vocabulary is known. Else None. A dry run asks the hub for a configuration.
-
-    Raises:
-        UserError: as :func:`planned_config`.
-    """
+    """Return :func:`planned_config` where neither network, tokenizer nor unpacking is needed for it: for a published
+    model, a folder, a new model of known vocabulary; else None. A dry run asks the hub for a configuration."""
     if isinstance(recipe, GeneratedRecipe):
         return planned_config(recipe)
     if isinstance(recipe, PretrainingRecipe):
@@ -225,12 +199,8 @@ def _entries(recipe: PretrainingRecipe) -> int:
 
 
 def native_config(model: str) -> PreTrainedConfig:
-    """Return the configuration of a base model: its own where it is at hand or can be fetched, else as published.
-    Weights are touched in a GGUF file alone, which holds both.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the configuration of a base model: its own where it is here or can be fetched, else as published. Only a
+    GGUF file, which holds both, has its weights read."""
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
     from tape_ds.models.loading import configuration, model_folder

@@ -55,21 +55,11 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
 def loss_by_position(
     variants: Mapping[str, SpanLosses], path: str | Path, native_length: int | None, reference: str | None = None
 ) -> Path:
-    """Draw the loss in each span of positions, a line for each of ``variants``, as a PNG at ``path``; below it, where
-    there are two or more, the differences from one of them.
-
-    Stretches of a document differ far more than good models do: without the differences, lines lie on one another. The
-    lower half shows what is near 0; a line that leaves it is seen in the upper one.
-
-    Args:
-        variants: losses by name, of the same spans where there are two or more.
-        path: of the PNG.
-        native_length: the context in tokens the model was first trained for, marked by a dashed line; None where there
-            is none.
-        reference: the variant whose losses the others are less; None: the median of each span.
-
-    A span whose loss is not finite leaves a gap, and the legend says so. Raises ValueError when nothing is to be drawn.
-    """
+    """Draw the loss in each span of positions, a line for each of ``variants``, as a PNG; below it, where there are two
+    or more, the differences from ``reference`` (None: the median of each span). Stretches of a document differ far more
+    than good models do: without the differences, lines cover one another. The lower half shows values near 0.
+    ``native_length`` is marked by a dashed line. A span whose loss is not finite leaves a gap, and the legend counts
+    them. Raises ValueError when there is nothing to draw."""
     if not any(losses.starts for losses in variants.values()):
         raise ValueError("no variant has a span: nothing to draw")
     halves = 2 if len(variants) > 1 else 1

@@ -99,20 +99,12 @@ class Run(RunContext, ABC):
     @classmethod
     @abstractmethod
     def resolve(cls, recipe: Any) -> RunContext:
-        """Return the model that a recipe trains: its base, tokenizer and configuration.
-
-        Raises:
-            UserError: it cannot do what the recipe asks.
-        """
+        """Resolve the model that a recipe trains: its base, tokenizer and configuration."""
 
     @classmethod
     @abstractmethod
     def read(cls, context: RunContext) -> Self:
-        """Read the held-out documents, then the training sequences, and return the run.
-
-        Raises:
-            UserError: the data.
-        """
+        """Read the held-out documents, then the training sequences."""
 
     @abstractmethod
     def load_model(self) -> nn.Module:

@@ -79,20 +79,9 @@ class Stopped(Exception):  # noqa: N818 - nothing went wrong
 
 
 class TapeTrainer(Trainer):
-    """A Trainer for a model of which the parameters ``record.names`` are trained.
-
-    Args:
-        record: what goes into every saved folder; its names are asserted against the model.
-        tokens_per_step: tokens of one optimizer step, over all ranks.
-        flops_per_token: training FLOPs of the model per token, for MFU.
-        layout: which ranks work on the same sequences; default none do.
-        safety: which checkpoints are kept, and what ends a run.
-        optimization: how position parameters are stepped.
-        teacher: adds to the loss how far the model is from it within its window; None: nothing does.
-        identity: of the run, for its checkpoints (see :mod:`.identity`).
-        stop: what asks this process to stop; without one nothing does.
-        arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.dataset``).
-    """
+    """A Trainer for a model of which exactly the parameters ``record.names`` are trained; its training set serves
+    samples in order (:mod:`tape_ds.data.dataset`). ``flops_per_token`` are the model's training FLOPs, for MFU;
+    ``identity`` is stored with its checkpoints."""
 
     def __init__(
         self,
@@ -435,11 +424,8 @@ class TapeTrainer(Trainer):
         self._spike = self.spikes.observe(sum(losses) / len(losses))
 
     def _check_finite(self, losses: Sequence[float], norms: Sequence[float]) -> None:
-        """Report a step with a spike or with numbers that are not finite.
-
-        Raises:
-            StoppedByGuard: there were too many of them.
-        """
+        """Report a step with a spike or with numbers that are not finite. Raises StoppedByGuard after too many of
+        them."""
         step, before = self.state.global_step, self._skipped
         self._skipped = self.skipped_steps
         scaled = getattr(self.accelerator, "scaler", None) is not None

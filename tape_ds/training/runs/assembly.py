@@ -50,13 +50,7 @@ class NothingToDo(Exception):  # noqa: N818 - nothing went wrong
 
 
 def assemble(recipe: Recipe) -> Run:
-    """Build everything up to the trainer.
-
-    Raises:
-        UserError: a machine of the job differs or does not come; the model, the data or the run's folder do not suit
-            the recipe; the run does not fit the devices. On all ranks.
-        NothingToDo: ``resume: auto``, and the run has finished.
-    """
+    """Build everything up to the trainer. Raises UserError on all ranks alike, and :class:`NothingToDo`."""
     kind = kind_of_task(recipe) if isinstance(recipe, GeneratedRecipe) else KINDS[type(recipe)]
     context = kind.resolve(recipe)
     context = _start(context, partial(kind.fingerprints_of, context.recipe))
@@ -70,12 +64,7 @@ def assemble(recipe: Recipe) -> Run:
 
 def _start(context: RunContext, fingerprints: Callable[[], Mapping[str, str]]) -> RunContext:
     """Join the job, lock the run's folder, choose the checkpoint to resume, and check that it is this run's and that
-    the run fits the devices.
-
-    Args:
-        context: of the resolved model.
-        fingerprints: makes those of the training data.
-    """
+    the run fits the devices. ``fingerprints`` makes those of the training data."""
     recipe = context.recipe
     decides = {**identity.of(recipe, context.tokenizer, fingerprints(), context.base), **context.identity}
     comparison.check(recipe, decides)  # before a process group is made
@@ -156,11 +145,7 @@ def _require_same_run(context: RunContext, fingerprints: Callable[[], Mapping[st
 
 def require_room(context: RunContext) -> RunContext:
     """Check that the run fits the GPUs of this machine, or is small enough for a CPU; return the context with the
-    prediction of its memory.
-
-    Raises:
-        UserError: it does not; on all ranks.
-    """
+    prediction of its memory."""
     recipe, config, rank_sync = context.recipe, context.config, context.rank_sync
     plan = Plan(job_of(recipe, config, rank_sync.world, hardware.gpu_at_hand()))
     problems = search.refusal(plan) if recipe.trains and not recipe.memory.force else []

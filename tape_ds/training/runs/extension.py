@@ -223,11 +223,7 @@ def untrained_name(rope_parameters: dict[str, Any]) -> str:
 
 
 def resolve_base(recipe: ExtensionRecipe | FinetuningRecipe) -> tuple[str, PreTrainedConfig]:
-    """Return the folder of a recipe's base model, and its configuration.
-
-    Raises:
-        UserError: there is none, or it cannot do what the recipe asks.
-    """
+    """Return the folder of a recipe's base model, and its configuration, which suits the recipe."""
     base = model_folder.resolve(base_path(recipe.model.model))
     native = configuration.read(base)
     raise_if_any(model_config.check_fit(recipe, native))
@@ -243,11 +239,7 @@ def base_path(model: str) -> str:
 def training_sequences(
     recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
 ) -> TrainingSequences | MixedSequences:
-    """Return the run's samples: as many as its steps (or epochs) consume.
-
-    Raises:
-        UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
-    """
+    """Return the run's samples: as many as its steps (or epochs) consume."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     bad_rows = bad_rows or BadRows(data.skip.bad_rows)
     if data.append_eos and tokenizer.eos_token_id is None:
@@ -279,11 +271,7 @@ def training_sequences(
 def held_out_documents(
     recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
 ) -> list[EvalDocument]:
-    """Return the evaluation documents, each cut to ``eval_length`` tokens.
-
-    Raises:
-        UserError: a document is shorter; all are scored at one length, so that positions compare.
-    """
+    """Return the evaluation documents, each cut to ``eval_length`` tokens, so that positions compare."""
     length, cache = recipe.evaluation.eval_length, paths.data_cache(recipe.data.data_cache)
     documents: list[EvalDocument] = []
     problems = []

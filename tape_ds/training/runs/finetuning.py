@@ -238,11 +238,8 @@ def reach(native: PreTrainedConfig, config: Config) -> float:
 def _note_beyond(
     recipe: FinetuningRecipe, lengths: np.ndarray, native: PreTrainedConfig, config: Config, texts: str
 ) -> dict[str, str]:
-    """Return a line of the announcement where texts are longer than the model reaches, and the run is forced.
-
-    Raises:
-        UserError: it is not forced.
-    """
+    """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
+    announcement."""
     reached = reach(native, config)
     beyond = int((lengths > reached).sum())
     if not beyond:

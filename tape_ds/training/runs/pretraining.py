@@ -95,11 +95,7 @@ class Pretraining(Run):
 
 
 def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
-    """Return the recipe's tokenizer; where it names none, one trained on its data and cached.
-
-    Raises:
-        UserError: it cannot be read or trained, or its number of entries is not the recipe's.
-    """
+    """Return the recipe's tokenizer; where it names none, one trained on its data and cached."""
     data, size = recipe.data, recipe.model.vocab_size
     if data.tokenizer is None:
         assert size is not None, "checked with the recipe"
@@ -141,12 +137,7 @@ def held_out_documents(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> tuple[list[EvalDocument], int]:
     """Return documents for perplexity, ``eval_tokens`` at most, and how many were too short for the longest length.
-
-    Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens.
-
-    Raises:
-        UserError: no document is long enough.
-    """
+    Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens."""
     longest, room = max(recipe.evaluation.eval_lengths), recipe.evaluation.eval_tokens
     documents: list[EvalDocument] = []
     if not recipe.data.eval_data:
