@@ -146,7 +146,11 @@ def _write(
                     tensor = rounded = saved.get_tensor(key)
                     if states:
                         tensor = _whole(states, names[key])
-                        if not _rounds_to(tensor, rounded):
+                        pairs = zip(*(each.flatten().split(_CHUNK) for each in (tensor, rounded)), strict=False)
+                        if tensor.shape != rounded.shape or not all(
+                            torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8))
+                            for one, other in pairs
+                        ):
                             raise ValueError(f"{key} in {file.name} is not what the engine's fp32 weights round to")
                     # In pages of a file instead of memory. It is written, not mapped and filled: a disk that is full
                     # is an error then, and not the process's death.
@@ -167,11 +171,3 @@ def _whole(states: list[EngineState], name: str) -> Tensor:
         return torch.cat([state.whole(name) for state in states], dim=dim)
     except (LookupError, RuntimeError) as error:
         raise ValueError(f"the pieces of {name} do not fit what the files say of its cuts") from error
-
-
-def _rounds_to(master: Tensor, rounded: Tensor) -> bool:
-    """Compare bit for bit, a few megabytes at a time."""
-    pairs = zip(*(tensor.flatten().split(_CHUNK) for tensor in (master, rounded)), strict=False)
-    return master.shape == rounded.shape and all(
-        torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8)) for one, other in pairs
-    )

@@ -52,19 +52,35 @@ def _divide_anew(engine: Any, folder: Path) -> None:
     if wrong := _against(engine):
         raise ValueError(f"shards of other ranks, or of another ZeRO stage, do not go with this job's {wrong}")
     state = EngineState(folder, engine.checkpoint_mp_rank)
-    trained = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}
+    trained = {name: weight for name, weight in engine.module.named_parameters() if weight.requires_grad}
     if trained.keys() != state.shapes.keys():
         raise ValueError("its engine has trained other parameters than this run does")
     sliced = isinstance(zero, DeepSpeedZeroOptimizer_Stage3)
     if sliced:
         zero.checkpoint_event_prologue()
         zero._set_fp32_optimizer_param_groups()
-    _make_room(zero.optimizer, state)
+
+    # settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
+    # place), and zeros for the rest; torch's own loading moves them where the optimizer needs them
+    optimizer, kept = zero.optimizer, state.states()
+    own, saved = optimizer.state_dict()["param_groups"], state.optimizer["param_groups"]
+    flats = [flat for group in optimizer.param_groups for flat in group["params"]]
+    states = [
+        {key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value) for key, value in kept.items()}
+        for flat in flats
+    ]
+    groups = [{**settings, "params": group["params"]} for settings, group in zip(saved, own, strict=True)]
+    optimizer.load_state_dict({"state": dict(enumerate(states)) if kept else {}, "param_groups": groups})
     if sliced:
         zero._clear_fp32_optimizer_param_groups()
     else:
-        for parameters, flat in zip(*_groups(zero), strict=True):
-            utils.lazy_init_hp_params_optimizer_state(parameters, flat, zero.optimizer.state)
+        # at stage 1 in bf16 with gradients summed in fp32 (data_types.grad_accum_dtype) another class holds them
+        is_bf16 = isinstance(zero, BF16_Optimizer)
+        parts = zero.bf16_groups if is_bf16 else zero.bit16_groups
+        masters = zero.fp32_groups_flat_partition if is_bf16 else zero.single_partition_of_fp32_groups
+        for parameters, flat in zip(parts, masters, strict=True):
+            utils.lazy_init_hp_params_optimizer_state(parameters, flat, optimizer.state)
+
     for name, parameter in trained.items():
         if sliced or parameter._hp_mapping is not None:  # else nothing of it is this rank's
             for key in (None, *state.divided()):
@@ -76,15 +92,16 @@ def _divide_anew(engine: Any, folder: Path) -> None:
         zero.checkpoint_event_epilogue()
     else:
         zero.update_lp_params()
-    _count(engine, state)
 
-
-def _groups(zero: Any) -> tuple[list[list[nn.Parameter]], list[Tensor]]:
-    """Return, below stage 3, the parameters of each group and this rank's part of their fp32 weights. At stage 1 in
-    bf16 with gradients summed in fp32 (``data_types.grad_accum_dtype``) another class holds them."""
-    if isinstance(zero, BF16_Optimizer):
-        return zero.bf16_groups, zero.fp32_groups_flat_partition
-    return zero.bit16_groups, zero.single_partition_of_fp32_groups
+    for name in ("global_steps", "global_samples", "skipped_steps"):
+        setattr(engine, name, state.model[name])
+    for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
+        if name in state.parts[0]:  # not where bf16 was summed in fp32 at stage 1
+            setattr(zero, name, state.parts[0][name])
+    if engine.lr_scheduler is not None:
+        engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])
+    buffers = {name: state.model["module"][name] for name in state.model["buffer_names"]}
+    engine.module.load_state_dict(buffers, strict=False)
 
 
 def _against(engine: Any) -> str | None:
@@ -95,20 +112,6 @@ def _against(engine: Any) -> str | None:
     if getattr(zero, "round_robin_gradients", False):
         return "round_robin_gradients"
     return "offload to NVMe" if engine.zero_nvme_offload_optimizer() else None
-
-
-def _make_room(optimizer: torch.optim.Optimizer, state: EngineState) -> None:
-    """Load settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
-    place), and zeros for the rest; torch moves them where the optimizer needs them."""
-    own, saved = optimizer.state_dict()["param_groups"], state.optimizer["param_groups"]
-    flats = [flat for group in optimizer.param_groups for flat in group["params"]]
-    kept = state.states()
-    states = [
-        {key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value) for key, value in kept.items()}
-        for flat in flats
-    ]
-    groups = [{**settings, "params": group["params"]} for settings, group in zip(saved, own, strict=True)]
-    optimizer.load_state_dict({"state": dict(enumerate(states)) if kept else {}, "param_groups": groups})
 
 
 def _put(parameter: Any, value: Tensor, key: str | None) -> None:
@@ -124,16 +127,3 @@ def _put(parameter: Any, value: Tensor, key: str | None) -> None:
         set_weights(parameter, value)
     else:
         set_state(parameter, value, key)
-
-
-def _count(engine: Any, state: EngineState) -> None:
-    """Restore counters, loss scale, schedule and buffers."""
-    for name in ("global_steps", "global_samples", "skipped_steps"):
-        setattr(engine, name, state.model[name])
-    for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
-        if name in state.parts[0]:  # not where bf16 was summed in fp32 at stage 1
-            setattr(engine.optimizer, name, state.parts[0][name])
-    if engine.lr_scheduler is not None:
-        engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])
-    buffers = {name: state.model["module"][name] for name in state.model["buffer_names"]}
-    engine.module.load_state_dict(buffers, strict=False)

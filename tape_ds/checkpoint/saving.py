@@ -68,7 +68,15 @@ class SavedPart:
     def go(self) -> None:
         """Start to write the files that were left for the background."""
         if self._tasks:
-            self._thread = threading.Thread(target=self._write_all, name="checkpoint", daemon=True)
+
+            def write_all() -> None:
+                try:
+                    while self._tasks:
+                        self._write_file(*self._tasks.pop(0))  # out of the list, so that memory is given back
+                except Exception as error:
+                    self._mistake = error
+
+            self._thread = threading.Thread(target=write_all, name="checkpoint", daemon=True)
             self._thread.start()
 
     @property
@@ -81,13 +89,6 @@ class SavedPart:
             self._thread.join()
         if self._mistake is not None:
             raise self._mistake
-
-    def _write_all(self) -> None:
-        try:
-            while self._tasks:
-                self._write_file(*self._tasks.pop(0))  # out of the list at once, so that memory is given back
-        except Exception as error:
-            self._mistake = error
 
     def _write_file(self, name: str, task: Callable[[Path], Any]) -> None:
         path = self.folder / name
@@ -194,29 +195,29 @@ class Saver:
         as the last one has. A checkpoint with a ``name`` is never removed."""
         self.finish()
         aside = self.output / f"checkpoint-{step}{checkpoint.WRITING}"
-        trouble = self.rank_sync.first(self._prepare(aside, need) if self.rank_sync.rank == 0 else None)
+        trouble: str | None = None
+        if self.rank_sync.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+            try:
+                with contextlib.suppress(ValueError):  # the last checkpoint's size, if it can be read
+                    need = max([need, *(checkpoint.read(last).size for last in checkpoint.committed(self.output)[-1:])])
+                need, free = need + SPARE, storage.free_bytes(self.output)
+                if free < need:
+                    trouble = (
+                        f"the disk of {self.output} has {storage.size(free)} free, and a checkpoint needs about "
+                        f"{storage.size(need)}: {storage.size(need - free)} are missing"
+                    )
+                else:
+                    aside.mkdir(parents=True)
+            except OSError as error:
+                trouble = storage.explain(error, self.output)
+        trouble = self.rank_sync.first(trouble)
         if trouble is not None:
             self._give_up(step, trouble)
             return None
         part = SavedPart(aside, self.background)
         self._pending = _Pending(step, name, part)
         return part
-
-    def _prepare(self, aside: Path, need: int) -> str | None:
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            with contextlib.suppress(ValueError):  # a damaged one says nothing
-                need = max([need, *(checkpoint.read(each).size for each in checkpoint.committed(self.output)[-1:])])
-            need, free = need + SPARE, storage.free_bytes(self.output)
-            if free < need:
-                return (
-                    f"the disk of {self.output} has {storage.size(free)} free, and a checkpoint needs about "
-                    f"{storage.size(need)}: {storage.size(need - free)} are missing"
-                )
-            aside.mkdir(parents=True)
-        except OSError as error:
-            return storage.explain(error, self.output)
-        return None
 
     @property
     def done(self) -> bool:

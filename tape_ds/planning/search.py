@@ -33,14 +33,14 @@ def search(job: Job) -> list[Plan]:
     found = [Plan(replace(job, layout=each)) for each in _layouts(job, offload=False)]
     if not any(each.fits for each in found):
         found += [Plan(replace(job, layout=each)) for each in _layouts(job, offload=True)]
-    return sorted(found, key=_rank)
 
+    def order(plan: Plan) -> tuple[bool, float, int]:
+        layout = plan.job.layout
+        simple = layout.tensor + layout.sequence + (layout.zero or 0)
+        timed = plan.fits and job.gpu is not None
+        return not plan.fits, plan.step.all if timed else plan.memory.peak.total, simple
 
-def _rank(found: Plan) -> tuple[bool, float, int]:
-    layout = found.job.layout
-    simple = layout.tensor + layout.sequence + (layout.zero or 0)
-    is_timed = found.fits and found.job.gpu is not None
-    return not found.fits, found.step.all if is_timed else found.memory.peak.total, simple
+    return sorted(found, key=order)
 
 
 def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:

@@ -70,12 +70,9 @@ def quieten_libraries() -> None:
     transformers_logging.disable_progress_bar()  # of loading and saving: a log gets one line for each step of it
     # peft asks for it by the name that transformers 5 deprecates
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)
-    logging.getLogger("accelerate.accelerator").addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """transformers, which counts accumulation steps itself, tells accelerate 1 and DeepSpeed how many there are."""
-    return "Gradient accumulation steps mismatch" not in record.getMessage()
+    # transformers counts accumulation steps itself: it gives accelerate 1, and DeepSpeed their number
+    noise = "Gradient accumulation steps mismatch"
+    logging.getLogger("accelerate.accelerator").addFilter(lambda record: noise not in record.getMessage())
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ is scored) is not in it; how many processes share the work, and how it is sharde
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,9 @@ def of(
     if (shares := shares_of(recipe.as_dict().get("train_data", []))) is not None:
         found["recipe.train_data.weight"] = shares
     found["tokenizer"] = tokenizer_fingerprint(tokenizer)
-    found |= {f"base.{name}": value for name, value in _weights(base)} if base is not None else {}
+    if base is not None:
+        for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
+            found[f"base.{path.name}"] = weight_files.fingerprint(path)
     versions = {name: version for name, version in sorted(results.versions().items()) if name in COMPUTING}
     commit = (results.commit() or {}).get("hash")
     return found | {f"code.{name}": version for name, version in versions.items()} | {COMMIT: commit}
@@ -140,11 +142,6 @@ def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Proble
         wrong = f"{folder.name} was saved by a run with {_shown(each.saved)} ({kind})"
         refused.append(Problem(name or each.name, _shown(each.now), wrong, remedy))
     return refused
-
-
-def _weights(base: str | Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
-        yield path.name, weight_files.fingerprint(path)
 
 
 def _value(identity: Mapping[str, Any], name: str) -> Any:

@@ -158,7 +158,13 @@ def planned_config(recipe: Recipe, base: str | None = None) -> Config:
     """Return the configuration of the model that a recipe will train; ``base`` (a name, a path or a ``config.json``)
     replaces the recipe's."""
     if isinstance(recipe, GeneratedRecipe | PretrainingRecipe) and base is None:
-        config = _new(recipe)
+        if isinstance(recipe, GeneratedRecipe):
+            config = recipe.checked_config()
+        else:
+            from tape_ds.data import tokenizer as tokenizers
+
+            entries = _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer)))
+            config = recipe.model_config(NO_TOKENIZER, entries)
         raise_if_any(check_model(recipe.scale, config))
         return config
     from tape_ds.models.loading import extendable
@@ -168,14 +174,6 @@ def planned_config(recipe: Recipe, base: str | None = None) -> Config:
     if isinstance(recipe, ExtensionRecipe):
         return extended(recipe, native)
     return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
-
-
-def _new(recipe: GeneratedRecipe | PretrainingRecipe) -> Config:
-    if isinstance(recipe, GeneratedRecipe):
-        return recipe.checked_config()
-    from tape_ds.data import tokenizer as tokenizers
-
-    return recipe.model_config(NO_TOKENIZER, _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer))))
 
 
 def known_config(recipe: Recipe) -> Config | None:

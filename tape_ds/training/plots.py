@@ -67,7 +67,17 @@ def loss_by_position(
     step = 2 ** max(0, math.ceil(math.log2(max(end, 1) / 8)))
     figure = Figure(figsize=(10, 2.5 + 2.5 * halves), layout="constrained")
     upper, *lower = figure.subplots(halves, 1, sharex=True, squeeze=False)[:, 0]
-    for axes, drawn in [(upper, variants), *((half, _apart(variants, reference)) for half in lower)]:
+    if reference is not None:
+        base = list(variants[reference].nll)
+    else:
+        spans = zip(*(losses.nll for losses in variants.values()), strict=True)
+        finite = [[nll for nll in span if math.isfinite(nll)] for span in spans]
+        base = [statistics.median(span) if span else math.nan for span in finite]
+    differences = {
+        name: replace(losses, nll=tuple(nll - zero for nll, zero in zip(losses.nll, base, strict=True)))
+        for name, losses in variants.items()
+    }
+    for axes, drawn in [(upper, variants), *((half, differences) for half in lower)]:
         _tidy(axes)
         _draw_spans(axes, drawn)
         if native_length is not None:
@@ -85,20 +95,6 @@ def loss_by_position(
     upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)", title="Loss by position")
     upper.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _write(figure, path)
-
-
-def _apart(variants: Mapping[str, SpanLosses], reference: str | None) -> dict[str, SpanLosses]:
-    """Return the losses minus the reference, or minus the median of each span."""
-    if reference is None:
-        spans = zip(*(each.nll for each in variants.values()), strict=True)
-        finite = [[nll for nll in span if math.isfinite(nll)] for span in spans]
-        base = [statistics.median(span) if span else math.nan for span in finite]
-    else:
-        base = list(variants[reference].nll)
-    return {
-        name: replace(each, nll=tuple(nll - less for nll, less in zip(each.nll, base, strict=True)))
-        for name, each in variants.items()
-    }
 
 
 def _draw_spans(axes: Axes, variants: Mapping[str, SpanLosses]) -> None:

@@ -45,7 +45,6 @@ from tape_ds.training.checks import libraries
 from tape_ds.training.environment import keep_trackers_in
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
-from tape_ds.training.trackers import use_safe_trackers
 from tape_ds.training.trainer import TapeTrainer
 
 logger = logging.getLogger(__name__)
@@ -251,7 +250,6 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ in ("PrinterCallback", "ProgressCallback"):
             trainer.remove_callback(callback)
-    use_safe_trackers(trainer, output)
 
     # callbacks run in this order: weights are saved before anything that could still fail
     if run.names:

@@ -1,6 +1,5 @@
 """Text that the model writes while it trains: what the recipe's ``sample_prompts`` ask for."""
 
-import functools
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from tape_ds.config.sections import Samples
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.scoring.generation import continue_prompts, ends_of
-from tape_ds.training.trackers import SafeTracker
 from tape_ds.training.trainer import TapeTrainer
 
 NAME = "samples"
@@ -35,9 +33,15 @@ class WriteSamples(TrainerCallback):
             pairs = list(zip(self.asked.sample_prompts, texts, strict=True))
             for prompt, text in pairs:
                 print(f"sample at step {state.global_step}: {prompt!r} -> {text!r}", flush=True)
-            for callback in self.trainer.callback_handler.callbacks:
-                if isinstance(callback, SafeTracker):
-                    callback.attempt(functools.partial(_hand_on, step=state.global_step, pairs=pairs))
+            for callback in self.trainer.callback_handler.callbacks:  # TensorBoard and W&B take texts
+                board, wandb = getattr(callback, "tb_writer", None), getattr(callback, "_wandb", None)
+                if board is not None:
+                    for number, (prompt, text) in enumerate(pairs):
+                        board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", state.global_step)
+                if wandb is not None and wandb.run is not None:
+                    rows = [[state.global_step, prompt, text] for prompt, text in pairs]
+                    table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
+                    wandb.log({NAME: table, "train/global_step": state.global_step})
 
     def write(self, model: Any) -> list[str]:
         ends, texts = ends_of(model, self.tokenizer), []
@@ -49,15 +53,3 @@ class WriteSamples(TrainerCallback):
                 (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
                 texts.append(self.tokenizer.decode(new))
         return texts
-
-
-def _hand_on(tracker: Any, step: int, pairs: list[tuple[str, str]]) -> None:
-    """Hand texts on to TensorBoard or W&B."""
-    board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
-    if board is not None:
-        for number, (prompt, text) in enumerate(pairs):
-            board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
-    if wandb is not None and wandb.run is not None:
-        rows = [[step, prompt, text] for prompt, text in pairs]
-        table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
-        wandb.log({NAME: table, "train/global_step": step})
