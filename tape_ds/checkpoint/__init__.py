@@ -1,10 +1,9 @@
-"""Checkpoints on a disk: folders that are whole, or are none.
+"""Checkpoints on a disk: committed whole, or not at all.
 
-A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` that names every file
-in it with size and SHA-256. It is written as ``checkpoint-N.writing`` and gets its name, manifest included, by one
-rename when all of it lies on the disk: a save that was cut short never looks like a checkpoint, and whatever happened
-to a committed one since then shows in its manifest. This module knows nothing of ranks: :mod:`.saving` writes,
-:mod:`.resume` chooses.
+A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` of size and SHA-256 of
+every file in it. It is written as ``checkpoint-N.writing`` and renamed when everything, manifest included, is on the
+disk: an interrupted save never looks like a checkpoint, and later damage shows in the manifest. This module does not
+know ranks: :mod:`.saving` writes, :mod:`.load` reads.
 
     trained.json, config.json, *.safetensors, tokenizer files    trained weights (tape_ds.checkpoint.trained)
     global_stepN/                                                the engine's state, a file for each rank
@@ -56,7 +55,7 @@ class Manifest:
     files: Mapping[str, Entry]
     """By path within the folder, "/" between its parts."""
     tensor: int = 1
-    """Processes that shared a model: each set of so many parts of the engine's state is one model's."""
+    """Tensor-parallel size: the engine's parts of that many ranks form one model."""
     identity: Mapping[str, Any]
     """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """A checkpoint's weights as one folder of trained weights, in fp32 where the engine keeps them so, on any machine.
 
-Training in 16 bits keeps fp32 weights beside the 16-bit ones, cut over all ranks, and over tensor-parallel ones once
-more. Here they are put together under the names and in the file that the checkpoint's own folder of trained weights
-uses, so that whatever reads that reads this. One weight after another goes from the mapped files to the disk: no GPU,
-no process group, and no more than one weight in memory.
+Training in 16 bits keeps fp32 weights as well, sharded over all ranks, and over tensor-parallel ones once more. Here
+they are joined under the names and in the file of the checkpoint's own folder of trained weights, so that every reader
+of that takes this. One weight after another goes from mapped files to the disk: no GPU, no process group, and no more
+than one weight in memory.
 """
 
 import json
@@ -35,13 +35,13 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Consolidated:
-    """What was written."""
+    """The written folder."""
 
     file: Path
     forms: Mapping[str, Tensor]
-    """Of its weights, without their content."""
+    """Its weights on the device ``meta``."""
     origin: str
-    """Where the weights come from, in words."""
+    """Source of the weights, in words."""
 
 
 def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Consolidated:

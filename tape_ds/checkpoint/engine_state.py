@@ -1,17 +1,17 @@
 """The engine's files, read safely: its optimizer states and fp32 weights, whatever the ZeRO stage and number of ranks.
 
 They are pickles, and a pickle can name any function to call. Here only tensors, plain values and four small classes of
-DeepSpeed's are ever made of one; whatever else a file names, it is refused and not executed. Reading needs no GPU, no
-process group and no model, and files are mapped, so that only what is used is read from the disk.
+DeepSpeed's are ever created; a file that names anything else is refused and not executed. Reading needs no GPU, no
+process group and no model, and files are mapped, so that only the needed parts are read from the disk.
 
-DeepSpeed's own readers would do for a part only. What version 0.19.8 lacks is held by
-``tests/integration/test_resharding.py``, which fails when it is mended:
+DeepSpeed's own readers cover only a part. ``tests/integration/test_resharding.py`` holds what version 0.19.8 lacks, and
+fails when it is mended:
 
 - ``zero_to_fp32`` is lazy at stage 3 alone: below it holds all fp32 weights at once. It refuses files of tensor
   parallelism.
-- Universal checkpoints (``ds_to_universal``, ``load_universal``) go on at stage 1 or 2 from stage 1 or 2. From stage 3
-  to another, or from another to 3, they do not load. From stage 3 to stage 3 every optimizer group gets the settings of
-  the first and shares one step counter, which each of them advances: losses are wrong and nothing says so. So they are
+- Universal checkpoints (``ds_to_universal``, ``load_universal``) load at stage 1 or 2 from stage 1 or 2, not from
+  stage 3 to another, nor from another to 3. From stage 3 to stage 3 every optimizer group gets the settings of the
+  first and shares one step counter, which each of them advances: losses are wrong without a warning. The same happens
   with ``round_robin_gradients``. Pieces of a parameter that are not of equal size do not load.
 """
 
@@ -30,9 +30,9 @@ from torch import Size, Tensor
 PARTS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
 """Files of ZeRO stage 1, 2 or 3, which :class:`EngineState` reads."""
 TENSOR_PARALLEL = "tensor_parallel"
-"""What a job's files of weights and counters say of tensor parallelism, by this key: ``size``, the processes that hold
-pieces of the same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each one's piece]]. Nothing, or
-an empty dict, where there is none. Written by :func:`tape_ds.distributed.cuts.described`."""
+"""Key of tensor parallelism in a job's files of weights and counters: ``size``, the processes that hold pieces of the
+same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each piece]]. Absent, or an empty dict, where
+there is none. Written by :func:`tape_ds.distributed.cuts.described`."""
 
 
 def load(path: Path, mmap: bool = True) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class EngineState:
             """Of every parameter, or of this piece of it."""
             self._fragments = self._sliced(shapes) if self.stage == 3 else self._joined(shapes)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
-            """Names of tied parameters that are kept under another one's, with that one's, as the first piece says."""
+            """Names of tied parameters -> the name that holds them, in the first piece."""
             stored = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
             self.tensor_size = operator.index(stored["size"])
             """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
@@ -116,7 +116,7 @@ class EngineState:
 
     @property
     def optimizer(self) -> dict[str, Any]:
-        """The ``state_dict`` of rank 0's optimizer, in which flat tensors stand for parameters."""
+        """The ``state_dict`` of rank 0's optimizer, over flat tensors instead of parameters."""
         return self._optimizer(0)
 
     def states(self) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def restore(trainer: Any, folder: Path) -> None:
     frozen ones included."""
     refuse_functions(folder, trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
     require_same_record(folder, trainer.model, trainer.record)
-    # Optimizers and schedulers keep their settings beside their states, and loading would bring both back: a run with
+    # Optimizers and schedulers store their settings with their states, and loading would bring both back: a run with
     # another learning rate (resume_anyway) would announce the new one and train with the old.
     optimizer, schedule = trainer.optimizer, getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
     names = ("weight_decay", "betas", "eps")

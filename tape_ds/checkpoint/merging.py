@@ -1,5 +1,4 @@
-"""Folders of trained weights made whole: adapters folded into the weights, and the result held to what the adapters
-computed."""
+"""Whole models from folders of trained weights: adapters are merged, and the logits compared before and after."""
 
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,9 @@
-"""An engine that goes on from the shards of another number of ranks, or of another ZeRO stage.
+"""Loading an engine from the shards of another number of ranks, or of another ZeRO stage.
 
-DeepSpeed refuses such shards. They hold the same numbers all the same: an fp32 weight and the optimizer's values for
+DeepSpeed refuses such shards, which hold the same numbers all the same: an fp32 weight and the optimizer's values for
 each trained element. So every rank reads one parameter after another from the mapped files of all ranks
-(:mod:`.engine_state`), and DeepSpeed's interface to partitioned states puts what is this rank's in its place. Nothing
-is converted beforehand, and no more than one parameter is in memory.
+(:mod:`.engine_state`), and keeps its part by DeepSpeed's interface to partitioned states. Nothing is converted first,
+and no more than one parameter is in memory.
 """
 
 import copy
@@ -40,10 +40,10 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
     except ValueError as error:
         saved = f"start {manifest.processes} processes at ZeRO stage {manifest.stage}, as it was saved"
         raise saving.refusal(
-            str(folder), error, f"{saved}; or start anew from its weights (tools/consolidate.py)"
+            str(folder), error, f"{saved}; or start a new run from its weights (tools/consolidate.py)"
         ) from error
     logger.info(
-        "the engine's shards are of %d processes at ZeRO stage %s: divided anew", manifest.processes, manifest.stage
+        "the engine's shards are of %d processes at ZeRO stage %s: resharded", manifest.processes, manifest.stage
     )
 
 

@@ -1,12 +1,12 @@
-"""How a job saves: every rank writes its part aside, all agree that it lies on the disk, and one rename commits it.
+"""Saving: every rank writes its part of an unfinished folder; when all parts are on the disk, one rename commits it.
 
-A disk that fails costs the save and never the run. Whatever a rank meets while it writes is kept until all ranks have
-come to the end of their parts, since the engine's own saving has collectives that all must reach; then it is
-said, what was written is removed, and training goes on beside the older checkpoints.
+A disk that fails costs the save and never the run. A rank keeps its trouble until all ranks have finished their parts,
+since the engine's own saving has collectives that all must reach; then it is reported, the unfinished folder is
+removed, and training continues with the older checkpoints.
 
 With ``background``, the engine's files (by far the most of a checkpoint) are copied to the CPU's memory and written by
-a thread while training goes on; the trainer asks at each step's end whether all ranks are done, and commits then. One
-save is on its way at a time: the next one, and the end of the run, wait for it.
+a thread during training; at each step's end the trainer asks whether all ranks are done, and commits then. One save is
+pending at a time: the next one, and the end of the run, wait for it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
 
 SPARE = 16 * 2**20
-"""Bytes that must remain free beside a checkpoint, for logs and small files."""
+"""Bytes that must remain free after a checkpoint, for logs and small files."""
 
 
 class SavedPart:
@@ -38,7 +38,7 @@ class SavedPart:
     def __init__(self, folder: Path, background: bool):
         self.folder = folder
         self.trouble: str | None = None
-        """What kept this rank from writing its part, in words."""
+        """Reason why this rank could not write its part."""
         self.entries: dict[str, Entry] = {}
         """Of the files written so far, by their path in the folder."""
         self.background = background
@@ -103,7 +103,7 @@ class SavedPart:
 
 
 class EngineFiles(TorchCheckpointEngine):
-    """The engine's way to its files: what it saves becomes part of a checkpoint, and nothing it loads is executed."""
+    """Saves the engine's files as part of a checkpoint, and loads them without executing anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def adopt(engine: Any) -> EngineFiles:
     """Make a DeepSpeed engine save and load by :class:`EngineFiles`, without adding its scripts."""
     files = EngineFiles()
     engine.checkpoint_engine = files
-    engine._copy_recovery_script = lambda folder: None  # tools/consolidate.py does what they are for, and verifies
+    engine._copy_recovery_script = lambda folder: None  # tools/consolidate.py does the same, and verifies
     return files
 
 
@@ -187,7 +187,7 @@ class Saver:
         self.say = say
         self.background = background
         self.failed = 0
-        """Saves that a disk kept from being committed."""
+        """Saves that failed because of a disk."""
         self._pending: _Pending | None = None
 
     def begin(self, step: int, need: int, name: str | None = None) -> SavedPart | None:

@@ -1,4 +1,4 @@
-"""What a run leaves behind of its weights: only what was trained, and the way back to a whole model.
+"""The weights that a run leaves: only the trained ones, and the reference to their base.
 
 A folder of *trained weights* holds ``trained.json`` (format, base model, method, exact parameter names), the
 configuration, the tokenizer and the trained tensors as safetensors (with adapters: peft's two files, which hold the
@@ -113,7 +113,7 @@ def save_trained(
     if RankSync().rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    # what an earlier run left: trained by another method, its files would be loaded instead of the new
+    # an earlier run's files, of another method, would be loaded instead of the new ones
     left = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
     for file in [file for pattern in left for file in folder.glob(pattern)]:
         file.unlink()
@@ -157,7 +157,7 @@ def replace_trained(
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
     training = model.config.use_cache
-    model.config.use_cache = True  # training keeps no key/value cache; whoever loads this to generate wants one
+    model.config.use_cache = True  # training keeps no key/value cache, generation needs one
     try:
         with without_bar():  # transformers shows one for a single file, and where no person looks
             saving.save(model, folder, state_dict=tensors)
@@ -177,7 +177,7 @@ def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors
     config.save_pretrained(folder)
     plain = copy.deepcopy(model.get_base_model().config)
     if getattr(plain, "quantization_config", None) is not None:
-        del plain.quantization_config  # how the base was held; what was trained goes onto the base itself
+        del plain.quantization_config  # only how the base was held
     plain.save_pretrained(folder)
 
 
@@ -218,7 +218,7 @@ def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]
 
 _NOT_THE_MODEL = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
-    "quantization_config",  # of a base that trains in 4 bits; a folder of trained weights says nothing of it
+    "quantization_config",  # of a base that trains in 4 bits; not in a folder of trained weights
 }
 
 

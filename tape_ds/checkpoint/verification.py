@@ -1,4 +1,4 @@
-"""A checkpoint that a tool is about to read, whole to the last byte or refused; and where the tool may write."""
+"""Checks for tools: a checkpoint is whole, or refused; and whether a tool may write to a folder."""
 
 import os
 from pathlib import Path

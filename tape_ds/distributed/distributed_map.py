@@ -36,11 +36,6 @@ def share_out(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result
     return [by_team[number % teams][number // teams] for number in range(len(jobs))]
 
 
-def rounds(jobs: int) -> int:
-    """Return how many of so many jobs :func:`share_out` gives this rank, repeated ones included."""
-    return -(-jobs // _team_and_teams()[1])
-
-
 def work_in_teams(size: int) -> None:
     """From now on so many neighbouring ranks do each job together."""
     _team[:] = [size]

@@ -1,10 +1,10 @@
-"""What a forward leaves for its backward, and what the backward needs beside it: counted tensor by tensor.
+"""Memory of activations, tensor by tensor: kept by a forward for its backward, and needed during the backward.
 
-The counts are those of ``tape_ds/models/llama.py`` and the operators it calls: what an operator saves depends on what
-is trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
+The counts follow ``tape_ds/models/llama.py`` and the operators it calls: an operator's saved tensors depend on what is
+trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
 inner columns where linear maps read the gathered tokens of all, and elsewhere its share of tokens (norms, residuals,
 position states and their updates); with sequence parallelism it has its share of tokens everywhere but in attention.
-What is exchanged there and read by a backward on both sides is there twice.
+Exchanged tensors that a backward reads on both sides are there twice.
 
 Letters: D hidden size, Q columns of all queries, E of all keys, I inner columns of the feed-forward, C of the position
 state, R of its feed-forward.
@@ -17,16 +17,16 @@ from tape_ds.planning.job import Job
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """One tensor that is kept, per token."""
+    """One kept tensor, per token."""
 
     name: str
     bytes: float
     by: str = ""
-    """"attention" or "product" where that gave it: what selective checkpointing keeps as well."""
+    """"attention" or "product" for their outputs, which selective checkpointing keeps as well."""
     carried: bool = False
-    """Whether the last block does without: it carries no state, since no layer reads an update of it."""
+    """Whether the last block lacks it: it carries no state, since no layer reads an update of it."""
     placed: bool = False
-    """Whether blocks without positions do without; they do without what is carried, too."""
+    """Whether blocks without positions lack it; they carry no state either."""
 
 
 def inside(job: Job) -> list[SavedTensor]:
@@ -113,16 +113,16 @@ class Activations:
     states: float
     """Position states that they keep; without checkpointing all layers' states."""
     offloaded: float
-    """What of these two waits in the host's memory instead."""
+    """The part of these two that is in the host's memory instead."""
     inside: float
-    """What is kept of the inside of layers: all of one that is not checkpointed, of another what selective
-    checkpointing keeps."""
+    """The kept inside of layers: all of one that is not checkpointed, of others the part that selective checkpointing
+    keeps."""
     recomputed: float
     """The inside of the one layer that is computed again."""
     working: float
     """Gradients of activations while a layer is differentiated."""
     head: float
-    """What lies between the blocks and the loss, gone before a block is differentiated."""
+    """Tensors between the blocks and the loss, freed before a block is differentiated."""
     head_weight: float
     """The gradient of a trained head, which the loss computes in the forward."""
     logits: float

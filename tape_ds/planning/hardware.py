@@ -1,7 +1,7 @@
-"""GPUs, what connects them, and how much of a data sheet's figures training gets from them.
+"""GPUs, their links, and the share of a data sheet's figures that training reaches.
 
-Peaks, memory and links are the makers' figures. What is reached of them comes from public measurements, named at each
-constant; none was taken by this project.
+Peaks, memory and links are the makers' figures. The shares come from public measurements, named at each constant; none
+was taken by this project.
 """
 
 import math
@@ -53,12 +53,11 @@ def peak_flops(cuda_name: str) -> float | None:
 
 @dataclass(frozen=True)
 class Rates:
-    """What training reaches of an architecture's 16-bit peak."""
+    """Shares of an architecture's 16-bit peak that training reaches."""
 
     linear: float
-    """By matrix products: fitted, once attention and what is bound by memory have their time, to llm-foundry's MPT-7B
-    sequences at 4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see
-    ``tests/planning/published.py``."""
+    """By matrix products: fitted, after subtracting attention and memory-bound operators, to llm-foundry's MPT-7B at
+    4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see ``tests/planning/published.py``."""
     attention: float
     """By causal attention over long sequences, 128 columns a head."""
     packed: float
@@ -71,7 +70,7 @@ class Rates:
 _VOLTA = Rates(0.68, 0.3, 0.3)
 _AMPERE = Rates(0.72, 0.58, 0.58)
 _HOPPER = Rates(0.56, 0.53, 0.31)
-# Nobody published a training step that either could be fitted to: Ada's are Ampere's, Blackwell's Hopper's.
+# No published training step fits either: Ada's are Ampere's, Blackwell's Hopper's.
 _ADA, _BLACKWELL = _AMPERE, _HOPPER
 
 
@@ -81,13 +80,13 @@ class Gpu:
 
     name: str
     cuda_name: str
-    """Pattern of what CUDA calls it."""
+    """Pattern of its CUDA name."""
     memory: float
     """Bytes that CUDA can give."""
     peak: float
     """Dense 16-bit FLOP/s, of :data:`PEAKS`."""
     bandwidth: float
-    """Of its own memory."""
+    """Of the GPU's memory."""
     link: float
     """To the others of its node: NVLink, or PCIe where there is none."""
     network: float
@@ -116,7 +115,7 @@ GPUS = {
         # "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets, SXM5
         Gpu("h100-80", r"H100 80GB HBM3", 85.0e9, PEAKS[r"\bH100\b"], 3.35e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
         Gpu("h200", r"\bH200$", 150.1e9, PEAKS[r"\bG?H200\b"], 4.8e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
-        # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a node of its own;
+        # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a separate node;
         # NVLink-C2C: 900 GB/s both ways together
         Gpu(
             "gh200",

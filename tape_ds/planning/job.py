@@ -1,4 +1,4 @@
-"""One question to the planner: a model, what of it is trained, on which sequences, spread how, on what."""
+"""One question to the planner: a model, its trained parameters, sequences, layout and GPU."""
 
 import functools
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Job:
     """The frozen linear layers of blocks are held in 4 bits."""
 
     distilled: bool = False
-    """An untouched copy of the base is held beside the model, whole."""
+    """A whole untouched copy of the base is held as well."""
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensors, ...]:

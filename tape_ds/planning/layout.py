@@ -1,4 +1,4 @@
-"""How a run is spread: what is sharded over how many GPUs, what is computed again, what waits in the host's memory."""
+"""The layout of a run: what is sharded over which GPUs, recomputed, or kept in the host's memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,12 +9,12 @@ Layers = int | Literal["selective", "selective_matmuls"]
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What DeepSpeed keeps beside the model; sizes in elements. Defaults are those of ``ds_configs/zero1`` and
+    """DeepSpeed's own buffers; sizes in elements. Defaults are those of ``ds_configs/zero1`` and
     ``zero2``, and DeepSpeed's own."""
 
     reduce_bucket: int = 200_000_000
     overlap: bool = True
-    """Communication beside computation: ZeRO-1 and 2 then have two buckets."""
+    """Communication overlaps computation: ZeRO-1 and 2 then have two buckets."""
     prefetch_bucket: int = 50_000_000
     max_live: int = 1_000_000_000
     """ZeRO-3: gathered weights that may be there at once."""
@@ -23,7 +23,7 @@ class Engine:
     sub_group: int = 1_000_000_000
     """ZeRO-3: weights that the optimizer steps on at once."""
     secondary: int = 1
-    """ZeRO++ (hpZ): so many ranks share a second copy of the weights; 1: there is none."""
+    """ZeRO++ (hpZ): ranks that share a second copy of the weights; 1: none."""
 
     @classmethod
     def zero_3(cls, hidden: int) -> "Engine":

@@ -2,8 +2,8 @@
 
 Model states follow ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, Section 3) as DeepSpeed 0.19 lays them out: 16-bit
 weights, for each trained one a 16-bit gradient, and an fp32 master with two moments (12 bytes) that ZeRO-1 shards;
-ZeRO-2 shards the gradients, ZeRO-3 the weights. Beside them stand the engine's buckets, and while the optimizer steps,
-fp32 gradients of what it steps on.
+ZeRO-2 shards the gradients, ZeRO-3 the weights. Then there are the engine's buckets and, during the optimizer step,
+fp32 gradients of the stepped weights.
 """
 
 import functools
@@ -17,7 +17,7 @@ from tape_ds.planning.shape import TrainedShape, total
 CUDA_BYTES = 1.5e9
 """Of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
 FRAGMENTATION = 0.05
-"""Of what comes and goes, lost between blocks (with ``expandable_segments``; without, up to twice that)."""
+"""Share of temporary memory that is lost between blocks (with ``expandable_segments``; without, up to twice that)."""
 OPTIMIZER_BYTES = 8
 """AdamW's two moments, fp32."""
 MASTER_BYTES = 4
@@ -37,9 +37,9 @@ class MemoryPlan:
     optimizer: float = 0.0
     """Masters and moments."""
     checkpoints: float = 0.0
-    """What checkpointed layers keep of hidden states."""
+    """Hidden states that checkpointed layers keep."""
     activations: float = 0.0
-    """What the other layers keep, what is computed again, and gradients on their way."""
+    """Kept by the other layers, recomputed, and gradients of activations."""
     position_states: float = 0.0
     logits: float = 0.0
     buckets: float = 0.0
@@ -65,9 +65,9 @@ class Estimate:
 
     moments: tuple[MemoryPlan, ...]
     host: float
-    """Bytes of the host's memory for each GPU, for what is offloaded."""
+    """Offloaded bytes in the host's memory, for each GPU."""
     nvme: float
-    """Bytes of the node's NVMe disks for each GPU, for what is offloaded there."""
+    """Offloaded bytes on the node's NVMe disks, for each GPU."""
     checkpoint: float
     """Bytes on disk of one checkpoint, all ranks together."""
 
@@ -160,7 +160,7 @@ def _gradients(job: Job) -> _Gradients:
     else:
         boundary = own * element if layout.zero == 2 else trained * (element if layout.zero is not None else 4)
         accumulated = boundary * (job.accumulation > 1)
-        # the 16-bit gradients of an own part beside its fp32 ones, by ZeRO-2 in their place
+        # the 16-bit gradients of a rank's part and its fp32 ones, which ZeRO-2 puts in their place
         copies = {1: own * element + fp32, 2: max(fp32, own * element)}
         step = boundary + copies.get(layout.zero or 0, fp32)
     return _Gradients(accumulated, boundary, boundary if layout.offload_optimizer != "none" else step)

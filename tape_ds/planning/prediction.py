@@ -1,4 +1,4 @@
-"""What a run needs: the one answer that ``--dry_run``, the stop before loading and ``tools/plan.py`` give."""
+"""The prediction for a job, shared by ``--dry_run``, the check before loading and the command ``plan``."""
 
 import functools
 from dataclasses import dataclass

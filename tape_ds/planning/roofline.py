@@ -1,7 +1,7 @@
-"""How long a step takes: what is computed, what is bound by memory, and what of the traffic is not hidden behind it.
+"""Time of a step: computation, what is bound by memory, and the traffic that is not hidden by it.
 
 Volumes of traffic are those of ring algorithms: a gather or a scatter of S bytes over n ranks sends (n - 1) / n S from
-each, a sum that all get twice that. Only bandwidth is counted, no latency.
+each, an all-reduce twice that. Only bandwidth is counted, no latency.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,7 @@ from tape_ds.planning.shape import total
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "fc_in", "fc_out")
 """Linear layers of a feed-forward."""
 HIDDEN_SHARE = 0.9
-"""Of computation that communication can go on beside; the rest is begun before or ended after it. The same share of a
-message is what can be hidden at most."""
+"""Share of computation that can overlap communication, and of a message that can be hidden at most."""
 WIDE_KERNEL_SHARE = 0.75
 """Of the vendor kernel's rate that the fused kernel for a wide value reaches: assumed, not timed."""
 STEP_BYTES = 30
@@ -28,10 +27,10 @@ class Work:
     """FLOP per token, two for each multiply-add; causal attention by the half that is computed."""
 
     linear: float
-    """Matrix products: blocks', the encoding's, the output head's; what is computed again included."""
+    """Matrix products: blocks', the encoding's, the output head's; recomputation included."""
     attention: float
     model: float
-    """What utilisation (MFU) goes by, see :func:`tape_ds.models.flops.training_flops_per_token`: without recomputation,
+    """Work that counts for MFU, see :func:`tape_ds.models.flops.training_flops_per_token`: without recomputation,
     and a packed sequence taken for one document."""
 
 
@@ -76,9 +75,9 @@ class Traffic:
     bytes: float
     """That one GPU sends."""
     seconds: float
-    """Before anything is hidden behind computation."""
+    """Before any of it is hidden by computation."""
     beside: float
-    """Share of the step's computation that goes on meanwhile; 0: computation waits."""
+    """Share of the step's computation that it overlaps; 0: computation waits."""
 
 
 @dataclass(frozen=True)
@@ -189,19 +188,19 @@ def memory_bound(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of an optimizer step, by what they go to."""
+    """Seconds of an optimizer step, by purpose."""
 
     linear: float
     attention: float
     memory_bound: float
-    """Norms, activations, rotations, position updates, residuals: what reads and writes once."""
+    """Norms, activations, rotations, position updates, residuals: operators that read and write once."""
     optimizer: float
     waiting: float
     """Communication that is not hidden."""
     hidden: float
     """Communication that is; not part of the step."""
     all: float
-    """What is not hidden, together."""
+    """The whole step."""
     tokens_per_second: float
     """Of all GPUs together."""
     mfu: float

@@ -1,4 +1,4 @@
-"""Which way to spread a job is the fastest that fits, what would make one fit, and how far one way reaches."""
+"""Search over the layouts of a job: the fastest that fits, the nearest that fits, and the longest sequences."""
 
 import bisect
 from collections.abc import Callable, Collection, Iterator

@@ -1,4 +1,4 @@
-"""What is trained: a model's tensors by kind, counted from its configuration, and which of them get gradients."""
+"""A model's tensors by kind, counted from its configuration, and which of them get gradients."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ class TrainedShape:
     positions: bool = False
     """The encoding's own parameters."""
     adapters: tuple[tuple[str, int], ...] = ()
-    """(name, rank) of each linear layer of a block that has a LoRA adapter; of what else is on, whole copies are
-    trained."""
+    """(name, rank) of each linear layer with a LoRA adapter; other trained parameters are copied whole."""
 
     @classmethod
     def everything(cls) -> TrainedShape:
@@ -135,11 +134,11 @@ class Sizes:
     rank: int = 0
     """Inner width of the position feed-forward."""
     biased: bool = False
-    """Whether attention on a CPU keeps what the encoding adds to its scores."""
+    """Whether attention on a CPU keeps the encoding's bias of its scores."""
     normed_heads: bool = False
     """Whether each head of queries and keys has a norm."""
     summed_bias: bool = False
-    """Whether a bias is added behind what tensor parallelism would sum over ranks."""
+    """Whether a bias follows a sum that tensor parallelism would take over ranks."""
     position_weights: tuple[tuple[int, int], ...] = ()
     """(numbers in one, how many) of the encoding's own parameters."""
     position_work: tuple[float, float] = (0.0, 0.0)
@@ -234,8 +233,8 @@ def _counted_sizes(config: PreTrainedConfig) -> Sizes:
 
 
 CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "fc_out")
-"""Linear layers of which tensor parallelism gives each rank a part of what they read; of the others, of what they give.
-Of an adapter, that factor is split which meets the split side."""
+"""Linear layers whose input tensor parallelism splits; it splits the output of the others. Only the LoRA factor on the
+split side is split."""
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,7 @@ from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import redacted
 from tape_ds.methods.memory_savings import MemorySavings
-from tape_ds.scoring import inspection, update_statistics
+from tape_ds.scoring import update_statistics
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.passkey import Passkey
@@ -34,8 +34,6 @@ from tape_ds.training.held_out import (
     read_passkeys,
     read_scores,
     score_variants,
-    tokens_to_ask,
-    tokens_to_score,
     write_passkeys,
     write_scores,
 )
@@ -208,10 +206,6 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
         """Return the line that is printed before."""
 
     @abstractmethod
-    def tokens(self, model: Any, variants: Variants) -> int:
-        """Return how many tokens this rank is about to read."""
-
-    @abstractmethod
     def measure(self, model: Any, variants: Variants) -> dict[str, Measured]:
         """Score the variants, on every rank together."""
 
@@ -234,8 +228,7 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
         first = state.is_world_process_zero
         if first:
             print(self.announcement(variants), flush=True)
-        with _bar_of_tokens(model, self.tokens(model, variants), shown=first and sys.stderr.isatty()):
-            found = self.measure(model, variants)
+        found = self.measure(model, variants)
         if first:
             same = self.asked(next(iter(found.values())))
             kept = {variant: each for variant, each in self.read(self.file).items() if self.asked(each) == same}
@@ -253,9 +246,6 @@ class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
     def announcement(self, variants: Variants) -> str:
         names = ", ".join(document.name for document in self.documents)
         return f"scoring {', '.join(variants)} on {names} ({self.documents[0].input_ids_1T.shape[1]} tokens)"
-
-    def tokens(self, model: Any, variants: Variants) -> int:
-        return tokens_to_score(model, self.documents, variants)
 
     def measure(self, model: Any, variants: Variants) -> Scores:
         return score_variants(model, self.documents, variants, self.span)
@@ -283,33 +273,11 @@ class PasskeyRetrieval(ScoredAround[list[Passkey]]):
         lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in self.prompts}))
         return f"asking {', '.join(variants)} for {len(self.prompts)} passkeys in prompts of {lengths} tokens"
 
-    def tokens(self, model: Any, variants: Variants) -> int:
-        return tokens_to_ask(self.prompts, variants)
-
     def measure(self, model: Any, variants: Variants) -> Found:
         return passkeys(model, self.tokenizer, self.prompts, variants)
 
     def asked(self, found: list[Passkey]) -> Any:
         return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
-
-
-@contextlib.contextmanager
-def _bar_of_tokens(model: Any, count: int, shown: bool) -> Iterator[None]:
-    """Show a bar of ``count`` tokens that every layer advances: one forward over a long document takes a minute on a
-    CPU."""
-    layers = inspection.blocks(bare(model))
-    with (
-        tqdm(total=count, unit="token", unit_scale=True, disable=not shown, leave=False) as bar,
-        contextlib.ExitStack() as hooks,
-    ):
-
-        def move(_layer: Any, _inputs: Any, output: Any) -> None:
-            hidden_BTD = output[0] if isinstance(output, tuple) else output
-            bar.update(hidden_BTD.shape[1] / len(layers))
-
-        for layer in layers:
-            hooks.callback(layer.register_forward_hook(move).remove)
-        yield
 
 
 class ScoredAfter(TrainerCallback):

@@ -1,4 +1,4 @@
-"""Where a run would compute, and whether that was meant: training that slips onto a CPU takes days and says nothing."""
+"""The device of a run, and whether it was intended: training that falls back to a CPU takes days without a message."""
 
 import os
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a training process sets for itself before libraries read it: threads, trackers, and a build without use.
+"""Settings of a training process that libraries read: threads, trackers, and a build that is not needed.
 
 Called once, first thing in a launcher. A value that the user has set is left alone.
 """

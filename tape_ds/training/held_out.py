@@ -1,14 +1,12 @@
-"""What is scored within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
+"""Scores within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
 
 For loss by position and passkeys two models are scored before training, from the same weights: ``untouched`` (the base
-model, its own RoPE parameters) and ``untrained`` (RoPE scaled as the recipe says, which is also what the TAPE model
-computes at step 0). Jobs, one per variant and document, per block of a length, or per prompt, are shared out over the
-ranks.
+model, its own RoPE parameters) and ``untrained`` (RoPE scaled by the recipe, which the TAPE model equals at step 0).
+Jobs, one per variant and document, per block of a length, or per prompt, are shared among the ranks.
 """
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import encodings, storage
 from tape_ds.data.passkey import PasskeyPrompt
-from tape_ds.distributed.distributed_map import rounds, share_out
+from tape_ds.distributed.distributed_map import share_out
 from tape_ds.models.llama import TapeForCausalLM, evaluated_at, positions_of
 from tape_ds.models.loading import extendable
 from tape_ds.scoring import passkey, perplexity
@@ -59,20 +57,14 @@ def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Va
             return score(model, document.input_ids_1T, span)
 
     results: Scores = {variant: {} for variant in variants}
-    for names in _side_by_side(model, variants):
+    for names in scored_together(model, variants):
         jobs = [(name, document) for name in names for document in documents]
         for (name, document), scored in zip(jobs, share_out(score_one, jobs), strict=True):
             results[name][document.name] = scored
     return results
 
 
-def tokens_to_score(model: Model, documents: Sequence[EvalDocument], variants: Variants) -> int:
-    """Return the tokens that this rank reads in :func:`score_variants`."""
-    groups = [len(names) * len(documents) for names in _side_by_side(model, variants)]
-    return sum(map(rounds, groups)) * documents[0].input_ids_1T.shape[1]
-
-
-def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
+def scored_together(model: Model, variants: Variants) -> list[list[str]]:
     """Return groups of variants that ranks may score at the same time: under ZeRO-3 those that call the same modules,
     since a layer with updates and one without would wait for different weights; else all."""
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
@@ -143,13 +135,6 @@ def passkeys(
             with _computing_as(model, variant, length):
                 found[name] += passkey.score(model, tokenizer, asked, each=share_out)
     return found
-
-
-def tokens_to_ask(prompts: Sequence[PasskeyPrompt], variants: Variants) -> int:
-    """Return the most tokens that this rank reads in :func:`passkeys`."""
-    asked = Counter(prompt.length for prompt in prompts)
-    replied = passkey.NEW_TOKENS - 1  # the last token of a reply is not read
-    return len(variants) * sum(rounds(trials) * (length + replied) for length, trials in asked.items())
 
 
 def passkey_rows(found: Found) -> list[dict[str, Any]]:

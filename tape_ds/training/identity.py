@@ -1,8 +1,8 @@
-"""What decides the numbers of a run, field by field: stored with every checkpoint, compared before one is resumed.
+"""Everything that decides the numbers of a run, field by field: stored with every checkpoint, compared before a resume.
 
-A name is ``recipe.FIELD``, ``data.SPEC`` (the fingerprint of what is read), ``tokenizer``, ``base.FILE`` (a file of
-the base model's weights) or ``code.PACKAGE``. What changes no number (folders, logs, trackers, how often is saved, what
-is scored) is not in it; how many processes share the work, and how it is sharded, is the manifest's own business.
+A name is ``recipe.FIELD``, ``data.SPEC`` (the fingerprint of a source), ``tokenizer``, ``base.FILE`` (a file of the
+base model's weights) or ``code.PACKAGE``. Settings that change no number (folders, logs, trackers, saving, scoring) are
+not in it; the number of processes and their sharding are the manifest's.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The configuration of the model that a recipe trains: of what is being assembled, or beforehand, without loading it.
+"""The configuration of the model that a recipe trains: for a run, or planned without loading the model.
 
-Whoever looks beforehand has no tokenizer and perhaps no model: a base that is not at hand has its published sizes.
+A plan has no tokenizer and perhaps no model: a base that is not on this machine has its published sizes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
     from tape_ds.models.loading import extendable
 
     if refused := extendable.check(native):
-        return refused  # what else is found would mislead
+        return refused  # further problems would mislead
     found = list(check_model(recipe.scale, native))
     if extendable.by_own_class(native):
         found += _check_own_class(recipe, native)

@@ -87,7 +87,7 @@ def loss_by_position(
         axes.xaxis.set_major_locator(MultipleLocator(step))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}"))
         if axes in lower:
-            # limits by what four of five values keep
+            # limits that four of five values keep
             distances = sorted(abs(nll) for each in drawn.values() for nll in each.nll if math.isfinite(nll))
             limit = max(1.5 * distances[int(0.8 * (len(distances) - 1))] if distances else 0.0, 0.01)
             axes.set_ylim(-limit, limit)

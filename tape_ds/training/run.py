@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What is known of a run before its data are read. A kind resolves the model (the first fields), and
+    """The facts of a run before its data are read. A kind resolves the model (the first fields), and
     :func:`.runs.assembly.assemble` fills in the rest."""
 
     recipe: Any
@@ -67,7 +67,7 @@ class RunContext:
     """Configuration of the model that is trained."""
     tokenizer: PreTrainedTokenizerBase
     bad_rows: BadRows = field(default_factory=BadRows)
-    """What was left out of the data, and of a stream what this process has read of it."""
+    """Rows that were left out of the data; of a stream, those that this process has read."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Everything that decides the run's numbers, see :mod:`.identity`."""
     arguments: Any = None
@@ -93,7 +93,7 @@ class Run(RunContext, ABC):
     names: tuple[str, ...] = ()
     """Exact names of the trained parameters."""
     teacher: Teacher | None = None
-    """What the model is kept near, see :mod:`tape_ds.methods.distillation`."""
+    """The model that the trained one is kept near, see :mod:`tape_ds.methods.distillation`."""
 
     @classmethod
     @abstractmethod

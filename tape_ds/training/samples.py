@@ -1,4 +1,4 @@
-"""Text that the model writes while it trains: what the recipe's ``sample_prompts`` ask for."""
+"""Text that the model writes while it trains, for the recipe's ``sample_prompts``."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ NAME = "samples"
 
 
 class WriteSamples(TrainerCallback):
-    """Has the model go on with the recipe's prompts every so many steps.
+    """Makes the model continue the recipe's prompts every ``sample_steps`` steps.
 
     Every rank writes the same: under ZeRO-3, and where ranks share heads, none can compute anything alone. The random
-    state and each module's mode are afterwards what they were, so that no loss knows of it.
+    state and each module's mode are restored, so that no loss changes.
     """
 
     def __init__(self, trainer: TapeTrainer, asked: Samples, tokenizer: PreTrainedTokenizerBase):

@@ -237,7 +237,7 @@ class TapeTrainer(Trainer):
         """Load nothing: :meth:`_prepare_for_training` restores the weights together with everything else."""
 
     def load_rank_state(self) -> None:
-        """Go on from the sums of :meth:`_rank_state`; logging and saving intervals are this run's own.
+        """Continue the sums of :meth:`_rank_state`; logging and saving intervals are this run's own.
 
         Where another number of ranks saved, every rank's random numbers start from the seed, the step and its number.
         """

@@ -77,8 +77,7 @@ def test_a_draw_would_show(tmp_path):
     assert losses(drawn) != losses(train(tmp_path / "a"))
 
 
-def test_trackers_that_take_texts_get_them(tmp_path, capsys):
-    """A disk that refused them ended the run: they went past what keeps a tracker's trouble to itself."""
+def test_trackers_that_take_texts_get_them(tmp_path):
     texts, tables = [], []
     board = SimpleNamespace(add_text=lambda name, text, step: texts.append((name, text, step)))
     wandb = SimpleNamespace(run=1, Table=lambda columns, data: data, log=tables.append)

@@ -85,8 +85,8 @@ def _start(context: RunContext, fingerprints: Callable[[], Mapping[str, str]]) -
     problems = []
     if resumed is None and earlier and not (recipe.trains and recipe.safety.start_anew):
         wrong = f"it holds checkpoints of an earlier run: {', '.join(earlier)}"
-        anew = "--start_anew to remove them, or " if recipe.trains else ""
-        problems = [Problem("output_dir", str(output), wrong, f"--resume auto to resume it, {anew}another output_dir")]
+        remedy = "--resume auto to resume it, --start_anew to remove them, or " if recipe.trains else ""
+        problems = [Problem("output_dir", str(output), wrong, f"{remedy}another output_dir")]
     raise_if_any(rank_sync.first(problems))
 
     set_seed(arguments.seed)

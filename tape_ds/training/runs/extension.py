@@ -1,5 +1,4 @@
-"""From a checked extension recipe to a run: a pretrained model, what of it is trained, sequences and held-out
-documents."""
+"""Runs that extend a pretrained model: held-out documents, passkeys and PoSE or packed sequences."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -78,14 +77,14 @@ class Extension(Run):
 
     @classmethod
     def read(cls, context: RunContext) -> "Extension":
-        recipe, tokenizer, evaluation = context.recipe, context.tokenizer, context.recipe.evaluation
+        recipe, tokenizer, asked = context.recipe, context.tokenizer, context.recipe.evaluation
         held_out = held_out_documents(recipe, tokenizer, context.bad_rows)
         prompts = passkey.draw(  # the same for every method
             tokenizer,
-            evaluation.passkey_lengths,
-            evaluation.passkey_trials,
+            asked.passkey_lengths,
+            asked.passkey_trials,
             context.arguments.seed,
-            evaluation.passkey_form,
+            asked.passkey_form,
         )
         sequences: Any = training_sequences(recipe, tokenizer, context.bad_rows) if recipe.trains else []
         return cls(**vars(context), held_out=held_out, prompts=prompts, sequences=sequences)

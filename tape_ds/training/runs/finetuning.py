@@ -58,10 +58,6 @@ class AnswerScores(ScoredAround[AnswerLoss]):
     def announcement(self, variants: Variants) -> str:
         return f"scoring {len(self.questions):,} answers {', '.join(variants)} training"
 
-    def tokens(self, model: Any, variants: Variants) -> int:
-        tokens, count = sum(one.input_ids_1T.shape[1] for one in self.questions), len(self.questions)
-        return tokens * rounds(count) // count
-
     def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
         return {when: answers.score(model, self.questions, each=share_out) for when in variants}
 

@@ -69,11 +69,11 @@ class GeneratedRun(Run):
 
     @abstractmethod
     def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> Any:
-        """Return what is stored of each test and which answers of its sequences are right."""
+        """Return the stored scores, from each test and which answers of its sequences are right."""
 
     @cached_property
     def held_out(self) -> list[tuple[Test, list[GeneratedSample]]]:
-        """The tests that the trained model is asked, with their sequences."""
+        """Tests of the trained model, with their sequences."""
         tests, each = self.recipe.tests
         return [(test, test.task.held_out(test.size, each, SEED)) for test in tests]
 
