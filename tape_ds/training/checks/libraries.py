@@ -25,7 +25,7 @@ def check(recipe: Recipe) -> list[Problem]:
     if not recipe.trains:
         return []
     steps = recipe.trainer_value("max_steps")
-    found = [*_optimizer(recipe), *_compiler(recipe), *_checkpointing(recipe)]
+    found = [*_optimizer(recipe), *_compiler(recipe), *_data_loader(recipe), *_checkpointing(recipe)]
     found += [] if recipe.elsewhere else _machine(recipe)
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 
@@ -157,6 +157,16 @@ def _compiler(recipe: Recipe) -> Iterator[Problem]:
 
         if mode not in (known := _inductor.list_mode_options()):
             yield Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known))
+
+
+def _data_loader(recipe: Recipe) -> Iterator[Problem]:
+    given = recipe.trainer_value("accelerator_config")
+    if given:
+        from transformers.trainer_pt_utils import AcceleratorConfig
+
+        known = AcceleratorConfig().to_dict()
+        for each in given.keys() - known.keys():
+            yield Problem(f"accelerator_config.{each}", given[each], "unknown key", did_you_mean(each, known))
 
 
 def _checkpointing(recipe: Recipe) -> Iterator[Problem]:

@@ -31,7 +31,7 @@ from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls import sequences as scrolls_sequences
 from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
 from tape_ds.data.selection import token_counts
-from tape_ds.distributed.distributed_map import rounds, share_out
+from tape_ds.distributed.distributed_map import share_out
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import rows as rows_of_vocabulary
