@@ -117,3 +117,15 @@ class MemorySavings:
             offloaded = ", their inputs in the host's memory" if self.offload is not None else ""
             lines.append(f"computed again in the backward: {self.recompute.blocks} blocks{kept}{offloaded}")
         return lines
+
+    def without_effect(self) -> list[str]:
+        """Return a line for each saving that has saved nothing by the end of the first step."""
+        lines = []
+        if self.offload is not None and self.offload.moved_bytes == 0:
+            lines.append("checkpoint_offload moves nothing: a backward needs the last block's inputs alone; remove it")
+        if self.recompute is not None and self.recompute.selective and self.recompute.kept == 0:
+            lines.append(
+                f"checkpoint_layers: {self.memory.checkpoint_layers} is as 1 here: attention is no operator that could "
+                "be kept; give checkpoint_layers: 1, or attention_backend: sdpa"
+            )
+        return lines

@@ -145,17 +145,25 @@ class PositionUpdates(TrainerCallback):
 
 
 class ApplyMemorySavings(TrainerCallback):
-    """Applies a recipe's memory savings when training begins, after transformers has switched its checkpointing on."""
+    """Applies a recipe's memory savings when training begins, after transformers has switched its checkpointing on, and
+    warns after the first step of those without effect."""
 
     def __init__(self, memory: Memory):
         self.memory = memory
         self.savings: MemorySavings | None = None
+        self.checked = False
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         checkpointing = bool(args.gradient_checkpointing)  # transformers before 5.23 has no other name
         self.savings = MemorySavings(kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device)
         for line in self.savings.outline() if state.is_world_process_zero else []:
             say(f"memory: {line}")
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.savings is not None and not self.checked and state.is_world_process_zero:
+            self.checked = True
+            for line in self.savings.without_effect():
+                say(f"memory: {line}")
 
 
 class SaveTrained(TrainerCallback):

@@ -66,3 +66,21 @@ def test_the_last_blocks_inputs_stay(encoding, moved):
     ids = tokens(2, 13)
     model.train()(ids, labels=ids).loss.backward()
     assert savings.offload.moved_bytes == moved * 2 * 13 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    "memory, encoding, backend, told",
+    [
+        (Memory(checkpoint_offload=True), "rope", "auto", "checkpoint_offload moves nothing"),
+        (Memory(checkpoint_layers="selective"), "tape", "reference", "selective is as 1 here"),
+        (Memory(checkpoint_layers="selective_matmuls"), "tape", "reference", None),
+        (Memory(checkpoint_layers="selective"), "tape", "sdpa", None),
+    ],
+)
+def test_a_saving_without_effect_is_a_warning(memory, encoding, backend, told):
+    model = tiny_model("gqa", encoding, num_hidden_layers=1, attention_backend=backend)
+    savings = MemorySavings(model, memory, checkpointing=True, device=CPU)
+    ids = tokens(2, 13)
+    model.train()(ids, labels=ids).loss.backward()
+    lines = savings.without_effect()
+    assert (told is None and lines == []) or told in lines[0]
