@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.shapes import AttentionShape, document_lengths
 from tape_ds.attention.attend import attend as attend_in_model
-from tape_ds.attention.borders import Borders, borders_of_packed_sequences
+from tape_ds.attention.document_layout import DocumentLayout, layout_of_packed_sequences
 
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -43,7 +43,7 @@ class PackedDocuments:
 
     @functools.cache  # noqa: B019 (a run has few)
     def cu_seqlens(self, sequences: int) -> Tensor:
-        """Borders of all sequences' documents, one sequence after another."""
+        """DocumentLayout of all sequences' documents, one sequence after another."""
         return torch.tensor([0, *accumulate(self.lengths * sequences)], dtype=torch.int32, device=self.device)
 
 
@@ -83,15 +83,15 @@ def attend(backend: str, documents: PackedDocuments | None = None) -> Callable[.
     layers."""
 
     @functools.cache
-    def borders(sequences: int) -> Borders | None:
+    def layout(sequences: int) -> DocumentLayout | None:
         if documents is None:
             return None
         lengths = documents.lengths
-        return borders_of_packed_sequences(documents.cu_seqlens(sequences), max(lengths), sequences, sum(lengths))
+        return layout_of_packed_sequences(documents.cu_seqlens(sequences), max(lengths), sequences, sum(lengths))
 
     def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         _refuse_large_matrices(q, k, backend == "reference")
-        return attend_in_model(q, k, values, borders=borders(len(q)), backend=backend)
+        return attend_in_model(q, k, values, layout=layout(len(q)), backend=backend)
 
     return call
 

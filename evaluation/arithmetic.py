@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from evaluation import arithmetic_options
 from tape_ds.data.generated import tasks
 from tape_ds.data.generated.arithmetic import ArithmeticTask
-from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test
-from tape_ds.data.generated.vocabulary import ids_of
+from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test, ids_of
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.scoring import arithmetic_tables, exact_match, journal, models
 from tape_ds.scoring import options as shared

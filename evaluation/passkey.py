@@ -11,9 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evaluation import passkey_options
-from tape_ds.data import passkey_protocols
-from tape_ds.data.passkey import LARGEST_KEY, answer_ids
-from tape_ds.data.passkey_protocols import PasskeyQuestion
+from tape_ds.data.passkey import LARGEST_KEY, PasskeyQuestion, answer_ids, fingerprint, grid, published
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import heat_map, journal, models, passkey
 from tape_ds.scoring import options as shared
@@ -35,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         journal.folder(options.output, model),
         model=model.about(),
         config=passkey_options.settings(options),
-        data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
+        data={f"passkey:{options.form}": fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
     shared.note_beyond(options.lengths, model)
@@ -76,8 +74,8 @@ def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list
         UserError: lengths without room for the prompt.
     """
     if options.protocol == "published":
-        return passkey_protocols.published(tokenizer, options.lengths, options.trials)
-    return passkey_protocols.grid(
+        return published(tokenizer, options.lengths, options.trials)
+    return grid(
         tokenizer,
         options.lengths,
         options.depths,

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tape_ds.arguments import Parser, below_one
-from tape_ds.data.passkey import FORMS
-from tape_ds.data.passkey_protocols import PUBLISHED_LENGTHS, PUBLISHED_TRIALS
+from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS
 from tape_ds.errors import Problem
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring import options as shared

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from tape_ds.errors import EXIT_CODE, GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
+from tape_ds.errors import GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
+from tape_ds.exit_codes import ExitCode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """What a model's weights may be asked to load as, or to be written as."""
@@ -52,7 +53,7 @@ class Parser(argparse.ArgumentParser):
             print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
         else:
             time.sleep(GRACE_SECONDS)
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(ExitCode.USER_ERROR)
 
 
 def add_base_anyway(parser: Any) -> None:

@@ -1,8 +1,7 @@
-"""Folders that are built once, by the first process that asks, and read by all others.
+"""Build a folder once, by the first process that needs it.
 
-On one machine a file lock lets the first build and the rest wait. The lock only saves work: a folder is written aside
-and renamed when it is complete, so that no reader ever sees half of one, and two machines that share a disk whose locks
-do not reach across can at worst build the same thing twice. A full disk leaves nothing half-written.
+A file lock lets the other processes wait. It only saves work: the folder is built under another name and renamed when
+it is complete, so that two machines whose locks do not reach each other at worst build it twice.
 """
 
 import glob
@@ -27,19 +26,18 @@ def folder(
     field: str = "data_cache",
     remedy: str = "or name another data_cache: nothing of it was kept, and what the cache holds already stays",
 ) -> Path:
-    """Return the finished folder ``cache_dir/name``, built by the first process that asks.
+    """Return the finished folder ``cache_dir/name``; build it if it does not exist.
 
     Args:
-        cache_dir: made if it is not there; one that holds the folder need not be this user's to write.
-        name: which everything that decides the contents decides.
-        build: given the path of a folder that is not there yet; makes and fills it. Its parent is there, for this
-            build alone, and goes with all else in it. What ``build`` raises is passed on, and nothing is kept.
+        cache_dir: created if necessary; may be read-only if it has the folder.
+        name: derived from everything that determines the contents.
+        build: creates and fills the folder of the given path, whose parent is temporary. If it raises, nothing is kept.
         field: what names the cache, for messages.
         remedy: for a disk that is full or read-only.
 
     Raises:
         UserError: ``cache_dir`` is a file.
-        DiskError: the folder has to be built, and the disk is full or read-only.
+        DiskError: the folder must be built, and the disk is full or read-only.
     """
     finished = Path(cache_dir) / name
     if finished.exists():
@@ -54,15 +52,15 @@ def folder(
 
 
 def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:
-    """Build elsewhere, then rename; for a folder that somebody named, so that two builds of it are not the same.
+    """Build a folder that a user named, where another process's result is not the same.
 
     Args:
-        finished: the folder's name; its parents are made.
+        finished: the folder's path; its parents are created.
         build: as for :func:`folder`.
         field: what names the folder on the command line.
 
     Raises:
-        UserError: another process builds it at the same time, or has done so since it was found missing.
+        UserError: another process is building it, or has built it meanwhile.
         DiskError: the disk is full or read-only; nothing is left of the folder.
     """
     remedy = "name a new folder"
@@ -83,7 +81,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
 
 @contextmanager
 def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
-    """Turn a refusal of the disk into a :class:`DiskError`."""
+    """Raise a :class:`DiskError` if the disk refuses a write."""
     try:
         yield
     except Exception as error:
@@ -94,24 +92,24 @@ def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
 
 
 def _build(finished: Path, build: Callable[[Path], None]) -> bool:
-    """Return whether the folder is the one that was built here: another machine may be faster."""
-    here = f"{finished.name}.building-{socket.gethostname()}-"
-    for left_over in finished.parent.glob(f"{glob.escape(here)}*"):  # of a build that was killed
+    """Build and rename; return False if another machine was faster."""
+    prefix = f"{finished.name}.building-{socket.gethostname()}-"
+    for left_over in finished.parent.glob(f"{glob.escape(prefix)}*"):  # of a build that was killed
         shutil.rmtree(left_over, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=here, dir=finished.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=finished.parent))
     try:
-        build(aside / "done")
-        for path in (*(aside / "done").rglob("*"), aside / "done"):
+        build(temporary / "done")
+        for path in (*(temporary / "done").rglob("*"), temporary / "done"):
             storage.sync(path)
-        is_ours = _rename(aside / "done", finished)
+        is_ours = _rename(temporary / "done", finished)
         storage.sync(finished.parent)
         return is_ours
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _rename(done: Path, finished: Path) -> bool:
-    """Give a complete folder its name; False where another machine was faster."""
+    """Rename; return False if the folder exists already."""
     try:
         os.rename(done, finished)
     except OSError:

@@ -1,4 +1,4 @@
-"""Markdown tables: the one writer for pages, cards and terminals."""
+"""Write Markdown tables for pages, cards and terminals."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,16 +6,16 @@ _RULES = {"l": "---", "r": "---:"}
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str | None = None) -> str:
-    """Return a table, without a line break at its end.
+    """Return a table without a final line break.
 
     Args:
         header: a cell for each column.
-        rows: as many cells each. A cell becomes one line, and what would end it is escaped.
-        align: a letter for each column, ``l`` (left) or ``r`` (right); the last one holds for all columns after it.
-            Default: the first column left, the others right, as names and their numbers are.
+        rows: as many cells each; line breaks become blanks, and ``|`` is escaped.
+        align: ``l`` (left) or ``r`` (right) for each column; the last letter also holds for the columns after it.
+            Default: the first column left, the others right.
 
     Raises:
-        ValueError: a row is longer or shorter than the header, or ``align`` has another letter.
+        ValueError: a row has another length than the header, or ``align`` has another letter.
     """
     letters = align or "lr"
     if set(letters) - set(_RULES):

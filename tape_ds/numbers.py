@@ -1,4 +1,4 @@
-"""Numbers, and names of parameters, as lines and tables show them."""
+"""Format numbers and parameter names for lines and tables."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ NOT_AVAILABLE = "N/A"
 
 
 def number(value: Any, form: str) -> str:
-    """``value`` in format ``form``; None reads N/A, what is not finite reads NaN, inf or -inf, text stays as it is."""
+    """Return ``value`` in format ``form``; None as N/A, non-finite numbers as NaN, inf or -inf, text unchanged."""
     if value is None:
         return NOT_AVAILABLE
     if isinstance(value, str):
@@ -20,13 +20,13 @@ def number(value: Any, form: str) -> str:
 
 
 def tokens(text: str) -> int | None:
-    """Return a number of tokens as people write it: 512, 2k (2,048), 128K; None where it is no such number, or 0."""
+    """Parse a number of tokens: 512, 2k (2,048), 128K; None if it is not one, or 0."""
     count, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
     return int(count) * unit or None if count.isascii() and count.isdigit() else None
 
 
 def length(tokens: int) -> str:
-    """Return a number of tokens as people write it: 891, 8k; 10,000 where it is no multiple of 1,024."""
+    """Return a number of tokens as 8k if it is a multiple of 1,024, else as 891 or 10,000."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:,}"
 
 
@@ -44,7 +44,7 @@ def duration(seconds: float | None) -> str:
 
 
 def summarise(names: tuple[str, ...]) -> str:
-    """Exact names, with the layer numbers of otherwise equal ones drawn together."""
+    """Return the names line by line, with the layer numbers of otherwise equal ones joined."""
     groups: dict[str, list[int]] = {}
     for name in names:
         parts = name.split(".")
@@ -56,11 +56,11 @@ def summarise(names: tuple[str, ...]) -> str:
 
 
 def stretches(numbers: Iterable[int]) -> list[str]:
-    """Numbers as a person writes them, ascending: [0, 1, 2, 4] -> ["0-2", "4"]."""
-    found: list[list[int]] = []
+    """Return numbers as ascending ranges: [0, 1, 2, 4] -> ["0-2", "4"]."""
+    ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
+            ranges.append([number, number])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]

@@ -1,4 +1,4 @@
-"""Paths and texts as a person writes them: looked at without ever failing, and told when they can be none."""
+"""Validate user-supplied paths and texts without raising."""
 
 import contextlib
 import os
@@ -13,12 +13,11 @@ FIELDS = ("output_dir", "data_cache", "data_dir", "resume", "resume_from_checkpo
 """Fields whose text is, or may be, a path."""
 
 LONGEST_NAME, LONGEST = 255, 4096
-"""Bytes of a name in a folder and of a whole path, at most, on every file system in use."""
+"""Limits of a file name and of a path, in bytes, on common file systems."""
 
 
 def of(text: str) -> Path:
-    """Return the path that ``text`` means, ``~`` included; where no user is called so, ``~`` is a name like any
-    other."""
+    """Return ``text`` as a path, ``~`` expanded if there is such a user."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -26,23 +25,23 @@ def of(text: str) -> Path:
 
 
 def data_cache(given: str | None) -> Path:
-    """Return the folder of the field ``data_cache``."""
+    """Return the folder that the field ``data_cache`` names, or its default."""
     return storage.cache_home() / "data" if given is None else Path(given).expanduser()
 
 
 def check(name: str, value: Any) -> Iterator[Problem]:
-    """Why the value of field ``name`` cannot be the path that it should be, or cannot be written down at all."""
+    """Yield what is wrong with the value of field ``name`` as a text, and as a path if it is one."""
     if any("\x00" in text for text in _texts(value)):
         yield Problem(name, value, "holds a null byte, which ends a text", "remove it")
     elif not all(storage.is_utf8(text) for text in _texts(value)):
-        yield Problem(name, value, "holds bytes that are no UTF-8", "write it in UTF-8")
+        yield Problem(name, value, "holds bytes that are not UTF-8", "write it in UTF-8")
     elif name in FIELDS and isinstance(value, str):
         yield from check_path(name, value)
 
 
 def check_path(name: str, text: str) -> Iterator[Problem]:
-    """Why ``text`` can be no path on this machine, whatever lies there."""
-    if not text:  # a shell's variable that is not set, and not the current folder
+    """Yield why ``text`` cannot be a path on this machine."""
+    if not text:  # an unset shell variable, and not the current folder
         yield Problem(name, text, "empty", "give a path, or leave it out")
         return
     try:
@@ -59,16 +58,16 @@ def check_path(name: str, text: str) -> Iterator[Problem]:
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 LFS = ("a git-lfs pointer, not the file itself", "git lfs pull, in the clone that it comes from")
-"""What is wrong with a file that begins as such a pointer does, and the remedy."""
+"""Problem and remedy."""
 
 
 def is_lfs_pointer(head: bytes) -> bool:
-    """Return whether a file that begins so only names what a clone without git-lfs did not fetch."""
+    """Return whether a file with these first bytes stands for one that a clone without git-lfs did not fetch."""
     return head.startswith(_LFS)
 
 
 def check_fetched(name: str, folder: str | Path) -> list[Problem]:
-    """Whether a folder of files, if it is one, holds git-lfs pointers in their place."""
+    """Check a folder, if it is one, for git-lfs pointers."""
     pointers = []
     for file in sorted(Path(folder).glob("*")):
         with contextlib.suppress(OSError), file.open("rb") as opened:
@@ -81,21 +80,21 @@ def check_fetched(name: str, folder: str | Path) -> list[Problem]:
 
 
 def check_new(name: str, folder: Path) -> list[Problem]:
-    """What keeps a new folder from lying at ``folder``; ``name`` is what names it on the command line."""
+    """Check that ``folder``, given as option ``name``, can be created."""
     if impossible := list(check_path(name, str(folder))):
         return impossible
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     if existing == folder.absolute():
         wrong = "exists"
     elif not existing.is_dir():
-        wrong = f"{existing} is no folder"
+        wrong = f"{existing} is not a folder"
     else:
         return []
     return [Problem(name, str(folder), wrong, "name a new folder")]
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value, keys of mappings included."""
+    """Yield every string in a value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

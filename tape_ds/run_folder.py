@@ -1,15 +1,15 @@
-"""What lies where in a run's folder, and whether the run has come to its end.
+"""The files of a run's folder, and its markers.
 
-    metrics.jsonl, results/, trained/     what a person looks at
+    metrics.jsonl, results/, trained/     for people
     checkpoint-N/                         committed checkpoints (see tape_ds.checkpoint)
-    finished                              marker, written last of all: nothing is left to do here
-    stopped                               marker of a run that ended early because somebody asked for it
-    save_now                              put there by a person: save at the next step; its text names the checkpoint
-    trackers.json                         by which a tracker knows the run again
+    finished                              marker, written last: the run is complete
+    stopped                               marker: the run ended early on request
+    save_now                              written by a person: save at the next step; its text names the checkpoint
+    trackers.json                         the run's id at a tracker
     ranks/                                a file for each living rank (see tape_ds.resilience.run_lock)
-    nonfinite.jsonl, stacks/              what guards and watchdog have found
+    nonfinite.jsonl, stacks/              written by guards and watchdog
 
-No heavy import: what starts and restarts runs reads this as well.
+No heavy imports: keep_alive reads it too.
 """
 
 import json
@@ -31,43 +31,43 @@ RANKS = "ranks"
 NONFINITE = "nonfinite.jsonl"
 STACKS = "stacks"
 RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
-"""What in the folder ``trained`` says how it was made (:mod:`tape_ds.checkpoint.trained`), and whole models' files."""
+"""Files in the folder ``trained``: the record of :mod:`tape_ds.checkpoint.trained`, and a whole model's weights."""
 
 
 def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
-    """Say that the run of this ``identity`` has done all its ``step`` steps and everything after them."""
+    """Mark that the run of this ``identity`` has completed its ``step`` steps and everything after them."""
     storage.write_json(output / FINISHED, {"step": step, "finished": _now(), "identity": identity})
 
 
 def finished(output: Path) -> dict[str, Any] | None:
-    """Return what :func:`mark_finished` wrote; None where the run has not come to its end."""
+    """Return what :func:`mark_finished` wrote, if it did."""
     return _read(output / FINISHED)
 
 
 def mark_stopped(output: Path, step: int, reason: str) -> None:
-    """Say that the run ended after ``step`` steps because of ``reason``, and goes on where it is resumed."""
+    """Mark that the run ended after ``step`` steps because of ``reason``, and can be resumed."""
     storage.write_json(output / STOPPED, {"step": step, "stopped": _now(), "reason": reason})
 
 
 def stopped(output: Path) -> dict[str, Any] | None:
-    """Return what :func:`mark_stopped` wrote; None where the run was not stopped."""
+    """Return what :func:`mark_stopped` wrote, if it did."""
     return _read(output / STOPPED)
 
 
 def clear_markers(output: Path) -> None:
-    """Take both markers back: there is something to do again."""
+    """Remove both markers: the run continues."""
     for name in (FINISHED, STOPPED):
         (output / name).unlink(missing_ok=True)
 
 
 def tracker_id(output: Path) -> str | None:
-    """Return the run's id at W&B; None where it has none yet."""
-    found = (_read(output / TRACKERS) or {}).get("wandb")
-    return found if isinstance(found, str) else None
+    """Return the run's id at W&B, if it has one."""
+    known = (_read(output / TRACKERS) or {}).get("wandb")
+    return known if isinstance(known, str) else None
 
 
 def store_tracker_id(output: Path, known: str) -> None:
-    """Keep the run's id at W&B for whoever goes on with it."""
+    """Store the run's id at W&B for a resume."""
     storage.write_json(output / TRACKERS, {"wandb": known})
 
 
@@ -77,14 +77,15 @@ def _now() -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def check_whole(field: str, name_or_path: str, folder: str | Path) -> list[Problem]:
-    """Whether ``folder`` (what ``name_or_path`` leads to) is a whole model and not what a run trained of one."""
+    """Check that ``folder``, which ``name_or_path`` resolves to, is a whole model and not only the part that a run
+    trained."""
     folder = Path(folder)
     if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
         return []

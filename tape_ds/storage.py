@@ -1,9 +1,6 @@
-"""Files that are whole or absent, and on the disk: written aside, synced, renamed.
+"""Write files so that they are complete or absent, also after a loss of power: write to another name, sync, rename."""
 
-A rename within a folder is the one operation of a file system that either happened or did not, also after a loss of
-power. Everything a run could need again goes through here.
-"""
-
+import contextlib
 import csv
 import errno
 import hashlib
@@ -21,93 +18,86 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 HASHED_WHOLE = 64 * 2**20
-"""Bytes up to which :func:`content_identity` reads all of a file: hashing terabytes takes longer than tokenising."""
+"""Size up to which :func:`content_identity` reads a whole file: hashing terabytes takes longer than tokenising."""
 BLOCKS, BLOCK_BYTES = 8, 16 * 2**10
-"""What it reads of a larger one."""
+"""What it reads of a larger file."""
 
+# libraries hide the system's error: safetensors and tokenizers repeat its text, torch does not
 _BY_TORCH = (errno.EIO, "torch could not write, as it is when a disk is full")
-_SAID: dict[str, tuple[int, str]] = {
+_MESSAGES: dict[str, tuple[int, str]] = {
     **{os.strerror(number): (number, os.strerror(number)) for number in (*FULL, errno.EROFS)},
     **dict.fromkeys(("iostream error", "file write failed", "unexpected pos"), _BY_TORCH),
 }
-"""Words by which libraries that hide the system's error tell of a disk that refused: safetensors and tokenizers repeat
-the system's own, torch does not say which it was."""
-_WORDS = re.compile("|".join(map(re.escape, _SAID)))
+_ANY_MESSAGE = re.compile("|".join(map(re.escape, _MESSAGES)))
 
 
 def write_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let ``write`` fill a file beside ``path`` and give it this name when it lies on the disk.
-
-    It gets the permissions of the file that it replaces, or those of any new file: safetensors alone would let nobody
-    else read it.
+    """Let ``write`` fill a temporary file next to ``path``, and rename it when it is on the disk.
 
     Args:
-        path: its folder is made if it is not there; a file of this name is replaced.
-        write: given the path of the file aside, empty; what it raises is passed on, and nothing is left.
+        path: its folder is created; an existing file is replaced and gives its permissions.
+        write: given the path of the temporary file, empty; if it raises, nothing is left.
 
     Raises:
-        OSError: the disk refused; names ``path``, whatever the library that wrote said of it.
+        OSError: the disk refused; names ``path``, whatever the library that wrote raised.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
-        aside.touch()
-        mode = stat.S_IMODE((path if path.is_file() else aside).stat().st_mode)
-        write(aside)
-        aside.chmod(mode)
-        sync(aside)
-        os.replace(aside, path)
+        temporary.touch()
+        mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode)
+        write(temporary)
+        temporary.chmod(mode)  # safetensors makes files that only their owner can read
+        sync(temporary)
+        os.replace(temporary, path)
     except Exception as error:
         refused = refusal(error)
         if refused is None:
             raise
         raise OSError(refused.errno, refused.strerror, str(path)) from error
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
-    """:func:`write_file` of a text, UTF-8."""
-    write_file(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+    """:func:`write_file` of UTF-8 text."""
+    write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """:func:`write_file` of ``content`` as JSON; in ASCII, since names of files need not be Unicode."""
+    """:func:`write_file` of JSON, in ASCII: file names need not be Unicode."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table for programs; None is an empty cell."""
+    """Return a table as CSV; None is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
 
 
 def sync(path: Path) -> None:
-    """Have the system put a file's contents, or a folder's names, onto the disk."""
-    opened = os.open(path, os.O_RDONLY)
+    """Flush a file's contents, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # a file system that syncs no folders
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems cannot sync folders
             raise
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's contents."""
+    """Return the SHA-256 of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_identity(path: Path) -> str:
-    """Return what tells a file's contents from others, wherever and whenever it was copied: its hash up to 64 MiB,
-    above that its size and a hash of :data:`BLOCKS` blocks, evenly spread from its first byte to its last.
-
-    A change of a large file is missed if it keeps the size and touches no block.
-    """
+    """Identify a file by its contents alone: by its hash up to 64 MiB; above that by its size and a hash of
+    :data:`BLOCKS` evenly spaced blocks, which misses a change that keeps the size and touches none of them."""
     size = path.stat().st_size
     if size <= HASHED_WHOLE:
         return digest(path)
@@ -120,75 +110,72 @@ def content_identity(path: Path) -> str:
 
 
 def in_the_way(path: Path) -> Path | None:
-    """Return what keeps a path from being a folder, or from becoming one: a file at its place or above it; None:
-    nothing."""
+    """Return the file that prevents ``path`` from being created as a folder; None: there is none."""
     return next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
 
 
 def cache_home() -> Path:
-    """Return where things are kept that can be made again, unpacked models and tokenised texts: ``tape_ds`` in
-    ``XDG_CACHE_HOME``, else in ``HF_HOME``, where whoever has large models put theirs, else in ``~/.cache``."""
+    """Return the folder for unpacked models and tokenised texts: ``tape_ds`` in ``XDG_CACHE_HOME``, else in
+    ``HF_HOME``, which is on a large disk where models are large, else in ``~/.cache``."""
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HF_HOME") or "~/.cache"
     return Path(home).expanduser() / "tape_ds"
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be written: other bytes of a command line arrive as halves of a surrogate pair, and so
-    does what JSON escapes that way."""
+    """Return whether a text can be encoded: invalid bytes of a command line, and some JSON escapes, become lone
+    surrogates."""
     return shown(text) == text
 
 
 def shown(text: str) -> str:
-    """Return a text with a question mark for whatever cannot be written."""
+    """Return a text with a question mark for each lone surrogate."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def free_bytes(folder: Path) -> int:
-    """Return bytes that this user can still write where ``folder`` is, or will be."""
+    """Return the bytes that this user can still write to the disk of ``folder``, which need not exist."""
     return shutil.disk_usage(_existing(folder)).free
 
 
 def same_disk(one: Path, other: Path) -> bool:
-    """Return whether two files or folders, there already or not, are on the same file system."""
+    """Return whether two paths, existing or not, are on the same file system."""
     return _existing(one).stat().st_dev == _existing(other).stat().st_dev
 
 
 def _existing(path: Path) -> Path:
-    """``path``, or the nearest folder around it that is there."""
+    """Return ``path``, or its nearest parent that exists."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def refusal(error: BaseException) -> OSError | None:
-    """Return what of the disk is behind ``error``: that it is full, read-only, or not this user's to write; None:
-    nothing.
+    """Return the error of a disk that is full, read-only or not writable for this user, if it caused ``error``.
 
-    Libraries wrap it, or repeat it as words alone: the causes of ``error`` are followed, and what they say is read. A
-    file that may not be *read* is no refusal.
+    Libraries wrap it, or repeat its text alone: causes are followed and their texts searched. A file that may not be
+    *read* is no refusal.
     """
-    for each in _causes(error):
-        if isinstance(each, OSError) and each.errno is not None:
-            if each.errno in (*FULL, errno.EROFS) or (each.errno in READ_ONLY and _for_writing(each)):
-                return each
-        elif found := _WORDS.search(str(each)):
-            return OSError(*_SAID[found.group()])
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno is not None:
+            if cause.errno in (*FULL, errno.EROFS) or (cause.errno in READ_ONLY and _was_for_writing(cause)):
+                return cause
+        elif found := _ANY_MESSAGE.search(str(cause)):
+            return OSError(*_MESSAGES[found.group()])
     return None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """``error`` and all that led to it."""
-    met: set[int] = set()
+    """Yield ``error`` and all its causes."""
+    seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in met:
-            continue
-        met.add(id(each))
-        yield each
-        waiting += [each.__context__, each.__cause__]
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            waiting += [cause.__context__, cause.__cause__]
 
 
-def _for_writing(error: OSError) -> bool:
-    """Return whether a permission that is missing is one to write: the file can be read, or is not there to be read."""
+def _was_for_writing(error: OSError) -> bool:
+    """Return whether a missing permission is one to write: the file can be read, or does not exist yet."""
     if not isinstance(error.filename, str | bytes):
         return False
     path = Path(os.fsdecode(error.filename))
@@ -196,31 +183,25 @@ def _for_writing(error: OSError) -> bool:
 
 
 def explain(error: OSError, folder: Path) -> str:
-    """Why writing failed, in words: what is wrong with the disk of ``folder``, and how much is free there."""
+    """Return why writing to ``folder`` failed, with the free space if the disk may be full."""
     if error.errno in FULL:
-        try:
+        with contextlib.suppress(OSError):
             return f"the disk of {folder} is full ({size(free_bytes(folder))} free)"
-        except OSError:
-            return f"the disk of {folder} is full"
+        return f"the disk of {folder} is full"
     if error.errno in READ_ONLY:
         return f"{error.filename or folder} cannot be written ({error.strerror})"
-    if error.errno == errno.EIO:
-        return f"{error.filename or folder}: {error.strerror} ({size(free_bytes(folder))} free)"
-    return f"{error.filename or folder}: {error.strerror or error}"
+    free = f" ({size(free_bytes(folder))} free)" if error.errno == errno.EIO else ""
+    return f"{error.filename or folder}: {error.strerror or error}{free}"
 
 
 def trouble(error: BaseException, folder: Path) -> str | None:
-    """:func:`explain` of the trouble with a disk behind ``error``, any error of the system's; None where there is none.
-
-    Libraries that write by themselves (torch, safetensors, tokenizers, arrow) tell of it by errors of their own, with
-    the system's words in their text.
-    """
-    found = refusal(error) or next((each for each in _causes(error) if isinstance(each, OSError)), None)
+    """:func:`explain` the refusal, or any other system error, that caused ``error``; None if there is none."""
+    found = refusal(error) or next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
     return None if found is None else explain(found, folder)
 
 
 def size(count: float) -> str:
-    """Return bytes as a person reads them: ``1.50 GiB``."""
+    """Return bytes for people: ``1.50 GiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.2f} {unit}"

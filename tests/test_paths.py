@@ -34,7 +34,7 @@ def test_home_is_found(monkeypatch, tmp_path):
 REFUSED = {
     "a null byte": ("run_name", "a\x00b", "null byte"),
     "a null byte deep inside": ("rope_parameters", {"rope_type": ["a\x00b"]}, "null byte"),
-    "bytes that are no text": ("run_name", "a\udcffb", "no UTF-8"),
+    "bytes that are no text": ("run_name", "a\udcffb", "not UTF-8"),
     "a long name": ("output_dir", f"runs/{LONG}", "longer than a path"),
     "a long path": ("resume_from_checkpoint", "c/" * 3000, "longer than a path"),
     "no folder at all": ("output_dir", "", "empty"),

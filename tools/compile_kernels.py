@@ -6,16 +6,15 @@
     python -m tools.compile_kernels --kernels my.module                any module with ``calls(dtype)``
     python -m tools.compile_kernels --only "keys_kernel .*G=32 K=128"  what this matches
 
-The operators run on tensors without memory (``tools/compile_gate``): each launch, of every entry of a table's row, goes
-through Triton's own binder, and each specialisation that comes out is compiled once. A row says what became of it:
-blocks, warps, stages; registers of a thread; spills, in instructions inside loops + outside; bytes of shared memory;
-tensor-core instructions of the kind that a warp issues (mma) and four warps together (wgmma).
+The operators run on meta tensors (``tools/compile_gate``): every launch of a table's row is specialised by Triton, and
+each specialisation is compiled once. Its line has blocks, warps and stages; registers of a thread; spills inside loops
++ outside; bytes of shared memory; tensor-core instructions of a warp (mma) and of four warps together (wgmma).
 
-It is a failure, listed again at the end and by exit code 1, if a loop spills, if a program needs more shared memory
-than the GPU has, if a matrix product is left off the tensor cores, if the assembler made wgmma wait one by one, if it
-does not compile, and, where no operator is named, if a kernel or a table's row is reached by no call.
+Failures, repeated at the end and in exit code 1: a spill in a loop, more shared memory than the GPU has, a matrix
+product off the tensor cores, wgmma serialised by the assembler, a kernel that does not compile, and, unless an operator
+is named, a kernel or a table's row that no call reaches.
 
-Triton's cache (TRITON_CACHE_DIR) is used: a second run is quicker and reads the same.
+Triton's cache (TRITON_CACHE_DIR) makes a second run quicker.
 """
 
 import os
@@ -24,14 +23,12 @@ import sys
 from tape_ds.arguments import Parser
 from tape_ds.errors import command
 
-CAPABILITIES = (80, 90)
-"""Those that launch tables have columns for."""
+CAPABILITIES = (80, 90)  # of the launch tables
 DTYPES = ("bf16", "fp16")
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Parse, then compile."""
     parser = Parser(description=__doc__)
     workers = min(8, os.cpu_count() or 1)
     parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES))

@@ -32,13 +32,13 @@ from tape_ds.arguments import Parser, below_one
 from tape_ds.config import loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.data import coverage, sources
-from tape_ds.data.sequences import FILL
+from tape_ds.data.pack import FILL
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, check_folder, command, raise_if_any
 
 if TYPE_CHECKING:
-    from tape_ds.data.dataset import TrainingSequences
-    from tape_ds.data.mixing import MixedSequences
+    from tape_ds.data.mix import MixedSequences
+    from tape_ds.data.order import TrainingSequences
 
 NAME = "coverage"
 
@@ -98,7 +98,7 @@ def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> Training
     """Return sequences as the recipe would have them if every document had ``document_tokens`` tokens."""
     from datasets import Dataset
 
-    from tape_ds.data.dataset import TrainingSequences
+    from tape_ds.data.order import TrainingSequences
     from tape_ds.data.pose import PoseSequences
     from tape_ds.training.run import sample_count
 

@@ -19,13 +19,13 @@ from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 if TYPE_CHECKING:
-    from tape_ds.data.manifest import ShardEntry
+    from tape_ds.data.prepared import ShardEntry
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Prepare, or check what is prepared."""
-    from tape_ds.data import manifest, prepared
+    from tape_ds.data import prepared
     from tape_ds.data.bad_rows import BadRows
     from tape_ds.data.sources import SPLITS
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     check_options(options)
     if options.check is not None:
         raise_if_any(prepared.verify(options.check, threads=options.workers))
-        found = manifest.read(Path(options.check))
+        found = prepared.read_manifest(Path(options.check))
         print(f"{options.check}: {len(found.shards)} shards, {found.tokens:,} tokens, all of them whole")
         return 0
     from tape_ds.data.tokenizer import load

@@ -33,7 +33,7 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
-from tape_ds.data import packing, tokenizer
+from tape_ds.data import tokenized, tokenizer
 from tape_ds.data.prompting import appended
 from tape_ds.data.sources import Source, parse_all, token_file
 from tape_ds.errors import Problem, collecting, command, raise_if_any
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     found = token_file.write(
         path,
         chosen(sources, tokens, options),
-        tokenizer=packing.tokenizer_fingerprint(tokens),
+        tokenizer=tokenized.tokenizer_fingerprint(tokens),
         vocabulary=len(tokens),
         sources={source.spec: source.fingerprint() for source in sources},
         choice=choice,
@@ -138,8 +138,8 @@ def chosen(
 
     def long_enough() -> Iterator[np.ndarray]:
         for source in sources:
-            for _, ids in packing.encode(source.documents("heldout"), tokens):
-                own = ids if options.keep_special else packing.without_ends(ids[: len(ids) - end], tokens)
+            for _, ids in tokenized.encode(source.documents("heldout"), tokens):
+                own = ids if options.keep_special else tokenized.without_ends(ids[: len(ids) - end], tokens)
                 if len(own) >= options.min_tokens:
                     yield own[: options.max_tokens]
 

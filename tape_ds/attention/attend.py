@@ -2,8 +2,8 @@
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width.
 
-Where documents begin is what :class:`Borders` says. Position ids are never read here: a jump in them (PoSE) is not a
-border.
+Document boundaries come from :class:`DocumentLayout`. Position ids are never read here: a jump in them (PoSE) is no
+boundary.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tape_ds.attention import backends
-from tape_ds.attention.borders import Borders
 from tape_ds.attention.call import complete
+from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.plain import attention_with_weights
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
 
@@ -24,7 +24,7 @@ def attend(
     k_BGSK: Tensor,
     values: Sequence[Tensor],
     *,
-    borders: Borders | None = None,
+    layout: DocumentLayout | None = None,
     offset: int | Tensor | None = None,
     scale: float | None = None,
     score_bias: ScoreBias | ContentBias | None = None,
@@ -39,7 +39,7 @@ def attend(
         q_BHTK: queries; H is a multiple of G (grouped-query attention, keys and values are repeated by nobody).
         k_BGSK: keys.
         values: one or more [B, G, S, V], of any widths V >= 1, that share one softmax.
-        borders: which document every key belongs to, and which keys are padding; of the keys up to the last query.
+        layout: which document every key belongs to, and which keys are padding; of the keys up to the last query.
             None: one document, no padding.
         offset: place of the first query on the key axis; default S - T. Keys behind the last query (the unused end of
             a static cache) are never seen.
@@ -58,7 +58,7 @@ def attend(
             borders of other sequences, a soft cap or sinks together with a bias, or an input so long that the only way
             left would hold the whole T x S matrix.
     """
-    call = complete(q_BHTK, k_BGSK, tuple(values), borders, offset, scale, score_bias, window, softcap, sinks)
+    call = complete(q_BHTK, k_BGSK, tuple(values), layout, offset, scale, score_bias, window, softcap, sinks)
     return backends.run(backends.choose(backend, call), call)
 
 
@@ -67,7 +67,7 @@ def attend_with_weights(
     k_BGSK: Tensor,
     values: Sequence[Tensor],
     *,
-    borders: Borders | None = None,
+    layout: DocumentLayout | None = None,
     offset: int | Tensor | None = None,
     scale: float | None = None,
     score_bias: ScoreBias | ContentBias | None = None,
@@ -78,7 +78,7 @@ def attend_with_weights(
     """:func:`attend` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32) without the sinks'."""
     wide = torch.cat(list(values), dim=-1)
     offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
-    call = complete(q_BHTK, k_BGSK, (wide,), borders, offset, scale, score_bias, window, softcap, sinks)
+    call = complete(q_BHTK, k_BGSK, (wide,), layout, offset, scale, score_bias, window, softcap, sinks)
     out, weights = attention_with_weights(call)
     if call.offset is not offset and (unseen := int(offset - call.offset)):  # keys in front of the first query's window
         weights = F.pad(weights, (unseen, 0))

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tape_ds.attention.borders import FEW_QUERIES
 from tape_ds.attention.call import AttentionCall, joined
+from tape_ds.attention.document_layout import FEW_QUERIES
 from tape_ds.attention.flash import attention_by_flash
 from tape_ds.attention.flash import missing as missing_flash
 from tape_ds.attention.flash import why_not as why_not_flash
@@ -155,7 +155,7 @@ def _auto(call: AttentionCall) -> str:
 
 def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
     """Return what is taken without a measurement on this chip, and why."""
-    masked = call.borders is not None or call.window is not None
+    masked = call.layout is not None or call.window is not None
     if masked and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
         unfit = _why_not("varlen", call)
         if unfit is None:
@@ -163,7 +163,7 @@ def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
         return "sdpa", f"documents one by one or by masks, a window by blocks of queries, since varlen {unfit}"
     if call.window is not None:
         return "sdpa", "blocks of queries, each over the keys that its window reaches"
-    if call.borders is not None:
+    if call.layout is not None:
         return "sdpa", "documents one by one, or by one mask where they are short"
     if sum(value.shape[-1] for value in call.values) <= call.q.shape[-1]:
         return "sdpa", "torch's fused kernels, no T x S matrix"
@@ -175,7 +175,7 @@ def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
 
 def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
     """Return the table's row for this call."""
-    columns, packed = sum(value.shape[-1] for value in call.values), call.borders is not None
+    columns, packed = sum(value.shape[-1] for value in call.values), call.layout is not None
     kind = (chip, str(call.q.dtype).removeprefix("torch."), call.q.shape[-1], columns, packed)
     queries = call.q.shape[2]
     fitting = [row for row in table() if row[:5] == kind and row.min_tokens <= queries <= row.max_tokens]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tape_ds.attention.borders import Borders
+from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.names import NEEDS
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
 
@@ -21,7 +21,7 @@ class AttentionCall(NamedTuple):
     k: Tensor
     values: tuple[Tensor, ...]
     """One or more, each [B, G, S, V] of a width of its own: all are weighted by the same softmax."""
-    borders: Borders | None
+    layout: DocumentLayout | None
     offset: int | Tensor
     scale: float
     bias: ScoreBias | ContentBias | None
@@ -32,7 +32,7 @@ class AttentionCall(NamedTuple):
     @property
     def document_ids(self) -> Tensor | None:
         """[B, S], -1 = padding; None where there is neither padding nor a second document."""
-        return None if self.borders is None else self.borders.ids_BS
+        return None if self.layout is None else self.layout.ids_BS
 
     @property
     def v(self) -> Tensor:
@@ -66,18 +66,18 @@ class AttentionCall(NamedTuple):
             return self._replace(window=window)
         queries, keys, offset = slice(start, stop), slice(first, last), self.offset + start - first
 
-        def cut(borders: Borders) -> Borders:
-            return Borders(borders.ids_BS[:, keys], stop - start, offset)
+        def cut(layout: DocumentLayout) -> DocumentLayout:
+            return DocumentLayout(layout.ids_BS[:, keys], stop - start, offset)
 
-        borders, bias = self.borders, self.bias
-        if borders is not None and (start, stop, first) != (0, borders.queries, 0):
+        layout, bias = self.layout, self.bias
+        if layout is not None and (start, stop, first) != (0, layout.queries, 0):
             # A compiled graph's lengths cannot be looked up.
-            borders = cut(borders) if torch.compiler.is_compiling() else borders.once(("part", start, stop, first), cut)
+            layout = cut(layout) if torch.compiler.is_compiling() else layout.cached(("part", start, stop, first), cut)
         return self._replace(
             q=self.q[:, :, queries],
             k=self.k[:, :, keys],
             values=tuple(value[:, :, keys] for value in self.values),
-            borders=borders,
+            layout=layout,
             offset=offset,
             bias=bias.part(queries, keys) if isinstance(bias, ScoreBias) else bias,
             window=window,
@@ -96,7 +96,7 @@ def complete(
     q: Tensor,
     k: Tensor,
     values: tuple[Tensor, ...],
-    borders: Borders | None,
+    layout: DocumentLayout | None,
     offset: int | Tensor | None,
     scale: float | None,
     bias: ScoreBias | ContentBias | None,
@@ -120,12 +120,12 @@ def complete(
         seen = offset + q.shape[2]
         if offset < 0 or seen > k.shape[2]:
             raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
-        if borders is not None and (len(q), seen, q.shape[2]) != (*borders.ids_BS.shape, borders.queries):
+        if layout is not None and (len(q), seen, q.shape[2]) != (*layout.ids_BS.shape, layout.queries):
             raise ValueError(
-                f"borders of {list(borders.ids_BS.shape)} keys and {borders.queries} queries do not fit "
+                f"a document layout of {list(layout.ids_BS.shape)} keys and {layout.queries} queries do not fit "
                 f"{q.shape[2]} queries over {[len(q), seen]} keys"
             )
-    call = AttentionCall(q, k, values, borders, offset, scale, bias, window, softcap, sinks)
+    call = AttentionCall(q, k, values, layout, offset, scale, bias, window, softcap, sinks)
     return call.part(0, q.shape[2])
 
 
@@ -146,9 +146,9 @@ def allowed_keys(call: AttentionCall) -> Tensor:
 
 def blank_padding(call: AttentionCall) -> AttentionCall:
     """Zero whatever padding holds: a weight of 0 times NaN would still be NaN, forward and backward."""
-    if call.borders is None or not call.borders.may_pad:
+    if call.layout is None or not call.layout.may_pad:
         return call
-    padding_B1S1 = (call.borders.ids_BS < 0)[:, None, :, None]
+    padding_B1S1 = (call.layout.ids_BS < 0)[:, None, :, None]
     query_positions = torch.arange(call.q.shape[2], device=call.q.device) + call.offset
     q = call.q.masked_fill(padding_B1S1.index_select(2, query_positions), 0.0)
     k, *values = (x.masked_fill(padding_B1S1, 0.0) for x in (call.k, *call.values))

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tape_ds.attention.borders import Packed
 from tape_ds.attention.call import AttentionCall
+from tape_ds.attention.document_layout import PackedLayout
 
 
 class Attention(Protocol):
     """Attention of packed tokens."""
 
-    def __call__(self, q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
+    def __call__(self, q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: PackedLayout) -> Tensor:
         """[P, H, K], [P, G, K], [P, G, V] and where documents are -> [P, H, V]."""
         ...
 
 
 def attention_by_documents(
-    call: AttentionCall, packed: Packed, attention: Attention, one_width: bool
+    call: AttentionCall, packed: PackedLayout, attention: Attention, one_width: bool
 ) -> tuple[Tensor, ...]:
     """Return the outputs [B, H, T, V] of a call; 0 for padding, which is never read.
 
@@ -52,11 +52,11 @@ def why_not(call: AttentionCall) -> str | None:
     """Why kernels for packed tokens of 16 bits do not take this call."""
     if call.q.dtype not in (torch.float16, torch.bfloat16):
         return f"is for fp16 and bf16, not {str(call.q.dtype).removeprefix('torch.')}"
-    if call.borders is None:
+    if call.layout is None:
         return None
-    if torch.compiler.is_compiling() and not call.borders.known:
+    if torch.compiler.is_compiling() and not call.layout.known:
         return "cannot work out in a compiled graph where documents begin: give cu_seq_lens_q"
-    if call.window is not None and not call.borders.contiguous:
+    if call.window is not None and not call.layout.contiguous:
         return "counts a window over a document's tokens alone, and padding or other documents are between them"
     return None
 
@@ -70,11 +70,11 @@ def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: in
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
 
 
-def whole_sequences(call: AttentionCall) -> Packed:
+def whole_sequences(call: AttentionCall) -> PackedLayout:
     """Return where the documents of a call without borders are: every sequence is one."""
     (sequences, _, queries, _), keys = call.q.shape, call.k.shape[2]
     counted = torch.arange(sequences + 1, device=call.q.device, dtype=torch.int32)
-    return Packed(counted * queries, counted * keys, queries, keys, None, None)
+    return PackedLayout(counted * queries, counted * keys, queries, keys, None, None)
 
 
 def _gathered(x_BHTK: Tensor, order: Tensor | None) -> Tensor:

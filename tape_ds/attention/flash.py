@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tape_ds.attention.borders import Packed
 from tape_ds.attention.call import AttentionCall
+from tape_ds.attention.document_layout import PackedLayout
 from tape_ds.attention.documents import attention_by_documents, by_key_width
 from tape_ds.attention.documents import why_not as why_not_documents
 
@@ -55,7 +55,7 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
         options["window_size"] = (call.window - 1, 0)
     if call.softcap is not None:
         options["softcap"] = call.softcap
-    if call.borders is None:
+    if call.layout is None:
         q_BTHK, k_BSGK = call.q.transpose(1, 2), call.k.transpose(1, 2)
 
         def dense(part_BSGK: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
         width = call.q.shape[-1]
         return tuple(by_key_width(dense, value.transpose(1, 2), width).transpose(1, 2) for value in call.values)
 
-    def packed_attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
+    def packed_attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: PackedLayout) -> Tensor:
         lengths = {
             "cu_seqlens_q": packed.cu_queries,
             "cu_seqlens_k": packed.cu_keys,
@@ -73,7 +73,7 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
         }
         return _output(flash_functions().varlen(q_PHK, k_PGK, v_PGV, **lengths, **options))
 
-    return attention_by_documents(call, call.borders.packed, packed_attention, one_width=True)
+    return attention_by_documents(call, call.layout.packed, packed_attention, one_width=True)
 
 
 def why_not(call: AttentionCall) -> str | None:

@@ -7,8 +7,8 @@ where documents would be a call each), so that the backend ``triton`` serves eve
 import torch
 from torch import Tensor
 
-from tape_ds.attention.borders import FEW_QUERIES, Borders
 from tape_ds.attention.call import AttentionCall
+from tape_ds.attention.document_layout import FEW_QUERIES, DocumentLayout
 from tape_ds.attention.sdpa import attention_by_sdpa
 from tape_ds.attention.varlen import attention_by_varlen
 from tape_ds.attention.varlen import why_not as why_not_varlen
@@ -24,10 +24,10 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
             call.q, call.k, *halves, offset=call.offset, document_ids=call.document_ids, scale=call.scale
         )
     elif len(halves) == 1:
-        packed = call.q.device.type != "cpu" and call.borders is not None and call.q.shape[2] > FEW_QUERIES
+        packed = call.q.device.type != "cpu" and call.layout is not None and call.q.shape[2] > FEW_QUERIES
         return attention_by_varlen(call) if packed and why_not_varlen(call) is None else attention_by_sdpa(call)
     else:
-        documents = None if call.borders is None else call.borders.once("kernels", _for_kernels)
+        documents = None if call.layout is None else call.layout.cached("kernels", _for_kernels)
         outs = tape_attention.tape_attention(
             call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
         )
@@ -61,5 +61,5 @@ def _decodes(call: AttentionCall) -> bool:
     return decode_attention.why_not(call.q, call.k, *halves) is None
 
 
-def _for_kernels(borders: Borders) -> Tensor:
-    return tape_attention.document_borders(borders.ids_BS)
+def _for_kernels(layout: DocumentLayout) -> Tensor:
+    return tape_attention.document_borders(layout.ids_BS)

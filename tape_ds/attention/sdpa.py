@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tape_ds.attention.biased import biased_attention
-from tape_ds.attention.borders import FEW_QUERIES, Borders, Packed
 from tape_ds.attention.call import (
     AttentionCall,
     allowed_keys,
@@ -26,6 +25,7 @@ from tape_ds.attention.call import (
     has_flash,
     joined,
 )
+from tape_ds.attention.document_layout import FEW_QUERIES, DocumentLayout, PackedLayout
 from tape_ds.attention.documents import attention_by_documents, by_key_width
 from tape_ds.attention.plain import attention_by_reference, few_queries
 from tape_ds.kernels.cpu_attention import cpu_attention
@@ -62,19 +62,19 @@ def _of_one_value(call: AttentionCall) -> Tensor:
             return biased_attention(call, fused)
     if isinstance(call.offset, Tensor):  # a static cache inside torch.compile: shapes must not depend on the offset
         return _masked(call)
-    if call.borders is None:
+    if call.layout is None:
         return _unmasked(call)
-    if torch.compiler.is_compiling() or call.q.shape[2] <= FEW_QUERIES or _is_small(call, call.borders):
+    if torch.compiler.is_compiling() or call.q.shape[2] <= FEW_QUERIES or _is_small(call, call.layout):
         return _masked(call)
-    if call.window is not None and not call.borders.contiguous:  # a document alone would count its own tokens only
+    if call.window is not None and not call.layout.contiguous:  # a document alone would count its own tokens only
         return _masked(call)
-    return _by_document(call, call.borders)
+    return _by_document(call, call.layout)
 
 
-def _is_small(call: AttentionCall, borders: Borders) -> bool:
+def _is_small(call: AttentionCall, layout: DocumentLayout) -> bool:
     """Return whether one mask costs less than a call for every document."""
     scores = call.q.shape[0] * call.q.shape[2] * call.k.shape[2]
-    return scores <= MASK_ENTRIES * len(borders.packed.cu_keys)
+    return scores <= MASK_ENTRIES * len(layout.packed.cu_keys)
 
 
 def _unmasked(call: AttentionCall) -> Tensor:
@@ -110,11 +110,11 @@ def _masked_block(call: AttentionCall) -> Tensor:
     return fused(call.q, call.k, call.v, mask, False, call.scale).masked_fill(blind_B1T1, 0.0)
 
 
-def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
+def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
     """Return a call for every document; what the host needs for that is asked of the device once for all layers."""
-    query_counts, key_counts = borders.once("lengths", _lengths)
+    query_counts, key_counts = layout.cached("lengths", _lengths)
 
-    def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
+    def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: PackedLayout) -> Tensor:
         outs = []
         pieces = zip(q_PHK.split(query_counts), k_PGK.split(key_counts), v_PGV.split(key_counts), strict=True)
         for q, k, v in pieces:
@@ -124,12 +124,12 @@ def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
                 outs.append(_unmasked(document)[0].transpose(0, 1))
         return torch.cat(outs) if outs else q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
 
-    return attention_by_documents(call, borders.packed, attention, one_width=False)[0]
+    return attention_by_documents(call, layout.packed, attention, one_width=False)[0]
 
 
-def _lengths(borders: Borders) -> tuple[list[int], list[int]]:
+def _lengths(layout: DocumentLayout) -> tuple[list[int], list[int]]:
     """Return queries and keys of each document."""
-    queries, keys = (cu.diff().tolist() for cu in (borders.packed.cu_queries, borders.packed.cu_keys))
+    queries, keys = (cu.diff().tolist() for cu in (layout.packed.cu_queries, layout.packed.cu_keys))
     return queries, keys
 
 

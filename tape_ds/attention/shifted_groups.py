@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.attention.attend import attend
-from tape_ds.attention.borders import Borders, Packed
-from tape_ds.models.sharding import UNSHARED, Shards
+from tape_ds.attention.document_layout import DocumentLayout, PackedLayout
 
 
 def attend_in_groups(
@@ -30,7 +29,7 @@ def attend_in_groups(
     v_BGTV: Tensor,
     *,
     group: int,
-    borders: Borders | None = None,
+    layout: DocumentLayout | None = None,
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -42,7 +41,7 @@ def attend_in_groups(
         k_BGTK: keys of the same tokens.
         v_BGTV: values, of any width.
         group: even, 2 or more; the last group of a sequence may be shorter. From 2 T on this is plain attention.
-        borders: of documents in sequences of T queries: they are borders beside those between groups.
+        layout: of documents in sequences of T queries: they are borders beside those between groups.
         scale: factor on the scores; default K ** -0.5.
         backend: as ``attend`` takes it; "auto" chooses for calls of ``group`` tokens.
 
@@ -60,15 +59,15 @@ def attend_in_groups(
             "call the model without a cache, or in evaluation mode, where attention is over everything"
         )
     if tokens <= group // 2:
-        return attend(q_BHTK, k_BGTK, [v_BGTV], borders=borders, scale=scale, backend=backend)[0]
+        return attend(q_BHTK, k_BGTK, [v_BGTV], layout=layout, scale=scale, backend=backend)[0]
     halves_BThV = []
     for first, last, shifted in _halves(heads):
         q_BhTK, k_BjTK, v_BjTV = _heads(q_BHTK, k_BGTK, v_BGTV, first, last)
         parts_BthV = []
         for piece in _pieces(tokens, group, shifted):
             q, k, v = (_as_sequences(x, piece) for x in (q_BhTK, k_BjTK, v_BjTV))
-            own = None if borders is None else _cut(borders, piece)
-            (out_RhgV,) = attend(q, k, [v], borders=own, scale=scale, backend=backend)
+            own = None if layout is None else _cut(layout, piece)
+            (out_RhgV,) = attend(q, k, [v], layout=own, scale=scale, backend=backend)
             parts_BthV.append(out_RhgV.transpose(1, 2).reshape(len(q_BHTK), -1, *out_RhgV.shape[1:4:2]))
         halves_BThV.append(parts_BthV[0] if len(parts_BthV) == 1 else torch.cat(parts_BthV, dim=1))
     return torch.cat(halves_BThV, dim=2).transpose(1, 2)
@@ -90,15 +89,6 @@ def use_groups(model: nn.Module, group_tokens: int | None) -> None:
         raise ValueError(f"{type(model).__name__} has no attention that could work within groups")
     for block in blocks:
         block.group_tokens = group_tokens
-
-
-def require_every_head(shards: Shards) -> None:
-    """Raise ValueError where a process computes some of the heads only: which half a head is of goes by its number."""
-    if shards is not UNSHARED:
-        raise ValueError(
-            "attention within groups needs every head in one process, and processes that share sequences share heads: "
-            "train without sequence or tensor parallelism, or with attention over everything"
-        )
 
 
 def check_group(group: int) -> None:
@@ -151,9 +141,9 @@ def _heads(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTV: Tensor, first: int, last: int
     Views, unless a key/value head serves heads on both sides of the border: then heads are repeated so that each copy
     serves as many as divide both sides.
     """
-    of_group = q_BHTK.shape[1] // k_BGTK.shape[1]
-    served = math.gcd(of_group, first, last)
-    low, high, copies = first // of_group, -(-last // of_group), of_group // served
+    heads_per_group = q_BHTK.shape[1] // k_BGTK.shape[1]
+    served = math.gcd(heads_per_group, first, last)
+    low, high, copies = first // heads_per_group, -(-last // heads_per_group), heads_per_group // served
     before = low * copies
     k, v = (
         x[:, low:high, None]
@@ -170,33 +160,33 @@ def _as_sequences(x_BGTC: Tensor, piece: _Piece) -> Tensor:
     return piece.cut(x_BGTC, 2).transpose(1, 2).flatten(0, 1)
 
 
-def cut_ahead(borders: Borders | None, attention: Any) -> None:
+def cut_ahead(layout: DocumentLayout | None, attention: Any) -> None:
     """Work out the borders of groups in front of the layers, so that none of them waits for the device; ``attention``
     is any layer's."""
     group: int | None = attention.group_tokens if attention.training else None
-    if borders is None or group is None or torch.compiler.is_compiling():
+    if layout is None or group is None or torch.compiler.is_compiling():
         return
     for shifted in (False, True):
-        for piece in _pieces(borders.queries, group, shifted):
-            _ = _cut(borders, piece).packed
+        for piece in _pieces(layout.queries, group, shifted):
+            _ = _cut(layout, piece).packed
 
 
-def _cut(borders: Borders, piece: _Piece) -> Borders:
-    """Borders of a piece's groups as sequences of their own; the same for all layers."""
-    return borders.once(piece, functools.partial(_cut_anew, piece=piece))
+def _cut(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
+    """DocumentLayout of a piece's groups as sequences of their own; the same for all layers."""
+    return layout.cached(piece, functools.partial(_cut_anew, piece=piece))
 
 
-def _cut_anew(borders: Borders, piece: _Piece) -> Borders:
-    sequences, tokens = borders.ids_BS.shape
-    ids_RT = piece.cut(borders.ids_BS, 1).reshape(-1, piece.length)
-    if torch.compiler.is_compiling() or borders.packed.key_order is not None:
-        return Borders(ids_RT, piece.length)
+def _cut_anew(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
+    sequences, tokens = layout.ids_BS.shape
+    ids_RT = piece.cut(layout.ids_BS, 1).reshape(-1, piece.length)
+    if torch.compiler.is_compiling() or layout.packed.key_order is not None:
+        return DocumentLayout(ids_RT, piece.length)
     # Both kinds of border in one order, without a look at how many there are: where two meet, a document is empty,
     # which no kernel minds.
     length = piece.length * piece.groups
-    number, place = borders.packed.cu_keys // tokens, borders.packed.cu_keys % tokens
+    number, place = layout.packed.cu_keys // tokens, layout.packed.cu_keys % tokens
     inside = number * length + (place - piece.start).clamp(0, length)
     groups = torch.arange(0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
     cu = torch.cat((inside, groups)).sort().values
-    longest = min(piece.length, borders.packed.longest_keys)
-    return Borders(ids_RT, piece.length, packed=Packed(cu, cu, longest, longest, None, None))
+    longest = min(piece.length, layout.packed.longest_keys)
+    return DocumentLayout(ids_RT, piece.length, packed=PackedLayout(cu, cu, longest, longest, None, None))

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from tape_ds.attention.borders import Packed
 from tape_ds.attention.call import AttentionCall, has_flash
+from tape_ds.attention.document_layout import PackedLayout
 from tape_ds.attention.documents import attention_by_documents, whole_sequences
 from tape_ds.attention.documents import why_not as why_not_documents
 
@@ -30,11 +30,11 @@ _WIDEST = 256
 
 def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
     """Return a call for which :func:`why_not` gives None; a sequence without borders is one document."""
-    packed = whole_sequences(call) if call.borders is None else call.borders.packed
+    packed = whole_sequences(call) if call.layout is None else call.layout.packed
     if call.q.is_cuda and not torch.compiler.is_compiling():
         use_flash_attention_3()
 
-    def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
+    def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: PackedLayout) -> Tensor:
         grouped: dict[str, Any] = {"enable_gqa": q_PHK.shape[1] != k_PGK.shape[1]} if _ASKS_FOR_GROUPS else {}
         out_PHK = varlen_attn(
             q_PHK,

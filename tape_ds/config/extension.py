@@ -14,8 +14,8 @@ from tape_ds.config.method import MethodSection, targets_of
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import learns
 from tape_ds.data.bad_rows import BadRows, Skip
+from tape_ds.data.pack import Packing
 from tape_ds.data.pose import Pose
-from tape_ds.data.sequences import Packing
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule

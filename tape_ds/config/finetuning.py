@@ -19,7 +19,7 @@ from tape_ds.config.recipe import Recipe
 from tape_ds.data.bad_rows import Skip
 from tape_ds.data.chat import conversations
 from tape_ds.data.chat.conversations import TooLong
-from tape_ds.data.scrolls import datasets, examples
+from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.prompts import reserved
 from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
@@ -67,8 +67,8 @@ class ScrollsData(Section):
     @property
     def named(self) -> str:
         """The data set, and where it comes from."""
-        made = self.dataset == datasets.MADE.name
-        origin = "Python's own sources" if made else f"the hub's {datasets.HUB_REPOSITORY}"
+        made = self.dataset == examples.MADE.name
+        origin = "Python's own sources" if made else f"the hub's {examples.HUB_REPOSITORY}"
         return f"{self.dataset} of {self.data_dir or origin}"
 
 
@@ -137,7 +137,7 @@ class ScrollsRecipe(FinetuningRecipe):
 
     LAUNCHER: ClassVar[str] = "finetune_scrolls"
     DEFAULT: ClassVar[str] = "scrolls_tiny"
-    STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": datasets.MADE.name}
+    STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": examples.MADE.name}
 
     model: FinetuningModel
     data: ScrollsData
@@ -145,7 +145,7 @@ class ScrollsRecipe(FinetuningRecipe):
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """An answer is as long as its data set's."""
-        known = datasets.DATASETS.get(flat["dataset"], datasets.MADE)
+        known = examples.DATASETS.get(flat["dataset"], examples.MADE)
         return {"answer_tokens": known.answer_tokens}
 
     def outline(self) -> dict[str, str]:

@@ -154,9 +154,9 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         return max(self.data.window, lengths.task.most_tokens(lengths.tested or lengths.trained))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        from tape_ds.data.generated import vocabulary
+        from tape_ds.data.generated.task import tokenizer_of
 
-        return vocabulary.tokenizer(self.lengths.task)
+        return tokenizer_of(self.lengths.task)
 
     def configuration(self) -> dict[str, Any]:
         """Return the fields of the model's configuration.

@@ -1,19 +1,22 @@
-"""Passkey prompts: a number hidden somewhere in a long text of filler, and asked for at its end.
+"""Passkey prompts: a number hidden in a long filler text and asked for at its end, and which of them are asked.
 
-Two published forms of the same idea (Mohtashami and Jaggi 2023, arXiv:2305.16300, appendix), five lines each: what it
-is about, filler, the key, filler, the question. They differ in the filler:
+Two published forms (Mohtashami and Jaggi 2023, arXiv:2305.16300, appendix) have five lines each: the task, filler, the
+key, filler, the question. ``longlora`` cuts its filler at any character (LongLoRA's and TAPE's evaluation); ``pose``
+repeats whole rounds of the sentences without a space between two rounds (PoSE's evaluation).
 
-- ``longlora``: its sentences, joined by spaces and cut at any character (LongLoRA's and TAPE's evaluation);
-- ``pose``: only whole rounds of the sentences, with nothing between two rounds (PoSE's evaluation).
+- :func:`draw`: prompts with random keys and places, for the checks during a run.
+- :func:`grid`: every length with the key at every depth, for a heat map.
+- :func:`published`: the prompts of LongLoRA's ``passkey_retrivial.py`` and TAPE's ``eval_retrieval.py``: the same
+  filler, keys and places. A nominal length is 3.75 characters a token there, rounded down to a multiple of 1,024; with
+  Llama's tokenizer the eight nominal lengths have 891 to 7,990 tokens.
 
-Published lengths are guesses from characters (891 to 7,990 tokens for "1k to 8k") or from 25 tokens a round. Here the
-filler is as long as the tokenizer at hand allows, so ``length`` is what it says, whatever the vocabulary. A prompt is a
-function of form, tokenizer, length and (seed, trial), or of a depth and a key that somebody chose. Which prompts an
-evaluation asks is said in :mod:`tape_ds.data.passkey_protocols`.
+In :func:`draw` and :func:`grid` the filler is as long as the tokenizer allows: ``length`` counts its tokens.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LARGEST_KEY = 50_000
+PUBLISHED_LENGTHS = tuple(range(1000, 9000, 1000))  # nominal tokens
+PUBLISHED_TRIALS = 20  # prompts of a length, seeds 0 to 19
 
 _TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
@@ -34,41 +39,54 @@ _FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. T
 _KEY = "The pass key is {key}. Remember it. {key} is the pass key."
 _QUESTION = "What is the pass key? The pass key is"
 
-
+# filler of a number of units: characters, or rounds of the sentences
 FORMS: dict[str, Callable[[int], str]] = {
     "longlora": lambda characters: (f"{_FILLER} " * (characters // len(_FILLER) + 1))[:characters],
     "pose": lambda rounds: _FILLER * rounds,
 }
-"""Name of a form -> its filler of a number of units: characters, or rounds of the sentences."""
 
 
 @dataclass(frozen=True)
 class PasskeyPrompt:
-    """One question, ready for a model."""
+    """One prompt with its answer."""
 
     length: int
-    """Tokens that it may have; it has as many as the form's filler allows."""
+    """The most tokens that it may have."""
     trial: int
-    """Its number among the prompts of this length."""
     key: int
-    """The answer."""
     depth: float
-    """Share of the filler that stands before the key, 0 to 1."""
+    """Share of the filler before the key, 0 to 1."""
     text: str
-    """What the model reads."""
     ids: tuple[int, ...]
-    """The text's tokens, with what the tokenizer puts before a text (BOS, or nothing)."""
+    """Token ids, with what the tokenizer puts before a text (BOS, or nothing)."""
+
+
+@dataclass(frozen=True)
+class PasskeyQuestion:
+    """A prompt that is written when it is asked: a long one takes many passes of the tokenizer."""
+
+    length: int
+    """Tokens of prompt and reply together, or the nominal length of a published prompt."""
+    depth: float | None
+    """Share of the filler before the key; None where the protocol draws it."""
+    trial: int
+    write: Callable[[], PasskeyPrompt]
+
+    @property
+    def name(self) -> str:
+        depth = "" if self.depth is None else f" depth {self.depth}"
+        return f"length {self.length}{depth} trial {self.trial}"
 
 
 def draw(
     tokenizer: "PreTrainedTokenizerBase", lengths: Sequence[int], trials: int, seed: int, form: str = "longlora"
 ) -> list[PasskeyPrompt]:
-    """``trials`` prompts of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
+    """Draw ``trials`` prompts of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
 
-    The same (seed, trial, length) gives the same key at the same place, whatever else is asked for.
+    A prompt depends on (seed, trial, length) alone.
 
     Raises:
-        UserError: a form that does not exist, lengths too short for what is no filler.
+        UserError: an unknown form, or lengths without room for any filler.
     """
     prompts: list[PasskeyPrompt] = []
     problems: list[Problem] = []
@@ -80,9 +98,81 @@ def draw(
                 prompts.append(write(tokenizer, length, key, depth, form, trial))
             except UserError as error:
                 problems += error.problems
-                break  # other keys of this length would say nothing new
+                break  # other keys of this length have the same problem
     raise_if_any(problems)
     return prompts
+
+
+def grid(
+    tokenizer: "PreTrainedTokenizerBase",
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    trials: int,
+    *,
+    seed: int,
+    form: str,
+    reply: int,
+) -> list[PasskeyQuestion]:
+    """Return ``trials`` questions at every length and depth; ``reply`` tokens of a length are for the answer.
+
+    A key depends on (seed, trial, length, depth) alone.
+
+    Raises:
+        UserError: invalid trials, depths, seed or form, or lengths without room for any filler.
+    """
+    problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
+    problems += [Problem("depths", depth, "outside 0 to 1", "give shares") for depth in depths if not 0 <= depth <= 1]
+    if seed < 0:
+        problems.append(Problem("seed", seed, "below 0", "give 0 or more"))
+    raise_if_any(problems)
+    questions = []
+    for length in lengths:
+        shortest = 0
+        for depth in depths:
+            for trial in range(trials):
+                generator = np.random.Generator(np.random.PCG64((seed, trial, length, round(depth * 1_000_000))))
+                key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
+                shortest = max(shortest, _shortest(tokenizer, key, form) + reply)
+                prompt = partial(write, tokenizer, length, key, depth, form, trial, reply)
+                questions.append(PasskeyQuestion(length, depth, trial, prompt))
+        if length < shortest:
+            wrong = f"without any filler, prompt and reply have {shortest} tokens"
+            problems.append(Problem("lengths", length, wrong, f"give {shortest} or more"))
+    raise_if_any(problems)
+    return questions
+
+
+def published(
+    tokenizer: "PreTrainedTokenizerBase",
+    lengths: Sequence[int] = PUBLISHED_LENGTHS,
+    trials: int = PUBLISHED_TRIALS,
+) -> list[PasskeyQuestion]:
+    """Return the published questions: seeds 0 .. ``trials`` - 1 at each nominal length.
+
+    Raises:
+        UserError: no trials, or lengths without any filler.
+    """
+    characters = {length: int(3.75 * length) // 1024 * 1024 for length in lengths}
+
+    def ask(length: int, seed: int) -> PasskeyPrompt:
+        # numpy's older generator, the place before the key, and keys below 50,000: as published
+        random = np.random.RandomState(seed)
+        before = int(random.randint(0, characters[length]))
+        key = int(random.randint(1, LARGEST_KEY))
+        prompt = text("longlora", before, characters[length] - before, key)
+        return PasskeyPrompt(
+            length, seed, key, before / characters[length], prompt, tuple(prompt_ids(prompt, tokenizer))
+        )
+
+    problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
+    wrong = "3.75 characters a token, rounded down to a multiple of 1,024, leave no filler"
+    problems += [Problem("lengths", length, wrong, "give 274 or more") for length in lengths if characters[length] == 0]
+    raise_if_any(problems)
+    return [
+        PasskeyQuestion(length, None, trial, partial(ask, length, trial))
+        for length in lengths
+        for trial in range(trials)
+    ]
 
 
 def write(
@@ -94,32 +184,38 @@ def write(
     trial: int = 0,
     reply: int = 0,
 ) -> PasskeyPrompt:
-    """Return the longest prompt of at most ``length`` tokens with ``key`` at ``depth`` (0: before the filler, 1: behind
-    it).
-
-    ``reply`` tokens of the length are kept free for an answer.
+    """Return the longest prompt of at most ``length - reply`` tokens; depth 0 puts the key before the filler, 1 after
+    it.
 
     Raises:
-        UserError: a form that does not exist, a length too short for what is no filler.
+        UserError: an unknown form, or a length without room for any filler.
     """
 
-    def at(units: int) -> str:
+    def prompt(units: int) -> str:
         before = round(depth * units)
         return text(form, before, units - before, key)
 
-    bare = shortest(tokenizer, key, form)
-    if bare + reply > length:
-        wrong = f"without any filler the prompt has {bare} tokens"
-        raise UserError(Problem("passkey_lengths", length, wrong, f"give {bare + reply} or more"))
-    units = _most(lambda count: len(tokens(tokenizer, at(count))) + reply <= length)
-    return PasskeyPrompt(length, trial, key, depth, at(units), tokens(tokenizer, at(units)))
+    def fits(units: int) -> bool:
+        return len(prompt_ids(prompt(units), tokenizer)) + reply <= length
+
+    if not fits(0):
+        shortest = _shortest(tokenizer, key, form)
+        wrong = f"without any filler the prompt has {shortest} tokens"
+        raise UserError(Problem("passkey_lengths", length, wrong, f"give {shortest + reply} or more"))
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return PasskeyPrompt(length, trial, key, depth, prompt(low), tuple(prompt_ids(prompt(low), tokenizer)))
 
 
 def text(form: str, before: int, after: int, key: int) -> str:
-    """Return the five lines, with so many units of filler before and behind the key.
+    """Return the five lines, with ``before`` and ``after`` units of filler around the key.
 
     Raises:
-        UserError: a form that does not exist.
+        UserError: an unknown form.
     """
     if form not in FORMS:
         raise UserError(Problem("passkey_form", form, "no such form", did_you_mean(form, FORMS)))
@@ -127,38 +223,27 @@ def text(form: str, before: int, after: int, key: int) -> str:
     return "\n".join((_TASK, filler(before), _KEY.format(key=key), filler(after), _QUESTION))
 
 
-def tokens(tokenizer: "PreTrainedTokenizerBase", words: str) -> tuple[int, ...]:
-    """Return the ids of a prompt."""
-    return tuple(prompt_ids(words, tokenizer))
-
-
-def shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
-    """Return tokens of the prompt without any filler."""
-    return len(tokens(tokenizer, text(form, 0, 0, key)))
+def _shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
+    return len(prompt_ids(text(form, 0, 0, key), tokenizer))
 
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:
-    """Return the ids that ``key`` has where it follows the question; None for a tokenizer that joins the two."""
-    asked, answered = tokens(tokenizer, _QUESTION), tokens(tokenizer, f"{_QUESTION} {key}")
-    return answered[len(asked) :] if answered[: len(asked)] == asked else None
+    """Return the ids of ``key`` where it follows the question; None for a tokenizer that joins the two."""
+    question, answered = (prompt_ids(words, tokenizer) for words in (_QUESTION, f"{_QUESTION} {key}"))
+    return tuple(answered[len(question) :]) if answered[: len(question)] == question else None
 
 
 def same_ids(tokenizer: "PreTrainedTokenizerBase", reply: str, key: int) -> bool:
-    """LongLoRA's rule for a reply of which only the text is known: it begins with the key's token ids, where it
-    follows the question and one space. False where :func:`answer_ids` has none."""
+    """Return whether a reply begins with the key's token ids, LongLoRA's rule, for a reply known as text only; False
+    where :func:`answer_ids` has none."""
     answer = answer_ids(tokenizer, key)
     if answer is None:
         return False
-    asked = len(tokens(tokenizer, _QUESTION))
-    return tokens(tokenizer, f"{_QUESTION} {reply.lstrip(' ')}")[asked : asked + len(answer)] == answer
+    start = len(prompt_ids(_QUESTION, tokenizer))
+    ids = prompt_ids(f"{_QUESTION} {reply.lstrip(' ')}", tokenizer)
+    return tuple(ids[start : start + len(answer)]) == answer
 
 
-def _most(fits: Callable[[int], bool]) -> int:
-    """Return a count that fits while the next does not; 0 is known to fit. Doubles, then halves the interval."""
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+def fingerprint(form: str) -> str:
+    """Return the SHA-256 of a form's words."""
+    return hashlib.sha256(text(form, 100, 100, LARGEST_KEY).encode()).hexdigest()

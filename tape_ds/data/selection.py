@@ -1,11 +1,10 @@
-"""The long-document filter: which of the tokenised documents a run takes, and how much was read to find them.
+"""The long-document filter: the tokenised documents that a run takes, and how much was read to find them.
 
-Long contexts are learnt from long documents. A recipe says how long they must be and, where the corpus is larger than
-the run, how many it wants: PoSE's authors took 100,000 long texts from one part of the Pile.
+Long contexts are learnt from long documents. A recipe sets their least length and, for a corpus larger than the run,
+their number: PoSE's authors took 100,000 long texts from one part of the Pile.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -14,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds.data import cache, packing
+from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.sources import Source, parse_all
+from tape_ds.data.tokenized import (
+    FIELD_OF,
+    FORMAT,
+    document_features,
+    encoded_rows,
+    tokenize_source,
+    tokenizer_fingerprint,
+)
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -26,19 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Tokenised documents, and how much was read to find them. A document without a token counts nowhere."""
+    """Tokenised documents, and how much was read to find them. A document without a token is not counted."""
 
     documents: "Dataset"
     """Rows ``{name: string, input_ids: list<int32>}``."""
     tokens: int
-    """Tokens of these documents."""
     read_documents: int
-    """Documents that were read: these, and those that a filter left out."""
+    """With those that a filter left out."""
     read_tokens: int
-    """Tokens of those."""
 
     def __str__(self) -> str:
-        """``90 of 100 documents, 1,000,000 of 1,000,900 tokens``."""
         return (
             f"{len(self.documents):,} of {self.read_documents:,} documents, "
             f"{self.tokens:,} of {self.read_tokens:,} tokens"
@@ -54,27 +58,31 @@ def select(
     max_documents: int | None = None,
     bad_rows: BadRows | None = None,
 ) -> Selection:
-    """Return documents of the data ``specs``, in their order, that are long enough.
+    """Return the documents of ``specs`` that are long enough, in their order.
 
     Args:
-        specs, tokenizer, split, cache_dir, bad_rows: see :func:`tape_ds.data.packing.tokenize`.
+        specs, tokenizer, split, cache_dir, bad_rows: see :func:`tape_ds.data.tokenized.tokenize`.
         min_tokens: shorter documents are left out.
-        max_documents: reading ends with this many documents that are long enough, so that a few can be had from a
-            corpus too large to tokenise; only those are stored, and both numbers are part of the cache's key. None:
-            all documents are tokenised and stored, and ``min_tokens`` may change without tokenising again.
+        max_documents: reading ends at this number of long enough documents, so that a corpus too large to tokenise can
+            be used; only those are stored, and both numbers are part of the cache's key. None: all documents are
+            tokenised and stored, and ``min_tokens`` may change without tokenising again.
 
     Raises:
-        UserError: a spec, its data, or nothing left of them.
+        UserError: an invalid spec or its data, or no document left.
     """
     from datasets import concatenate_datasets
 
-    identity, room = packing.tokenizer_fingerprint(tokenizer), max_documents
+    identity, room = tokenizer_fingerprint(tokenizer), max_documents
     parts: list[Selection] = []
     bad_rows = bad_rows or BadRows()
-    for source in parse_all(specs, packing.FIELD_OF[split], bad_rows):
+    for source in parse_all(specs, FIELD_OF[split], bad_rows):
         if room is None or source.tokenised:
-            documents = packing.tokenized(source, tokenizer, identity, split, Path(cache_dir), bad_rows)
-            part = _long_enough(documents, min_tokens, room)
+            documents = tokenize_source(source, tokenizer, identity, split, Path(cache_dir), bad_rows)
+            lengths = token_counts(documents)
+            kept = np.flatnonzero(lengths >= min_tokens)[:room]
+            read = lengths if room is None or len(kept) < room else lengths[: kept[-1] + 1]
+            chosen = documents if len(kept) == len(documents) else documents.select(kept)
+            part = Selection(chosen, int(lengths[kept].sum()), len(read), int(read.sum()))
         else:
             part = _first(source, tokenizer, identity, split, Path(cache_dir), min_tokens, room, bad_rows)
         parts.append(part)
@@ -82,36 +90,12 @@ def select(
         if room == 0:
             break
     counts = {name: sum(getattr(part, name) for part in parts) for name in ("tokens", "read_documents", "read_tokens")}
-    found = Selection(concatenate_datasets([part.documents for part in parts]), **counts)
-    if len(found.documents) == 0:
-        wrong = f"none of {found.read_documents} documents has {min_tokens} tokens or more"
+    selection = Selection(concatenate_datasets([part.documents for part in parts]), **counts)
+    if len(selection.documents) == 0:
+        wrong = f"none of {selection.read_documents} documents has {min_tokens} tokens or more"
         remedy = "name longer documents, or lower min_document_tokens"
-        raise UserError(Problem(packing.FIELD_OF[split], list(specs), wrong, remedy))
-    return found
-
-
-def _long_enough(documents: "Dataset", min_tokens: int, count: int | None) -> Selection:
-    """Return the first ``count`` documents of ``min_tokens`` and more; lengths come from the list offsets."""
-    lengths = token_counts(documents)
-    kept = np.flatnonzero(lengths >= min_tokens)[:count]
-    read = lengths if count is None or len(kept) < count else lengths[: kept[-1] + 1]
-    chosen = documents if len(kept) == len(documents) else documents.select(kept)
-    return Selection(chosen, int(lengths[kept].sum()), len(read), int(read.sum()))
-
-
-def token_counts(rows: "Dataset") -> np.ndarray:
-    """Return tokens of each row, int64 [rows]; no token is read."""
-    import pyarrow.compute
-
-    stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
-    chosen = rows._indices  # of a selection: which of the stored rows it has
-    return stored if chosen is None else stored[chosen.column(0).to_numpy()]
-
-
-def spread(count: int, wanted: int) -> np.ndarray:
-    """Return ``wanted`` of the numbers 0 .. count - 1, or all, evenly spread, int64."""
-    wanted = min(wanted, count)
-    return np.arange(wanted, dtype=np.int64) * count // max(1, wanted)
+        raise UserError(Problem(FIELD_OF[split], list(specs), wrong, remedy))
+    return selection
 
 
 def _first(
@@ -124,39 +108,52 @@ def _first(
     count: int,
     bad_rows: BadRows,
 ) -> Selection:
-    """Return the first ``count`` documents of a text source that have ``min_tokens``; nothing is stored of the
-    others."""
+    """Return the first ``count`` documents of a text source that have ``min_tokens``; the others are not stored."""
     from datasets import Dataset, load_from_disk
-
-    limits = {"min_tokens": min_tokens, "count": count}
 
     def name() -> str:
         origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
-        return cache.key("first", format=packing.FORMAT, **origin, **limits)
+        return cache.key("first", format=FORMAT, **origin, min_tokens=min_tokens, count=count)
 
     key = cache.known(cache_dir, name)
-    features = packing.document_features()
-    own = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
-    read = Counter(tokens=0, read_documents=0, read_tokens=0)
+    features = document_features()
+    source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
+    read = {"tokens": 0, "read_documents": 0, "read_tokens": 0}
 
-    def long_ones() -> Iterator[dict[str, Any]]:
-        for row in packing.encoded_rows(source.documents(split), tokenizer):
+    def long_rows() -> Iterator[dict[str, Any]]:
+        for row in encoded_rows(source.documents(split), tokenizer):
             size = len(row["input_ids"])
-            read.update({"read_documents": 1, "read_tokens": size})
+            read["read_documents"] += 1
+            read["read_tokens"] += size
             if size >= min_tokens:
                 read["tokens"] += size
                 yield row
 
     def build(folder: Path) -> None:
-        rows = islice(long_ones(), count)
+        rows = islice(long_rows(), count)
         if (first := next(rows, None)) is None:  # datasets writes nothing without a row
             folder.mkdir()
         else:
-            packing.write(key, features, lambda: chain([first], rows), folder)
+            cache.write(key, features, lambda: chain([first], rows), folder)
         (folder / "read.json").write_text(json.dumps(read), encoding="utf-8")
 
-    folder = cache.folder_with_record(own, cache_dir, key, build)
+    folder = cache.folder_with_record(source_bad_rows, cache_dir, key, build)
     counts = json.loads((folder / "read.json").read_text(encoding="utf-8"))
     if not counts["tokens"]:
         return Selection(Dataset.from_dict({"name": [], "input_ids": []}, features), **counts)
     return Selection(load_from_disk(str(folder)), **counts)
+
+
+def token_counts(rows: "Dataset") -> np.ndarray:
+    """Return the tokens of each row, int64 [rows], from the list offsets: no token is read."""
+    import pyarrow.compute
+
+    stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
+    chosen = rows._indices  # of a selection: which of the stored rows it has
+    return stored if chosen is None else stored[chosen.column(0).to_numpy()]
+
+
+def spread(count: int, wanted: int) -> np.ndarray:
+    """Return ``wanted`` of the numbers 0 .. count - 1, or all, evenly spread, int64."""
+    wanted = min(wanted, count)
+    return np.arange(wanted, dtype=np.int64) * count // max(1, wanted)

@@ -1,53 +1,54 @@
-"""Work that does not depend on the rank, shared out over the ranks of a run, or over teams of them: where ranks share
-a model's heads and columns, none of them can score anything alone."""
+"""Distribute work that does not depend on the rank over the ranks of a run, or over teams of them: ranks that share a
+model's heads and columns must score together."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
-_between: list[Callable[[], None]] = []
-_team: list[int] = [1]
+_on_round: list[Callable[[], None]] = []
+_team_size = 1
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def share_out(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result]:
-    """``[work(job) for job in jobs]``, each done by one team; every rank must call it and gets all results.
+def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result]:
+    """Return ``[work(job) for job in jobs]``, each computed by one team; every rank must call it and gets all results.
 
-    Under ZeRO-3 all ranks must take part in each forward of a model: a rank without a job of its own in the last round
-    repeats one, and jobs must call the same modules in the same order, whichever they are. Results are pickled.
+    Under ZeRO-3 all ranks must take part in each forward of a model: a team without a job in the last round repeats
+    one, and all jobs must call the same modules in the same order. Results are pickled.
     """
     team, teams = _team_and_teams()
-    mine: list[Result] = []
+    results: list[Result] = []
     for first in range(0, len(jobs), teams):
-        for look in _between:
-            look()
-        own = first + team < len(jobs)
-        result = work(jobs[first + team if own else first])
-        if own:
-            mine.append(result)
+        for call in _on_round:
+            call()
+        has_job = first + team < len(jobs)
+        result = work(jobs[first + team if has_job else first])
+        if has_job:
+            results.append(result)
     if teams == 1:
-        return mine
+        return results
     gathered: list[list[Result]] = [[] for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(gathered, mine)
-    by_team = gathered[:: _team[0]]  # all of a team have the same
+    torch.distributed.all_gather_object(gathered, results)
+    by_team = gathered[::_team_size]  # ranks of a team have the same results
     return [by_team[number % teams][number // teams] for number in range(len(jobs))]
 
 
-def work_in_teams(size: int) -> None:
-    """From now on so many neighbouring ranks do each job together."""
-    _team[:] = [size]
+def set_team_size(size: int) -> None:
+    """Let groups of ``size`` neighbouring ranks do each job together from now on."""
+    global _team_size
+    _team_size = size
 
 
-def look_between(look: Callable[[], None] | None) -> None:
-    """Have all ranks call ``look`` before each round of every :func:`share_out` from now on, which may end the work by
-    an exception; None: nothing more."""
-    _between[:] = [look] if look is not None else []
+def on_round(call: Callable[[], None] | None) -> None:
+    """Have all ranks call ``call`` before each round of every :func:`distributed_map` from now on; None: nothing. It
+    may end the work by an exception."""
+    _on_round[:] = [call] if call is not None else []
 
 
 def _team_and_teams() -> tuple[int, int]:
     if not torch.distributed.is_initialized():
         return 0, 1
-    return torch.distributed.get_rank() // _team[0], torch.distributed.get_world_size() // _team[0]
+    return torch.distributed.get_rank() // _team_size, torch.distributed.get_world_size() // _team_size

@@ -127,8 +127,8 @@ class Stretches:
         """t: T / P, rounded up."""
         return -(-self.tokens // self.group.size)
 
-    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """This process's tokens, and ``filling`` (None: the sequence's last token) for those behind the end."""
+    def local(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
+        """Return this process's tokens; past the sequence's end ``filling``, or with None its last token."""
         begin = min(self.group.index * self.each, self.tokens)
         own = x.narrow(dim, begin, min(self.each, self.tokens - begin))
         missing = self.each - own.shape[dim]
@@ -151,29 +151,26 @@ class Stretches:
 
 
 class GroupShards(Shards):
-    """Sequences of ``tokens`` tokens shared by ``group``, as far as every kind of sharing does it alike; methods are
-    those of :class:`tape_ds.models.sharding.Shards`."""
+    """Sequences of ``tokens`` tokens shared by ``group``."""
 
     def __init__(self, group: RankGroup, tokens: int):
         self.group = group
         self.stretches = Stretches(group, tokens)
 
-    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """Return a stretch of the sequence."""
-        return self.stretches.mine(x, filling, dim)
+    def local_tokens(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
+        return self.stretches.local(x, filling, dim)
 
-    def heads(self, count: int) -> slice:
-        """Consecutive ones."""
+    def local_heads(self, count: int) -> slice:
+        """Return which of a model's ``count`` query heads are this process's."""
         own = count // self.group.size
         return slice(self.group.index * own, (self.group.index + 1) * own)
 
     def agree_on_draws(self, device: torch.device) -> None:
-        """Take over torch's CPU generator of the group's process 0."""
+        # torch's CPU generator of the group's process 0
         state = torch.get_rng_state().to(device)
         comm.broadcast(state, src=self.group.first, group=self.group.handle)
         torch.set_rng_state(state.cpu())
 
     def all_heads(self, x_BhTC: Tensor) -> Tensor:
-        """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 behind the sequences'
-        end."""
+        """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 past the sequences' end."""
         return self.group.swap(self.stretches.cut(x_BhTC, dim=2)).movedim(0, 1).flatten(1, 2)

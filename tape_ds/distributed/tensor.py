@@ -15,8 +15,9 @@ its process groups, ZeRO's sharding, the norm of the gradients and its checkpoin
 Shape letters: those of :mod:`tape_ds.models.sharding`, and P processes.
 """
 
+import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -77,7 +78,7 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     for parameter in model.parameters():
         if parameter.requires_grad and cut_of(parameter) is None:
             parameter.register_hook(group.sum)
-    bare.base_model.share_sequences = ShareModel(part, bare.config)
+    ModelSharding(part, bare.config).attach(bare.base_model)
     marked: Any = model
     marked.ds_autotp_parsed = True
 
@@ -156,40 +157,71 @@ def _tell_sizes(module: nn.Module) -> None:
             each.num_embeddings = len(each.weight)
 
 
-class ShareModel:
-    """How a decoder shares sequences and itself with a group; see :class:`tape_ds.models.sharding.ShareSequences`."""
+class ModelSharding:
+    """The exchanges of a decoder that is cut, as hooks on its modules; see
+    :class:`tape_ds.models.sharding.SequenceSharding`."""
 
     always = caches = True
 
     def __init__(self, part: vocabulary.VocabularyShard, config: Any):
         self.part = part
-        """Of the vocabulary, and the group that shares it."""
-        self.groups = config.num_key_value_heads
-        """G."""
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.cuts_key_heads = _cuts_key_heads(config, part.group.size)
+        index, size = part.group.index, part.group.size
+        first = index * self.groups // size
+        self.local_groups = slice(first, first + max(1, self.groups // size))
+        """Key/value heads that this process's query heads read."""
+        self.shards = TensorShards(part.group, 0)
+        """Those of the forward, or of the block that is computed again in a backward."""
 
     def __call__(self, tokens: int) -> "TensorShards":
-        """Sequences of so many tokens."""
-        return TensorShards(self, tokens)
+        self.shards = TensorShards(self.part.group, tokens)
+        return self.shards
+
+    def attach(self, decoder: Any) -> None:
+        """Have the modules of a decoder exchange tokens, heads and position states."""
+        decoder.sequence_sharding = self
+        embedding = decoder.embed_tokens
+        embedding.forward = functools.partial(self._embed, embedding.forward)
+        decoder.norm.register_forward_hook(lambda _, __, x_BtD: self.shards.gather(x_BtD))
+        for layer in decoder.layers:
+            layer.self_attn.register_forward_pre_hook(self._before_attention, with_kwargs=True)
+            layer.self_attn.register_forward_hook(self._after_attention)
+            layer.mlp.register_forward_pre_hook(lambda _, inputs: self.shards.gather(inputs[0]))
+            layer.mlp.register_forward_hook(lambda _, __, y_BTD: self.shards.scatter(y_BTD))
+            if not self.cuts_key_heads:
+                head_dim = layer.self_attn.config.head_dim
+                for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+                    projection.register_forward_hook(functools.partial(self._local_key_heads, head_dim=head_dim))
+
+    def _embed(self, embed: Callable[[Tensor], Tensor], ids_BT: Tensor) -> Tensor:
+        """Look up this process's entries of the vocabulary, and sum over the processes."""
+        self.part.check(ids_BT, "a token")
+        absent_BT, local_BT = self.part.local(ids_BT)
+        return self.shards.scatter(embed(local_BT).masked_fill(absent_BT[..., None], 0))
+
+    def _before_attention(self, _: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        x_BtD, state, inputs = positional
+        self.shards = shards = inputs.shards
+        start = inputs.start
+        if start is not None and start.dim() == 4 and start.shape[1] > 1:  # one for each key/value head
+            start = start[:, self.local_groups]
+        if state is not None:
+            copies = 1 if self.cuts_key_heads else self.part.group.size // self.groups
+            state = shards.to_heads(state.repeat_interleave(copies, dim=1) if copies > 1 else state)
+        inputs = inputs._replace(start=start, heads=shards.local_heads(self.heads))
+        return (shards.gather(x_BtD), state, inputs), named
+
+    def _after_attention(self, _: nn.Module, __: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
+        out_BTD, weights, attended = output
+        return self.shards.scatter(out_BTD), weights, None if attended is None else self.shards.all_heads(attended)
+
+    def _local_key_heads(self, _: nn.Module, __: Any, x_BTC: Tensor, head_dim: int) -> Tensor:
+        """All key/value heads -> the one that this process's query heads read."""
+        return x_BTC.unflatten(-1, (-1, head_dim))[..., self.local_groups, :].flatten(-2)
 
 
 class TensorShards(GroupShards):
-    """Methods are those of :class:`tape_ds.models.sharding.Shards`."""
-
-    def __init__(self, share: ShareModel, tokens: int):
-        super().__init__(share.part.group, tokens)
-        self.share = share
-
-    def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
-        """Return each process looks up its entries of the vocabulary; summed where a token is kept.
-
-        Raises:
-            RuntimeError: an id that is none of the vocabulary.
-        """
-        self.share.part.check(ids_BT, "a token")
-        foreign_BT, own_BT = self.share.part.own(ids_BT)
-        return self.scatter(embedding(own_BT).masked_fill(foreign_BT[..., None], 0))
-
     def gather(self, x_BtD: Tensor) -> Tensor:
         """Return all tokens of the sequences."""
         return self.stretches.join(self.group.gather(x_BtD), dim=1)
@@ -198,29 +230,7 @@ class TensorShards(GroupShards):
         """Parts of a sum -> the sum, of this process's tokens."""
         return self.group.reduce(self.stretches.cut(y_BTD, dim=1))
 
-    def to_rotate(self, start: Tensor | None, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Of this process's heads: the start of whole sequences, and the state, all tokens for all heads."""
-        if start is not None and start.dim() == 4 and start.shape[1] > 1:
-            start = start[:, self._own_groups]
-        if state is not None:
-            copies = 1 if self.share.cuts_key_heads else self.group.size // self.share.groups
-            by_head = state.repeat_interleave(copies, dim=1) if copies > 1 else state
-            swapped = self.group.swap(by_head.unflatten(1, (self.group.size, -1)).movedim(1, 0))
-            state = self.stretches.join(swapped, dim=2)
-        return start, state
-
-    def to_update(self, start: Tensor | None, moved: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Of this process's tokens, with all heads."""
-        start = None if start is None else self.mine(start, dim=2)
-        return start, None if moved is None else self.all_heads(moved)
-
-    def key_heads(self, x_BGTK: Tensor) -> Tensor:
-        """Return all that there are, or the one that this process's query heads read."""
-        return x_BGTK if self.share.cuts_key_heads else x_BGTK[:, self._own_groups]
-
-    @property
-    def _own_groups(self) -> slice:
-        """Key/value heads that this process's query heads read."""
-        size, groups = self.group.size, self.share.groups
-        first = self.group.index * groups // size
-        return slice(first, first + max(1, groups // size))
+    def to_heads(self, state_BGtC: Tensor) -> Tensor:
+        """[B, G, t, C] -> [B, g, T, C]."""
+        swapped = self.group.swap(state_BGtC.unflatten(1, (self.group.size, -1)).movedim(1, 0))
+        return self.stretches.join(swapped, dim=2)

@@ -12,6 +12,8 @@ processes, each sends a head to every process that reads it.
 Shape letters: those of :mod:`tape_ds.models.sharding`, and P processes, C columns of a head.
 """
 
+import functools
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -43,7 +45,7 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
         UserError: its heads cannot be shared by so many processes.
         ValueError: it has no decoder that shares sequences.
     """
-    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "share_sequences")]
+    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "sequence_sharding")]
     if not decoders:
         raise ValueError(f"{type(model).__name__} has no decoder that could share sequences")
     for decoder in decoders:
@@ -52,11 +54,13 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
         raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
     share = ShareTokens(RankGroup.of(layout, rank, timeout))
     for decoder in decoders:
-        decoder.share_sequences = share
+        decoder.sequence_sharding = share
+        for layer in decoder.layers:
+            layer.self_attn.attend = functools.partial(attend_over_heads, layer.self_attn.attend)
 
 
 class ShareTokens:
-    """How a decoder shares sequences with a group; see :class:`tape_ds.models.sharding.ShareSequences`."""
+    """How a decoder shares sequences with a group; see :class:`tape_ds.models.sharding.SequenceSharding`."""
 
     always = caches = False
 
@@ -69,31 +73,46 @@ class ShareTokens:
 
 
 class UlyssesShards(GroupShards):
-    """Methods are those of :class:`tape_ds.models.sharding.Shards`."""
-
     splits_sequences = True
 
-    def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
-        """Of its tokens alone."""
-        embedded: Tensor = embedding(self.mine(ids_BT, filling=0))
-        return embedded
+    def to_heads(self, *tensors_BHtK: Tensor) -> list[Tensor]:
+        """[B, H, t, K] of this process's tokens -> [B, h, T, K] of its heads, all of them in one message.
 
-    def rotated(self, positions_BTN: Tensor) -> Tensor:
-        """Return its tokens', before they are exchanged."""
-        return self.mine(positions_BTN)
-
-    def to_heads(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all three in one message."""
+        The first are the queries; query head i reads key/value head i // (h / g).
+        """
         size = self.group.size
-        copies = max(1, size // k_BGtK.shape[1])
-        by_head = (q_BHtK, *(x.repeat_interleave(copies, dim=1) if copies > 1 else x for x in (k_BGtK, v_BGtV)))
+        by_head = []
+        for x in tensors_BHtK:
+            copies = max(1, size // x.shape[1])  # several processes read one key/value head
+            by_head.append(x.repeat_interleave(copies, dim=1) if copies > 1 else x)
         shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
         parts = [x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head]
         whole_BTC = self.stretches.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
         pieces = whole_BTC.split([heads * width for heads, width in shapes], dim=-1)
-        q, k, v = (x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True))
-        return q, k, v
+        return [x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True)]
 
-    def to_tokens(self, out_BhTV: Tensor) -> Tensor:
-        """Return all heads of this process's tokens."""
-        return self.all_heads(out_BhTV)
+
+def attend_over_heads(
+    attend: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]],
+    q_BHtK: Tensor,
+    k_BGtK: Tensor,
+    v_BGtK: Tensor,
+    carried_BGtC: Tensor | None,
+    inputs: Any,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """:meth:`tape_ds.models.llama.TapeAttention.attend` between two exchanges: this process's tokens of all heads for
+    all tokens of its heads, and back."""
+    shards = inputs.shards
+    if not isinstance(shards, UlyssesShards):
+        return attend(q_BHtK, k_BGtK, v_BGtK, carried_BGtC, inputs)
+    width = v_BGtK.shape[-1]
+    v_BGtV = v_BGtK if carried_BGtC is None else torch.cat((v_BGtK, carried_BGtC), dim=-1)
+    inputs = inputs._replace(heads=shards.local_heads(q_BHtK.shape[1]))
+    q_BhTK, k_BgTK, v_BgTV = shards.to_heads(q_BHtK, k_BGtK, v_BGtV)
+    carried_BgTC = None if carried_BGtC is None else v_BgTV[..., width:]
+    out_BhTK, attended_BhTC, weights = attend(q_BhTK, k_BgTK, v_BgTV[..., :width], carried_BgTC, inputs)
+    if attended_BhTC is None:
+        return shards.all_heads(out_BhTK), None, weights
+    both_BHtV = shards.all_heads(torch.cat((out_BhTK, attended_BhTC), dim=-1))
+    out_BHtK, attended_BHtC = both_BHtV.split((width, both_BHtV.shape[-1] - width), dim=-1)
+    return out_BHtK, attended_BHtC, weights

@@ -37,10 +37,10 @@ class VocabularyShard:
         """Behind the last of this process."""
         return self.begin + self.sizes[self.group.index]
 
-    def own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which entries are another process's, and all of them as numbers of own rows (0 where they are not)."""
-        foreign = (ids < self.begin) | (ids >= self.end)
-        return foreign, (ids - self.begin).masked_fill(foreign, 0)
+    def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which ids are another process's, and all of them as numbers of this process's rows (0 for those)."""
+        absent = (ids < self.begin) | (ids >= self.end)
+        return absent, (ids - self.begin).masked_fill(absent, 0)
 
     def logits(self, own: Tensor) -> Tensor:
         """[..., v] -> [..., V]."""
@@ -129,11 +129,11 @@ def _chunk(logits_Cv: Tensor, targets_C: Tensor, ignored_C1: Tensor, part: Vocab
     """Return sum of the losses of a chunk, and its derivative in this process's logits."""
     largest_C1 = part.group.largest(logits_Cv.amax(dim=-1, keepdim=True))
     shifted_Cv = logits_Cv - largest_C1
-    foreign_C, own_C = part.own(targets_C)
-    mine_C1 = shifted_Cv.gather(-1, own_C[:, None]).masked_fill(foreign_C[:, None], 0)
+    absent_C, local_C = part.local(targets_C)
+    mine_C1 = shifted_Cv.gather(-1, local_C[:, None]).masked_fill(absent_C[:, None], 0)
     p_Cv = shifted_Cv.exp_()
     total_C1, target_C1 = part.group.sum(torch.stack((p_Cv.sum(dim=-1, keepdim=True), mine_C1)))
     loss = (total_C1.log() - target_C1).masked_fill(ignored_C1, 0).sum()
     slope_Cv = p_Cv.div_(total_C1)
-    slope_Cv.scatter_add_(-1, own_C[:, None], (~foreign_C[:, None]).to(slope_Cv.dtype).neg())
+    slope_Cv.scatter_add_(-1, local_C[:, None], (~absent_C[:, None]).to(slope_Cv.dtype).neg())
     return loss, slope_Cv.masked_fill_(ignored_C1, 0)

@@ -23,7 +23,7 @@ from torch import Tensor
 from tape_ds.encodings import base, documents
 from tape_ds.encodings.options import Options
 from tape_ds.encodings.place_table import PlaceTable
-from tape_ds.models.inputs import positions_that_differ
+from tape_ds.models.inputs import dedupe_positions
 from tape_ds.models.on_device import Constant
 
 if TYPE_CHECKING:
@@ -53,24 +53,24 @@ class AbacusEncoding(base.PositionEncoding):
         """The offset of digits' places, too."""
         return self.shift > 0 or self.inner.draws
 
-    def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
+    def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
         """Return the inner encoding's places, and behind them those within numbers.
 
         Raises:
             ValueError: embeddings were given instead of token ids.
         """
-        if text.ids_BT is None:
+        if context.ids_BT is None:
             raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
-        past_BSN = None if text.past_BSN is None or not self.inner.remembers else text.past_BSN[..., :-1]
-        inner_BTN = self.inner.locate(positions_BT, text._replace(past_BSN=past_BSN))
+        past_BSN = None if context.past_BSN is None or not self.inner.remembers else context.past_BSN[..., :-1]
+        inner_BTN = self.inner.positions_for(positions_BT, context._replace(past_BSN=past_BSN))
         if not torch.compiler.is_compiling():
-            self._alike = len(inner_BTN) == 1 if text.past_BSN is None else None
-        digits_BT = torch.isin(text.ids_BT, self.digit_ids.on(text.ids_BT.device))
+            self._alike = len(inner_BTN) == 1 if context.past_BSN is None else None
+        digits_BT = torch.isin(context.ids_BT, self.digit_ids.on(context.ids_BT.device))
         # of tokens in the cache, the last integer alone is asked: 0 where there was no digit
         unknown_BTN = digits_BT[..., None].long().expand(-1, -1, inner_BTN.shape[-1] + 1)
-        digits_BS = text.whole(unknown_BTN)[..., -1] > 0
-        documents_BS = None if text.documents_BS is None else text.documents_BS[:, : digits_BS.shape[1]].long()
-        places_BT1 = text.of_this_call(places_in_numbers(digits_BS, documents_BS)[..., None], digits_BT.shape[1])
+        digits_BS = context.whole(unknown_BTN)[..., -1] > 0
+        documents_BS = None if context.documents_BS is None else context.documents_BS[:, : digits_BS.shape[1]].long()
+        places_BT1 = context.of_this_call(places_in_numbers(digits_BS, documents_BS)[..., None], digits_BT.shape[1])
         batch = max(len(inner_BTN), len(places_BT1))
         return torch.cat((inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1)
 
@@ -100,7 +100,7 @@ class AbacusEncoding(base.PositionEncoding):
         computed once too."""
         inner_BTN = positions_BTN[..., :-1]
         if self._alike is None or torch.compiler.is_compiling():
-            return positions_that_differ(inner_BTN)
+            return dedupe_positions(inner_BTN)
         return inner_BTN[:1] if self._alike else inner_BTN
 
 

@@ -3,10 +3,9 @@
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), H query heads, G key/value heads, K head
 size, D hidden size, C carried columns, N integers that place a token.
 
-A model forward asks the ``PositionEncoding``, once, where its tokens stand (``locate``), lets it touch the embeddings
-(``embed``) and takes from it what all layers share (``start``). Each block then has a ``PositionLayer``. Beside
-``start`` travels ``state``, a tensor that layers may update (None until one does): two flat tensors, so that activation
-checkpointing sees and differentiates both.
+A forward calls the ``PositionEncoding`` once: for the positions of its tokens (``positions_for``), for a term of the
+embeddings (``embed``), and for what all layers share (``start``). Each block has a ``PositionLayer``. Layers may also
+update ``state``, a tensor that is None until one does; activation checkpointing differentiates it.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ EVERY_HEAD = slice(None)
 
 def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
     """Return the key/value heads, of ``groups``, that some of a model's query heads read."""
-    read, of_group = range(query_heads)[heads], query_heads // groups
-    return slice(read[0] // of_group, read[-1] // of_group + 1)
+    read, heads_per_group = range(query_heads)[heads], query_heads // groups
+    return slice(read[0] // heads_per_group, read[-1] // heads_per_group + 1)
 
 
-class Text(NamedTuple):
+class TokenContext(NamedTuple):
     """What a forward knows of its tokens beside their position ids."""
 
     ids_BT: Tensor | None
@@ -45,8 +44,8 @@ class Text(NamedTuple):
     offset: int | Tensor
     """Place of the first token of this call on the key axis."""
     past_BSN: Tensor | None
-    """What ``locate`` said of the tokens in the cache; at a tensor offset (a compiled static cache) the whole buffer,
-    whose unused positions are 0. None without a cache, with an empty one, or for an encoding that remembers nothing."""
+    """Result of ``positions_for`` for the tokens in the cache; at a tensor offset (a compiled static cache) the whole
+    buffer, whose unused positions are 0. None without a cache, with an empty one, or if the encoding remembers none."""
 
     def whole(self, new_BTN: Tensor) -> Tensor:
         """Return the cached tokens' positions followed by those of this call, [B, S, N]."""
@@ -88,12 +87,12 @@ class PositionEncoding(nn.Module):
         """Whether a forward in training draws random numbers, by torch's CPU generator."""
         return self.random_shift > 0
 
-    def locate(self, positions_BT: Tensor, text: Text) -> Tensor:
+    def positions_for(self, positions_BT: Tensor, concontext: TokenContext) -> Tensor:
         """Return where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
 
         Args:
             positions_BT: int64 position ids, any offsets and jumps; B may be 1.
-            text: what else is known of the tokens.
+            context: what else is known of the tokens.
         """
         return self.shifted(positions_BT)[..., None]
 
@@ -117,18 +116,6 @@ class PositionEncoding(nn.Module):
         return None
 
 
-class InAttention(NamedTuple):
-    """The hooks of a :class:`PositionLayer` that attention calls: not the module itself, which accelerate, finding it
-    among a block's arguments, would move to the arguments' device, weights on disk and all."""
-
-    observe: Callable[..., Tensor | None]
-    rotate: Callable[..., tuple[Tensor, Tensor]]
-    scaled: Callable[..., Tensor]
-    accumulate: Callable[..., Tensor]
-    carry: Callable[..., Tensor | None]
-    score_bias: Callable[..., ScoreBias | ContentBias | None]
-
-
 class PositionLayer(nn.Module):
     """The part of an encoding that runs in every block."""
 
@@ -142,10 +129,6 @@ class PositionLayer(nn.Module):
     def __init__(self, *made_of: Any):
         """Every layer is made of a configuration, its options and the layer's index; this one reads none of them."""
         super().__init__()
-
-    def in_attention(self) -> InAttention:
-        """Return what attention is given of this layer."""
-        return InAttention(self.observe, self.rotate, self.scaled, self.accumulate, self.carry, self.score_bias)
 
     def observe(self, x_BTD: Tensor, heads: slice = EVERY_HEAD) -> Tensor | None:
         """Return what :meth:`rotate` needs for the query heads ``heads``: of attention's input, a token at a time, or
@@ -213,14 +196,14 @@ class PositionLayer(nn.Module):
         return None
 
     def next_state(
-        self, start: Tensor | None, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor
+        self, start: Tensor | None, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
     ) -> Tensor | None:
         """Return the state as the next block reads it.
 
         Args:
             start: see :meth:`PositionEncoding.start`.
             state: as this block read it.
-            moved_BHTC: what attention made of :meth:`carry`'s columns.
+            attended_BHTC: what attention made of :meth:`carry`'s columns.
             y_BTD: the MLP's output before it joins the residual stream.
         """
         return state

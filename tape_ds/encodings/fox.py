@@ -63,7 +63,7 @@ class FoxLayer(base.PositionLayer):
         super().__init__()
         self.gates = Gates(config)
         self.head_dim = config.head_dim
-        self.heads_of_group = config.num_attention_heads // config.num_key_value_heads
+        self.heads_per_group = config.num_attention_heads // config.num_key_value_heads
 
     def observe(self, x_BTD: Tensor, heads: slice = base.EVERY_HEAD) -> Tensor:
         """``log f``, at least fp32 [B, H, T]."""
@@ -74,10 +74,10 @@ class FoxLayer(base.PositionLayer):
     ) -> tuple[Tensor, Tensor]:
         """Add columns: each query reads those of its head, each key holds ``log f`` of the heads of its group."""
         assert observed is not None
-        of_group = q_BHTK.shape[1] // k_BGTK.shape[1]
-        log_f_BGTR = observed.unflatten(1, (-1, of_group)).transpose(2, 3)
+        heads_per_group = q_BHTK.shape[1] // k_BGTK.shape[1]
+        log_f_BGTR = observed.unflatten(1, (-1, heads_per_group)).transpose(2, 3)
         columns = self._columns(log_f_BGTR, k_BGTK.dtype)
-        reads = torch.eye(of_group, dtype=q_BHTK.dtype, device=q_BHTK.device) * UNIT
+        reads = torch.eye(heads_per_group, dtype=q_BHTK.dtype, device=q_BHTK.device) * UNIT
         reads = reads.repeat_interleave(_TERMS.get(k_BGTK.dtype, 1), dim=1)
         reads_HE = self._padded(reads.repeat(k_BGTK.shape[1], 1))
         reads_BHTE = reads_HE[None, :, None].expand(len(q_BHTK), -1, q_BHTK.shape[2], -1)
@@ -146,9 +146,9 @@ class FoxLayer(base.PositionLayer):
 
     def added_columns(self) -> int:
         """Return those of keys in 16 bits."""
-        return self._padded(torch.empty(self.heads_of_group * _TERMS[torch.bfloat16])).numel()
+        return self._padded(torch.empty(self.heads_per_group * _TERMS[torch.bfloat16])).numel()
 
     def multiplications_per_token(self, keys: float) -> float:
         """Return the gates, and the columns in the scores."""
         heads, hidden = self.gates.weight.shape
-        return heads * hidden + heads * keys * (self._padded(torch.empty(self.heads_of_group)).numel())
+        return heads * hidden + heads * keys * (self._padded(torch.empty(self.heads_per_group)).numel())

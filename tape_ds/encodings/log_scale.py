@@ -19,17 +19,17 @@ import math
 import torch
 from torch import Tensor
 
-from tape_ds.encodings.base import Text
+from tape_ds.encodings.base import TokenContext
 from tape_ds.encodings.documents import running_sums
 
 
-def keys_seen(text: Text, tokens: int, device: torch.device) -> Tensor:
+def keys_seen(context: TokenContext, tokens: int, device: torch.device) -> Tensor:
     """Return n for each of the ``tokens`` of a call, int64 [B or 1, T]; of padding it means nothing."""
-    places = torch.arange(tokens, device=device) + text.offset
-    if text.documents_BS is None:
+    places = torch.arange(tokens, device=device) + context.offset
+    if context.documents_BS is None:
         return places[None] + 1
-    ones = torch.ones_like(text.documents_BS, dtype=torch.int64)[:, None]
-    return running_sums(ones, text.documents_BS)[:, 0].index_select(1, places)
+    ones = torch.ones_like(context.documents_BS, dtype=torch.int64)[:, None]
+    return running_sums(ones, context.documents_BS)[:, 0].index_select(1, places)
 
 
 def factors(seen_BT: Tensor, window: int) -> Tensor:

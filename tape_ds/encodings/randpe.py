@@ -36,7 +36,7 @@ class RandpeEncoding(RopeEncoding):
         generator = np.random.Generator(np.random.PCG64(options.evaluation_seed))
         self.fixed_draw = Constant(np.sort(generator.permutation(self.max_range)[:length]))
 
-    def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
+    def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
         """Return the drawn position of each, and for dynamic scaling what RoPE adds.
 
         Raises:
@@ -55,4 +55,4 @@ class RandpeEncoding(RopeEncoding):
             draw = self.fixed_draw.on(positions_BT.device)
         inside_BT = draw[positions_BT.clamp(max=len(draw) - 1)]
         beyond_BT = self.max_range + positions_BT - len(draw)
-        return super().locate(torch.where(positions_BT < len(draw), inside_BT, beyond_BT), text)
+        return super().positions_for(torch.where(positions_BT < len(draw), inside_BT, beyond_BT), context)

@@ -46,14 +46,14 @@ class RopeEncoding(base.PositionEncoding):
         else:
             self.frequencies = Frequencies(self.rope_parameters, self.head_dim)
 
-    def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
+    def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
         """Return the positions, and for dynamic scaling the length that decides each sequence's base."""
         places_BT1 = self.shifted(positions_BT)[..., None]
         if not self.dynamic:
             return places_BT1
-        length_B11 = _own_length(places_BT1, text.documents_BS)
-        if text.past_BSN is not None:  # at a tensor offset the cache may still be empty, its lengths 0
-            kept_B11 = text.past_BSN[:, :1, 1:]
+        length_B11 = _own_length(places_BT1, context.documents_BS)
+        if context.past_BSN is not None:  # at a tensor offset the cache may still be empty, its lengths 0
+            kept_B11 = context.past_BSN[:, :1, 1:]
             length_B11 = torch.where(kept_B11 > 0, kept_B11, length_B11)
         batch = max(len(places_BT1), len(length_B11))
         length_BT1 = length_B11.expand(batch, places_BT1.shape[1], 1)

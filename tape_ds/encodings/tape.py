@@ -59,10 +59,10 @@ class TapeEncoding(RopeEncoding):
             device = positions_BTN.device
             grids_3P = draw_grids(self.head_dim, True) if self.training else self.fixed_grids.on(device)
             return features(positions_BTN[..., 0], self.slopes.on(device), grids_3P)
-        start_B1TK = super().start(positions_BTN)
+        rotation_B1TK = super().start(positions_BTN)
         if not self.whole_halves:
-            return start_B1TK
-        cos, sin = start_B1TK.chunk(2, dim=-1)
+            return rotation_B1TK
+        cos, sin = rotation_B1TK.chunk(2, dim=-1)
         return torch.cat((cos, cos, sin, sin), dim=-1)
 
 
@@ -131,26 +131,26 @@ class TapeLayer(base.PositionLayer):
         """``ln(e_n . e_m)`` where the state started from ALiBi; none where it rotates."""
         if not self.from_alibi or carried_BGTC is None or carried_BGSC is None:
             return None
-        of_group = len(range(self.heads)[heads]) // carried_BGTC.shape[1]
-        e_BHTC = carried_BGTC.repeat_interleave(of_group, dim=1)
+        heads_per_group = len(range(self.heads)[heads]) // carried_BGTC.shape[1]
+        e_BHTC = carried_BGTC.repeat_interleave(heads_per_group, dim=1)
         return ScoreBias(e_BHTC, carried_BGSC, log_kernel, learned=carried_BGTC.requires_grad)
 
     def next_state(
-        self, start: Tensor, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor
+        self, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
     ) -> Tensor | None:
         """``e += W_att (A e)``, then ``e += W_down diag(SiLU(W_x y)) W_up e``, then the moduli (``state_norm``)."""
-        moved_BHTC = None if self.attend is None else moved_BHTC
-        if moved_BHTC is not None and self.unit_moved:
-            moved_BHTC = scaled_to(start, moved_BHTC)
+        attended_BHTC = None if self.attend is None else attended_BHTC
+        if attended_BHTC is not None and self.unit_moved:
+            attended_BHTC = scaled_to(start, attended_BHTC)
         gate_BTI = None if self.gate is None else self.gate(y_BTD)
-        if moved_BHTC is None and gate_BTI is None:
+        if attended_BHTC is None and gate_BTI is None:
             return state
-        like = moved_BHTC if gate_BTI is None else gate_BTI
+        like = attended_BHTC if gate_BTI is None else gate_BTI
         assert like is not None
-        attend = None if moved_BHTC is None else self.attend
+        attend = None if attended_BHTC is None else self.attend
         expand, contract = (None, None) if gate_BTI is None else (self.expand, self.contract)
         dtype = self.state_dtype or like.dtype
-        tensors = (start, state, moved_BHTC, gate_BTI)
+        tensors = (start, state, attended_BHTC, gate_BTI)
         of = Update(attend, expand, contract, *tensors, self.groups, dtype, self.identity, self.unit)
         return self.form.update(of)
 

@@ -38,7 +38,7 @@ class Matrix(base.Weight):
         return self.weight.clone()
 
 
-def own_heads(groups: int, heads: int, like: Tensor) -> Tensor:
+def local_heads(groups: int, heads: int, like: Tensor) -> Tensor:
     """[G, H]: 1 where a query head belongs to a group, else 0."""
     return torch.eye(groups, dtype=like.dtype, device=like.device).repeat_interleave(heads // groups, dim=1)
 
@@ -59,7 +59,7 @@ class HeadScale(base.Weight):
 
     def forward(self) -> Tensor:
         """As ``W_att`` [G, H]: the scalar of each head in the row of its group."""
-        return own_heads(self.groups, len(self.weight), self.weight) * self.weight
+        return local_heads(self.groups, len(self.weight), self.weight) * self.weight
 
 
 class ChannelMix(base.Weight):
@@ -69,9 +69,9 @@ class ChannelMix(base.Weight):
         super().__init__(config.head_dim, config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
-    def forward(self, moved_BHTC: Tensor) -> Tensor:
+    def forward(self, attended_BHTC: Tensor) -> Tensor:
         """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
-        mean = moved_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
+        mean = attended_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return F.linear(mean.unflatten(-1, (2, -1)), self.weight).flatten(-2)
 
 
@@ -82,9 +82,9 @@ class ChannelScale(base.Weight):
         super().__init__(config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
-    def forward(self, moved_BHTC: Tensor) -> Tensor:
+    def forward(self, attended_BHTC: Tensor) -> Tensor:
         """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
-        mean = moved_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
+        mean = attended_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return (mean.unflatten(-1, (2, -1)) * self.weight).flatten(-2)
 
 
@@ -160,7 +160,7 @@ def across_heads(of: Update) -> Tensor:
     attend, expand, contract = (None if module is None else module() for module in of[:3])
     if attend is not None and of.identity:
         groups, heads = attend.shape
-        attend = attend + own_heads(groups, heads, attend) * (groups / heads)
+        attend = attend + local_heads(groups, heads, attend) * (groups / heads)
     return position_mix(of.start, of.state, of.moved, attend, of.gate, expand, contract, dtype=of.dtype, unit=of.unit)
 
 
@@ -182,8 +182,8 @@ def across_channels(of: Update) -> Tensor:
 def across_both(of: Update) -> Tensor:
     """``W_down diag(SiLU(g)) W_up`` with W_up [I, G X], on each half of the state of all heads."""
 
-    def attend(moved_BHTC: Tensor) -> Tensor:
-        return torch.matmul(of.attend(), moved_BHTC.flatten(2)).unflatten(2, moved_BHTC.shape[2:])
+    def attend(attended_BHTC: Tensor) -> Tensor:
+        return torch.matmul(of.attend(), attended_BHTC.flatten(2)).unflatten(2, attended_BHTC.shape[2:])
 
     def feed_forward(e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
         flat_BT2X = e_BGTC.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(3)

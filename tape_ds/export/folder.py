@@ -1,13 +1,12 @@
-"""The exported folder: weights, configuration, tokenizer, model card, and the model's code where transformers has none.
+"""Write the exported folder: weights, configuration, tokenizer, model card, and the model's code if transformers has
+none.
 
-Plain where that is exact: a model whose encoding is rotary, with RoPE scaling that transformers computes, becomes a
-Llama (or Qwen2) folder, and one that was extended by transformers' class a folder of that class. Every other model
-carries its code (:mod:`tape_ds.export.model_code`), which ``trust_remote_code=True`` runs. Written aside and renamed:
-the folder is whole or absent.
+Plain if that is exact: a model with rotary encoding and RoPE scaling that transformers computes becomes a Llama (or
+Qwen2) folder, and one that was extended in transformers' class a folder of that class. Every other model carries its
+code (:mod:`tape_ds.export.model_code`), which ``trust_remote_code=True`` runs. The folder is complete or absent.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,33 +41,35 @@ def is_plain(source: SourceModel) -> bool:
 
 
 def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Write the folder ``out``, which must not be there; the folder around it must.
+    """Write the folder ``out``, which must not exist; return the model as it was written.
 
     Args:
-        source: what is exported.
+        source: the model to export.
         out: the new folder.
-        wishes: what the user decides of the card.
-        dtype: of the weights; None: as the base model's are stored.
-
-    Returns:
-        The model, as it was written.
+        wishes: the user's choices for the card.
+        dtype: of the weights; None: the base model's.
 
     Raises:
-        UserError: weights that are missing or do not fit, a tokenizer that cannot be read. Whatever fails, nothing is
-            left behind.
+        UserError: weights that are missing or do not fit, a tokenizer that cannot be read; nothing is left behind.
     """
-    assert not out.exists(), "checked by who asks for it"
+    assert not out.exists(), "checked by the caller"
     plain = is_plain(source)
     config: Any = source.config
+    own_class = extendable.by_own_class(config)
     code = {} if plain else code_files(config.model_type, getattr(config, "position_encoding", "rope"))
-    model = _model(source, plain, dtype or source.dtype)
+
+    model: Any = source.load().to(dtype or source.dtype)
+    model.config.use_cache = True  # it is there to generate
+    if not plain:
+        model.config.auto_map = model_code.auto_map(config.model_type)
+        if getattr(model.config, "attention_backend", "auto") not in ("auto", *model_code.BACKENDS):
+            model.config.attention_backend = "auto"
+    elif not own_class:
+        model = convert.to_plain(model)
 
     def build(folder: Path) -> None:
         saving.save(model, folder)
-        if not plain:
-            _edit(folder / CONFIG, _with_auto_class)
-        elif not extendable.by_own_class(config):
-            _edit(folder / CONFIG, _with_older_names)
+        _edit_config(folder / CONFIG, plain=plain, own_class=own_class)
         for name, text in code.items():
             (folder / name).write_text(text, encoding="utf-8")
         if source.has_tokenizer:
@@ -81,45 +82,30 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
     return model
 
 
-def _model(source: SourceModel, plain: bool, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model as it is written: to generate, on any machine."""
-    model: Any = source.load().to(dtype)
-    model.config.use_cache = True
-    if plain:
-        return model if extendable.by_own_class(source.config) else convert.to_plain(model)
-    model.config.auto_map = model_code.auto_map(source.config.model_type)
-    if getattr(model.config, "attention_backend", "auto") not in ("auto", *model_code.BACKENDS):
-        model.config.attention_backend = "auto"
-    return model
-
-
-def code_files(model_type: str, encoding: str) -> dict[str, str]:
-    """File name -> source of the code that a model of this type with this encoding carries.
-
-    Raises:
-        CopyError: the package's sources changed in a way that the export does not know.
-    """
-    found = results.commit()
-    origin = "not from a checkout" if found is None else card.commit_words(found)
-    header = HEADER.format(version=tape_ds.__version__, commit=origin)
-    return model_code.files(model_type, encoding, header)
-
-
-def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def _edit_config(path: Path, *, plain: bool, own_class: bool) -> None:
+    if plain and own_class:
+        return
     config = json.loads(path.read_text(encoding="utf-8"))
-    change(config)
+    if plain:
+        # transformers 4 and converters made for it (older ones of llama.cpp and vLLM) read these names; transformers 5
+        # reads both
+        scaling = dict(config["rope_parameters"])
+        config["rope_theta"] = scaling.pop("rope_theta")
+        config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+    else:
+        # `transformers serve` takes the first architecture's class from transformers itself; its auto class is there,
+        # and finds the folder's code
+        config["architectures"].insert(0, "AutoModelForCausalLM")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _with_older_names(config: dict[str, Any]) -> None:
-    """Repeat the RoPE parameters as ``rope_theta`` and ``rope_scaling``, where transformers 4 and converters made for
-    it (older ones of llama.cpp and vLLM among them) look for them; transformers 5 reads both and finds them equal."""
-    scaling = dict(config["rope_parameters"])
-    config["rope_theta"] = scaling.pop("rope_theta")
-    config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+def code_files(model_type: str, encoding: str) -> dict[str, str]:
+    """Return file name -> source of the code that a model of this type with this encoding carries.
 
-
-def _with_auto_class(config: dict[str, Any]) -> None:
-    """``transformers serve`` takes the class that the first architecture names from transformers itself; its auto class
-    is there, and finds the folder's code."""
-    config["architectures"].insert(0, "AutoModelForCausalLM")
+    Raises:
+        CopyError: the package's sources changed in a way that the export does not support.
+    """
+    commit = results.commit()
+    origin = "not from a checkout" if commit is None else card.commit_words(commit)
+    header = HEADER.format(version=tape_ds.__version__, commit=origin)
+    return model_code.files(model_type, encoding, header)

@@ -1,8 +1,8 @@
-"""Stands for Triton's kernels in an exported model: the PyTorch forms compute the same on every device."""
+"""Replaces Triton's kernels in an exported model: the PyTorch forms compute the same on every device."""
 
 from typing import Any
 
 
 def fits(*_: Any) -> bool:
-    """Return whether a kernel takes these tensors: there is none."""
+    """Return False: there is no kernel."""
     return False

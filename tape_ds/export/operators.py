@@ -1,7 +1,7 @@
-"""Where an exported model registers its operators with torch: in a namespace of its own.
+"""Namespace in which an exported model registers its operators with torch.
 
-torch has one operator of a name in a process. Under this package's names, an exported model would take the place of the
-package's own operators, or of those of another export.
+torch has one operator of a name in a process. Under this package's names, an exported model would replace the package's
+own operators, or those of another export.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""An exported folder on the Hugging Face hub."""
+"""Upload an exported folder to the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -12,8 +12,7 @@ _OPTION = "--push"
 
 
 def check(name: str) -> list[Problem]:
-    """What stands in the way of an upload, as far as it can be known before there is anything to upload: a name that
-    the hub does not take, no token, or a hub that does not know it or cannot be reached."""
+    """Validate name, token and connection before there is anything to upload."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -28,10 +27,10 @@ def check(name: str) -> list[Problem]:
 
 
 def upload(name: str, folder: Path) -> str:
-    """Upload a folder as the model ``name``, which is made, private, where it is not there; returns its URL.
+    """Upload a folder as the model ``name``, created as private if it does not exist; return its URL.
 
     Raises:
-        UserError: the hub refused it. The folder stays as it is.
+        UserError: the hub refused it; the folder stays.
     """
     api = HfApi()
     try:

@@ -1,5 +1,4 @@
-"""Data specs, paths and command lines as people elsewhere may read them: without the folders of the machine that
-trained."""
+"""Remove this machine's folders from data specs, paths and command lines before they are published."""
 
 import re
 import shlex
@@ -9,24 +8,21 @@ from pathlib import Path
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.errors import redacted
 
+# from the root, a home folder, `.` or `..` up to what ends a path in a data spec or a list; may contain blanks
 _PATH = re.compile(r"(?<![\w/.])(?:~[^/\s:#\"',\]]*|\.{1,2})?/[^:#\"',\]]*")
-"""A path from the root, from a home, or from ``.`` or ``..``, up to what ends one in a data spec or a list of them;
-blanks may be part of it."""
 
 
 def shown(text: str) -> str:
-    """``text`` without credentials, and with every such path cut down to its last part; relative ones such as
-    ``runs/demo`` stay."""
+    """Return ``text`` without credentials, paths cut to their last part; relative ones (``runs/demo``) stay."""
     return _PATH.sub(lambda path: Path(path.group()).name, redacted(text))
 
 
 def command_line(words: Iterable[str]) -> str:
-    """Return a command as it can be typed, see :func:`shown`."""
+    """Return a command as it can be typed, each word as :func:`shown`."""
     return shlex.join(map(shown, words))
 
 
 def hub_names(specs: Iterable[str]) -> list[str]:
-    """Return names of the hub's data sets among ``specs``, once each, without revision, configuration, split or
-    field."""
+    """Return the names of the hub data sets among ``specs``, without revision, configuration, split or field."""
     names = (HubDataset(spec).name for spec in specs if spec.startswith(f"{HubDataset.kind}:"))
     return list(dict.fromkeys(name for name in names if name is not None))

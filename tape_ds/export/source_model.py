@@ -1,4 +1,4 @@
-"""What an export starts from: a run, the folder of what it trained, one of its checkpoints, or a whole TAPE model."""
+"""Find the model to export: a run, its folder ``trained``, one of its checkpoints, or a whole TAPE model."""
 
 import json
 from dataclasses import dataclass
@@ -18,37 +18,36 @@ from tape_ds.results import Result
 from tape_ds.run_folder import RESULTS, TRAINED
 
 TOKENIZER = "tokenizer_config.json"
-_REMEDY = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
 
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A model to be exported, not loaded yet."""
+    """A model to export, not loaded yet."""
 
     folder: Path
-    """Configuration, tokenizer and weights, or what was trained of them."""
+    """Configuration, tokenizer and weights, or the trained part of them."""
     config: extendable.Config
     record: trained.TrainedRecord | None
-    """Of what was trained; None: a whole model that no run made."""
+    """What was trained; None: a whole model that no run made."""
     result: Result | None
-    """What the run stored; None: nothing that belongs to these weights."""
+    """The run's stored result, if it is of these weights."""
     without_result: str
     """Why there is none."""
     dtype: torch.dtype
-    """What the weights are stored in, before anything was trained."""
+    """Of the stored weights before training."""
     base_anyway: bool = False
     """See :func:`tape_ds.checkpoint.trained.find_base`."""
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether a tokenizer lies beside the weights."""
+        """Whether the folder has a tokenizer."""
         return (self.folder / TOKENIZER).is_file()
 
     def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """Return the whole model in evaluation mode, in ``dtype``; what a run trained in fp32, adapters merged in.
+        """Return the whole model in evaluation mode, in ``dtype``; a trained one in fp32, adapters merged.
 
         Raises:
-            UserError: weights that are missing or do not fit.
+            UserError: weights are missing or do not fit.
         """
         if self.record is not None:
             return merging.merge(self.folder, base_anyway=self.base_anyway)  # in fp32, which loses nothing
@@ -56,37 +55,32 @@ class SourceModel:
 
 
 def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
-    """Return the model that a folder leads to; nothing of its weights is read.
+    """Return the model of a folder; no weights are read.
 
     Raises:
-        UserError: no such folder, nothing of ours in it, an impossible configuration, or a base that is not there or
-            another.
+        UserError: no such folder, not one of ours, an impossible configuration, or a base model that is missing or
+            differs.
     """
     given = Path(name_or_path)
-    inner = given / TRAINED
-    folder = inner if (inner / trained.RECORD).is_file() else given
+    folder = given / TRAINED if (given / TRAINED / trained.RECORD).is_file() else given
+    config: Any
     if (folder / trained.RECORD).is_file():
-        record = trained.read_record(folder)
+        config, record = configuration.read(folder), trained.read_record(folder)
         result, reason = _result_of(folder, record)
         dtype = merging.original_dtype(folder, base_anyway=base_anyway)
-        return SourceModel(folder, _config(folder), record, result, reason, dtype, base_anyway)
-    found = model_type(folder)
-    if found not in TYPES:
+        return SourceModel(folder, config, record, result, reason, dtype, base_anyway)
+    if (found := model_type(folder)) not in TYPES:
         wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
         if found:
             wrong = f"its model_type is {found!r}: transformers loads that as it is"
-        raise UserError(Problem("source", name_or_path, wrong, _REMEDY))
-    config = _config(folder)
+        remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
+        raise UserError(Problem("source", name_or_path, wrong, remedy))
+    config = configuration.read(folder)
     return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
 
 
-def _config(folder: Path) -> extendable.Config:
-    config: Any = configuration.read(folder)
-    return config
-
-
 def model_type(folder: Path) -> str | None:
-    """Return what the configuration of a folder says it is; None where there is none to be read."""
+    """Return the ``model_type`` in a folder's configuration; None if it cannot be read."""
     try:
         return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError):
@@ -94,14 +88,14 @@ def model_type(folder: Path) -> str | None:
 
 
 def _result_of(folder: Path, record: trained.TrainedRecord) -> tuple[Result | None, str]:
-    """Return the run's stored result where it is of these weights, else why not."""
+    """Return the run's stored result if it is of these weights, else the reason."""
     path = folder.parent / RESULTS / "run.json"
     if folder.name != TRAINED:
-        return None, "these weights are a checkpoint of a run, and results are stored of a run's end"
+        return None, "these weights are a checkpoint, and a run stores results only at its end"
     if not path.is_file():
         return None, "the run that trained these weights left no results"
     result = results.load(path)
-    method = result.config.get("method", record.method)  # a run from scratch has no field for it
+    method = result.config.get("method", record.method)  # a run from scratch has no such field
     if method != record.method or tuple(result.figures.get("trained", ())) != record.names:
-        return None, "the results beside these weights are those of another run"
+        return None, "the results next to these weights are of another run"
     return result, ""

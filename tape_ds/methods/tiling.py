@@ -67,10 +67,12 @@ def _tiled_feed_forward(forward: Callable[[Tensor], Tensor], tiles: int) -> Call
 
 
 def _tiled_update(next_state: Callable[..., Tensor], tiles: int) -> Callable[..., Tensor]:
-    def tiled(self: TapeLayer, start: Tensor, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor) -> Tensor:
+    def tiled(
+        self: TapeLayer, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
+    ) -> Tensor:
         if not self.training:
-            return next_state(start, state, moved_BHTC, y_BTD)
-        by_tokens = [_pieces(x, tiles, dim=2) for x in (start, state, moved_BHTC)]
+            return next_state(start, state, attended_BHTC, y_BTD)
+        by_tokens = [_pieces(x, tiles, dim=2) for x in (start, state, attended_BHTC)]
         pieces = zip(*by_tokens, y_BTD.tensor_split(tiles, dim=1), strict=True)
         return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)
 

@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds.attention import available
 from tape_ds.attention.attend import attend, attend_with_weights
-from tape_ds.attention.borders import Borders
+from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.names import requested
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
@@ -46,19 +46,19 @@ class KeyPlaces:
     """What a layer receives in the place of a mask.
 
     Args:
-        borders: of the documents among the layer's keys; None: one document without padding.
+        layout: of the documents among the layer's keys; None: one document without padding.
         offset: place of the first query among the keys.
         window: keys that a query sees, itself among them; None: all before it.
     """
 
-    def __init__(self, borders: Borders | None, offset: int | Tensor, window: int | None = None):
-        self.borders = borders
+    def __init__(self, layout: DocumentLayout | None, offset: int | Tensor, window: int | None = None):
+        self.layout = layout
         self.offset = offset
         self.window = window
 
 
 _UNKNOWN: Any = object()
-_borders: ContextVar[Borders | None] = ContextVar("_borders", default=_UNKNOWN)
+_layout: ContextVar[DocumentLayout | None] = ContextVar("_layout", default=_UNKNOWN)
 """Of the call that is being computed: what its masks are made of."""
 
 
@@ -74,18 +74,18 @@ def places(
 ) -> KeyPlaces:
     """Return the places of one kind of layer: with a window of ``local_size``, and perhaps a cache that has dropped the
     first ``kv_offset`` keys."""
-    borders = _borders.get()
+    layout = _layout.get()
     if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
         q_offset = int(q_offset)  # a static cache counts on the device
-    if borders is _UNKNOWN:  # the decoder was called, not the whole model
-        borders = Documents(attention_mask, None, None, None, None, None).borders(batch_size, q_length, q_offset)
-    if borders is not None and kv_offset:
-        borders = borders.once(("from", kv_offset), lambda whole: _without_first(whole, kv_offset))
-    return KeyPlaces(borders, q_offset - kv_offset, local_size)
+    if layout is _UNKNOWN:  # the decoder was called, not the whole model
+        layout = Documents(attention_mask, None, None, None, None, None).layout(batch_size, q_length, q_offset)
+    if layout is not None and kv_offset:
+        layout = layout.cached(("from", kv_offset), lambda whole: _without_first(whole, kv_offset))
+    return KeyPlaces(layout, q_offset - kv_offset, local_size)
 
 
-def _without_first(borders: Borders, keys: int) -> Borders:
-    return Borders(borders.ids_BS[:, keys:], borders.queries, borders.offset - keys)
+def _without_first(layout: DocumentLayout, keys: int) -> DocumentLayout:
+    return DocumentLayout(layout.ids_BS[:, keys:], layout.queries, layout.offset - keys)
 
 
 def attention(
@@ -112,7 +112,7 @@ def attention(
     if isinstance(attention_mask, Tensor):
         raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
     told = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
-    arguments: dict[str, Any] = {"borders": told.borders, "offset": told.offset, "scale": scaling}
+    arguments: dict[str, Any] = {"layout": told.layout, "offset": told.offset, "scale": scaling}
     # some families tell their layers of no window
     needs = {"window": sliding_window or told.window, "softcap": softcap, "sinks": s_aux}
     arguments |= {name: need for name, need in needs.items() if need is not None}
@@ -174,7 +174,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         assert given is not None
         sequences, tokens = given.shape[:2]
         documents = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
-        told = _borders.set(documents.borders(sequences, tokens, past_length(past_key_values)))
+        told = _layout.set(documents.layout(sequences, tokens, past_length(past_key_values)))
         if attention_mask is None and past_key_values is None:
             # without one, transformers takes every jump of positions for a document's border, and waits for the device
             attention_mask = torch.ones(sequences, tokens, dtype=torch.long, device=given.device)
@@ -188,7 +188,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
                 **kwargs,
             )
         finally:
-            _borders.reset(told)
+            _layout.reset(told)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """As the family's own forward computes them: soft caps and factors are its."""

@@ -14,14 +14,14 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tape_ds.attention import requested
-from tape_ds.attention.borders import (
+from tape_ds.attention.document_layout import (
     FEW_QUERIES,
-    Borders,
-    borders_of,
-    borders_of_packed_sequences,
+    DocumentLayout,
     check_packed_sequences,
     ids_of_packed_sequences,
     ids_of_positions,
+    layout_of_ids,
+    layout_of_packed_sequences,
 )
 from tape_ds.models.sharding import Shards
 
@@ -38,7 +38,7 @@ def past_length(past_key_values: Cache | None) -> int | Tensor:
     return length
 
 
-def positions_that_differ(position_ids: Tensor) -> Tensor:
+def dedupe_positions(position_ids: Tensor) -> Tensor:
     """Return positions [1, T] where those of all sequences are alike, as in packed training: angles and biases are then
     computed once for the batch, not once for each sequence. A look is a wait for the device: not for single tokens."""
     if 1 in position_ids.shape[:2] or torch.compiler.is_compiling():
@@ -46,12 +46,12 @@ def positions_that_differ(position_ids: Tensor) -> Tensor:
     return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
 
 
-def own_embeddings(
+def local_embeddings(
     shards: Shards,
     embedding: nn.Module,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
-    borders: Borders | None,
+    layout: DocumentLayout | None,
 ) -> Tensor:
     """Return embeddings of this process's tokens, [B, T, D] where sequences are not shared; those of padding, and of
     what lies behind a shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is
@@ -62,17 +62,17 @@ def own_embeddings(
         embedding: the decoder's.
         input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
         inputs_embeds: see there.
-        borders: of the documents; None: neither padding nor a second document.
+        layout: of the documents; None: neither padding nor a second document.
     """
     if inputs_embeds is None:
         assert input_ids is not None
-        hidden_BTD, tokens = shards.embed(embedding, input_ids), input_ids.shape[1]
+        hidden_BTD, tokens = embedding(shards.mapped_tokens(input_ids, filling=0)), input_ids.shape[1]
     else:
-        hidden_BTD, tokens = shards.mine(inputs_embeds, filling=0), inputs_embeds.shape[1]
-    if borders is None or not (borders.may_pad or shards.splits_sequences):
+        hidden_BTD, tokens = shards.local_tokens(inputs_embeds, filling=0), inputs_embeds.shape[1]
+    if layout is None or not (layout.may_pad or shards.splits_sequences):
         return hidden_BTD
-    places = torch.arange(tokens, device=hidden_BTD.device) + borders.offset
-    own_BT = shards.mine(borders.ids_BS.index_select(1, places), filling=-1)
+    places = torch.arange(tokens, device=hidden_BTD.device) + layout.offset
+    own_BT = shards.local_tokens(layout.ids_BS.index_select(1, places), filling=-1)
     return hidden_BTD.masked_fill((own_BT < 0)[..., None], 0.0)
 
 
@@ -86,7 +86,7 @@ class Documents(NamedTuple):
     longest: int | None
     position_ids: Tensor | None
 
-    def borders(self, sequences: int, tokens: int, offset: int | Tensor) -> Borders | None:
+    def layout(self, sequences: int, tokens: int, offset: int | Tensor) -> DocumentLayout | None:
         """Return what layers read of it, for ``sequences`` sequences of ``tokens`` new tokens behind ``offset`` cached
         ones; None where there is neither padding nor a second document.
 
@@ -97,16 +97,16 @@ class Documents(NamedTuple):
         self._check(sequences, tokens, offset)
         if self.cu_seq_lens is not None and self.attention_mask is None:
             assert self.longest is not None
-            return borders_of_packed_sequences(self.cu_seq_lens, self.longest, sequences, tokens)
+            return layout_of_packed_sequences(self.cu_seq_lens, self.longest, sequences, tokens)
         ids = self._ids(sequences, tokens, offset)
         if ids is None:
             return None
         if isinstance(offset, int):
             ids = ids[:, : offset + tokens]  # an unused end of a static cache plays no part
-        borders = borders_of(ids.expand(sequences, -1), tokens, offset)
-        if borders is not None and tokens > FEW_QUERIES and not torch.compiler.is_compiling():
-            _ = borders.packed  # now, so that no layer waits for the device
-        return borders
+        layout = layout_of_ids(ids.expand(sequences, -1), tokens, offset)
+        if layout is not None and tokens > FEW_QUERIES and not torch.compiler.is_compiling():
+            _ = layout.packed  # now, so that no layer waits for the device
+        return layout
 
     def _ids(self, sequences: int, tokens: int, offset: int | Tensor) -> Tensor | None:
         """Return the document of each key, -1 = padding; the first that is told: packed sequences, ids, a mask,

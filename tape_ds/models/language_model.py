@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import can_return_tuple
 
 from tape_ds.models.inputs import CACHE
-from tape_ds.models.output_head import OutputHead, causal_lm_loss, divergence, own_targets
+from tape_ds.models.output_head import OutputHead, causal_lm_loss, divergence, local_targets
 from tape_ds.models.sharding import UNSHARED, shards_of
 
 
@@ -120,7 +120,7 @@ class LanguageModel:
         )
         hidden_BTD = outputs.last_hidden_state
         if shards.splits_sequences and labels is not None:
-            kwargs |= own_targets(shards, labels, **kwargs)
+            kwargs |= local_targets(shards, labels, **kwargs)
         loss = logits_BTV = None
         if skip_logits and labels is not None:
             loss = self.loss(hidden_BTD, labels, **kwargs)

@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,22 +27,22 @@ from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds import encodings
 from tape_ds.attention.attend import attend, attend_with_weights
-from tape_ds.attention.borders import Borders
-from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
+from tape_ds.attention.document_layout import DocumentLayout
+from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead
 from tape_ds.encodings import base, log_scale, registry
 from tape_ds.models import cached_positions, flops
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import (
     Documents,
-    own_embeddings,
+    dedupe_positions,
+    local_embeddings,
     past_length,
-    positions_that_differ,
     require_weights,
     resolve_backend,
 )
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.output_head import OutputHead
-from tape_ds.models.sharding import UNSHARED, Shards, ShareSequences, shards_of
+from tape_ds.models.sharding import UNSHARED, SequenceSharding, Shards, shards_of
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -56,14 +56,46 @@ class RMSNorm(LlamaRMSNorm):
         return F.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
 
 
+class BlockInputs(NamedTuple):
+    """What the blocks of one forward share."""
+
+    start: Tensor | None = None
+    """See :meth:`PositionEncoding.start`; for the tokens whose queries and keys this process rotates."""
+    update_start: Tensor | None = None
+    """The same for the tokens whose position state this process updates."""
+    layout: DocumentLayout | None = None
+    offset: int | Tensor = 0
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    positions_to_cache: Tensor | None = None
+    """Integers [B, T, N] that the first layer's keys carry into the cache."""
+    query_scale: Tensor | None = None
+    heads: slice = base.EVERY_HEAD
+    """Those of the model's query heads that this process computes."""
+    shards: Shards = UNSHARED
+    position: base.PositionLayer = base.PositionLayer()
+    """Of the block that reads this."""
+    cache: Cache | None = None
+
+    def to(self, device: Any, non_blocking: bool = False) -> "BlockInputs":
+        """Move the tensors. accelerate calls this on a block's arguments; it must move neither the encoding's layer,
+        whose weights may be on disk, nor the cache."""
+        moved = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name, value in self._asdict().items()
+            if isinstance(value, Tensor | DocumentLayout)
+        }
+        return self._replace(**moved)
+
+
 class TapeAttention(nn.Module):
     """Projections, the encoding's rotation, the cache and one softmax over a value that may be wider than its key."""
 
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     group_tokens: int | None = None
-    """In training mode attention is within groups of so many tokens, see
-    :func:`tape_ds.attention.shifted_groups.use_groups`; None: over everything."""
+    """Size of the groups within which attention works in training mode, see
+    :func:`tape_ds.attention.shifted_groups.use_groups`; None: no groups."""
 
     def __init__(self, config: TapeConfig, layer_idx: int):
         super().__init__()
@@ -82,91 +114,86 @@ class TapeAttention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        position: base.InAttention,
-        start: Tensor | None,
-        state: Tensor | None,
-        borders: Borders | None,
-        offset: int | Tensor,
-        query_positions: Tensor | None,
-        key_positions: Tensor | None,
-        past_key_values: Cache | None,
-        remembered: Tensor | None,
-        shards: Shards,
-        query_scale: Tensor | None,
+        self, x_BTD: Tensor, state: Tensor | None, inputs: BlockInputs
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
-        else None) and what became of the carried columns [B, H, T, C].
-
-        Where sequences are shared, inputs and outputs are of this process's tokens, and the weights of its heads;
-        masks, the queries' places and the keys' are of whole sequences, and ``start`` and ``query_scale`` are of the
-        tokens it rotates.
+        """Return the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
+        else None) and the attended columns of :meth:`PositionLayer.carry` [B, H, T, C].
 
         Raises:
-            ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or where
-                sequences are shared.
+            ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or without
+                all heads.
         """
-        x_BTD = shards.gather(x_BTD)
-        start, state = shards.to_rotate(start, state)
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
-        q_BTHK, k_BTGK = self.q_proj(x_BTD).view(heads), self.k_proj(x_BTD).view(heads)
+        q_BTHK, k_BTGK, v_BTGK = (project(x_BTD).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), shards.key_heads(k_BTGK.transpose(1, 2))
-        v_BGTV = shards.key_heads(self.v_proj(x_BTD).view(heads).transpose(1, 2))
-        heads_read = shards.heads(self.config.num_attention_heads)
-        every_head = q_BHTK.shape[1] == self.config.num_attention_heads  # also where they are exchanged below
-        observed = position.observe(x_BTD, base.EVERY_HEAD if every_head else heads_read)
-        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, start, state, observed)
-        if query_scale is not None:
-            q_BHTK = position.scaled(q_BHTK, query_scale)
-        carried_BGTC = position.carry(start, state, v_BGTV)
-        width = self.config.head_dim
+        q_BHTK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+
+        position = inputs.position
+        observed = position.observe(x_BTD, inputs.heads)
+        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, inputs.start, state, observed)
+        if position.log_scaled and inputs.query_scale is not None:
+            q_BHTK = position.scaled(q_BHTK, inputs.query_scale)
+        carried_BGTC = position.carry(inputs.start, state, v_BGTK)
+
+        out_BHTK, attended_BHTC, weights = self.attend(q_BHTK, k_BGTK, v_BGTK, carried_BGTC, inputs)
+        return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, attended_BHTC
+
+    def attend(
+        self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, carried_BGTC: Tensor | None, inputs: BlockInputs
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return attention's output [B, H, T, K], the attended columns [B, H, T, C] and the weights.
+
+        Whole sequences of some heads; sequence parallelism wraps this method, see :mod:`tape_ds.distributed.ulysses`.
+        """
+        position, cache, width = inputs.position, inputs.cache, self.config.head_dim
         grouped = self.training and self.group_tokens is not None
-        # One wide value where it is kept, sent or cut as a whole; else kernels read the two where they lie.
-        wide = past_key_values is not None or shards.splits_sequences or grouped
-        if wide and carried_BGTC is not None:
-            v_BGTV = torch.cat((v_BGTV, carried_BGTC), dim=-1)
-        q_BHTK, k_BGTK, v_BGTV = shards.to_heads(q_BHTK, k_BGTK, v_BGTV)
-        if shards.splits_sequences and carried_BGTC is not None:
-            carried_BGTC = v_BGTV[..., width:]
+        values, carried_BGSC = [v_BGTK], carried_BGTC
+        if carried_BGTC is not None:
+            # A cache and groups take one value; kernels read the two where they are.
+            wide = cache is not None or grouped
+            values = [torch.cat((v_BGTK, carried_BGTC), dim=-1)] if wide else [v_BGTK, carried_BGTC]
 
         key_width = k_BGTK.shape[-1]
-        past_keys = functools.partial(cached_positions.keys_before, past_key_values, self.layer_idx, offset)
-        k_BGTK = position.accumulate(k_BGTK, past_keys, None if borders is None else borders.ids_BS, offset)
-        k_BGSK, v_BGSV = k_BGTK, v_BGTV
-        if past_key_values is not None:
-            k_BGTK = k_BGTK if remembered is None else cached_positions.attach(k_BGTK, remembered)
-            k_BGSK, v_BGSV = cached_positions.extend(past_key_values, k_BGTK, v_BGTV, self.layer_idx)
+        past_keys = functools.partial(cached_positions.keys_before, cache, self.layer_idx, inputs.offset)
+        documents = None if inputs.layout is None else inputs.layout.ids_BS
+        k_BGSK = position.accumulate(k_BGTK, past_keys, documents, inputs.offset)
+        if cache is not None:
+            if inputs.positions_to_cache is not None and self.layer_idx == 0:
+                k_BGSK = cached_positions.attach(k_BGSK, inputs.positions_to_cache)
+            k_BGSK, values[0] = cached_positions.extend(cache, k_BGSK, values[0], self.layer_idx)
             k_BGSK = k_BGSK[..., :key_width]
-        carried_BGSC = v_BGSV[..., width:] if wide and carried_BGTC is not None else carried_BGTC
-        score_bias = position.score_bias(query_positions, carried_BGTC, key_positions, carried_BGSC, heads_read)
-        arguments: dict[str, Any] = {"borders": borders, "offset": offset, "score_bias": score_bias}
-        arguments["scale"] = width**-0.5  # whatever columns the encoding added to queries and keys
-        values = [v_BGSV] if wide or carried_BGSC is None else [v_BGSV, carried_BGSC]
-        backend = resolve_backend(self.config)
-        weights = None
+            carried_BGSC = None if carried_BGTC is None else values[0][..., width:]
+        score_bias = position.score_bias(
+            inputs.query_positions, carried_BGTC, inputs.key_positions, carried_BGSC, inputs.heads
+        )
+
+        arguments: dict[str, Any] = {"layout": inputs.layout, "scale": width**-0.5}  # added columns do not count
+        backend, weights = resolve_backend(self.config), None
         outs: tuple[Tensor, ...]
         if grouped:
-            require_every_head(shards)
+            if inputs.heads != base.EVERY_HEAD:  # a head's number decides which half it is in
+                raise ValueError(
+                    "attention within groups needs every head in one process, and processes that share sequences share "
+                    "heads: train without sequence or tensor parallelism, or without groups"
+                )
             if score_bias is not None:
                 raise ValueError(
                     f"{self.config.position_encoding} adds a bias to the scores, which attention within groups cannot: "
-                    "train with an encoding that rotates queries and keys, or with attention over everything"
+                    "train with an encoding that rotates queries and keys, or without groups"
                 )
-            groups: dict[str, Any] = {"group": self.group_tokens, "borders": borders, "backend": backend}
-            outs = (attend_in_groups(q_BHTK, k_BGSK, v_BGSV, scale=arguments["scale"], **groups),)
+            arguments |= {"group": self.group_tokens, "backend": backend}
+            outs = (attend_in_groups(q_BHTK, k_BGSK, values[0], **arguments),)
         elif backend == "reference":
+            arguments |= {"offset": inputs.offset, "score_bias": score_bias}
             outs, weights = attend_with_weights(q_BHTK, k_BGSK, values, **arguments)
         else:
-            outs = attend(q_BHTK, k_BGSK, values, **arguments, backend=backend)
+            arguments |= {"offset": inputs.offset, "score_bias": score_bias, "backend": backend}
+            outs = attend(q_BHTK, k_BGSK, values, **arguments)
 
-        outs = tuple(shards.to_tokens(out_BHTV) for out_BHTV in outs)
-        if wide and carried_BGTC is not None:
+        if carried_BGTC is not None and len(outs) == 1:
             outs = outs[0].split((width, outs[0].shape[-1] - width), dim=-1)
-        out_BHTK, moved_BHTC = outs if len(outs) == 2 else (outs[0], None)
-        return shards.scatter(self.o_proj(out_BHTK.transpose(1, 2).flatten(2))), weights, moved_BHTC
+        return outs[0], outs[1] if carried_BGTC is not None else None, weights
 
 
 class TapeDecoderLayer(GradientCheckpointingLayer):
@@ -184,30 +211,17 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         self,
         hidden_BTD: Tensor,
         state: Tensor | None,
-        start: Tensor | None = None,
-        borders: Borders | None = None,
-        offset: int | Tensor = 0,
-        query_positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        inputs: BlockInputs,
         past_key_values: Cache | None = None,
-        remembered: Tensor | None = None,
         use_cache: bool = False,
-        shards: Shards = UNSHARED,
-        query_scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
-        x_BTD = self.input_layernorm(hidden_BTD)
-        past_key_values = past_key_values if use_cache else None
-        places = (borders, offset, query_positions, key_positions)
-        kept = (past_key_values, remembered)
-        query_scale = query_scale if self.position.log_scaled else None
-        attended_BTD, _, moved_BHTC = self.self_attn(
-            x_BTD, self.position.in_attention(), start, state, *places, *kept, shards, query_scale
-        )
+        """Return the hidden states and the position state, flat tensors for activation checkpointing, which also takes
+        ``past_key_values`` and ``use_cache`` away."""
+        inputs = inputs._replace(position=self.position, cache=past_key_values if use_cache else None)
+        attended_BTD, _, attended_BHTC = self.self_attn(self.input_layernorm(hidden_BTD), state, inputs)
         hidden_BTD = hidden_BTD + attended_BTD
-        y_BTD = shards.scatter(self.mlp(shards.gather(self.post_attention_layernorm(hidden_BTD))))
-        start, moved_BHTC = shards.to_update(start, moved_BHTC)
-        state = self.position.next_state(start, state, moved_BHTC, y_BTD)
+        y_BTD = self.mlp(self.post_attention_layernorm(hidden_BTD))
+        state = self.position.next_state(inputs.update_start, state, attended_BHTC, y_BTD)
         return hidden_BTD + y_BTD, state
 
 
@@ -237,8 +251,8 @@ class TapePreTrainedModel(PreTrainedModel):
 class TapeModel(TapePreTrainedModel):
     """Embedding, blocks and final norm."""
 
-    share_sequences: ShareSequences | None = None
-    """How sequences are shared with other processes, see :mod:`tape_ds.models.sharding`; None: they are not."""
+    sequence_sharding: SequenceSharding | None = None
+    """Shares sequences with other processes, see :mod:`tape_ds.models.sharding`."""
 
     def __init__(self, config: TapeConfig):
         super().__init__(config)
@@ -266,7 +280,7 @@ class TapeModel(TapePreTrainedModel):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states of one call; of this process's tokens under sequence parallelism (``share_sequences``).
+        """Return hidden states of one call; this process's tokens under sequence parallelism.
 
         Args:
             input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
@@ -303,46 +317,47 @@ class TapeModel(TapePreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         offset = past_length(past_key_values)
         packed = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
-        borders = packed.borders(given.shape[0], tokens, offset)
-        cut_ahead(borders, self.layers[0].self_attn)
-        documents = None if borders is None else borders.ids_BS
+        layout = packed.layout(given.shape[0], tokens, offset)
+        cut_ahead(layout, self.layers[0].self_attn)
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         if cu_seq_lens_q is None and document_ids is None:  # else a collator has looked, without asking the device
-            position_ids = positions_that_differ(position_ids)
+            position_ids = dedupe_positions(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
-        text = base.Text(input_ids, documents, offset, past_positions)
+        context = base.TokenContext(input_ids, None if layout is None else layout.ids_BS, offset, past_positions)
         if self.encoding.draws:
             shards.agree_on_draws(given.device)
-        positions_BTN = self.encoding.locate(position_ids, text)
-        query_positions = self.encoding.for_layers(positions_BTN)
-        key_positions = self.encoding.for_layers(text.whole(positions_BTN))
+        positions_BTN = self.encoding.positions_for(position_ids, context)
         embedding: Any = getattr(self, "embed_tokens", None)  # peft's Shadow takes it away, and gives embeddings
-        hidden_BTD = own_embeddings(shards, embedding, input_ids, inputs_embeds, borders)
-        hidden_BTD = self.encoding.embed(hidden_BTD, shards.mine(positions_BTN))
-        start = self.encoding.start(shards.rotated(positions_BTN))
+        hidden_BTD = local_embeddings(shards, embedding, input_ids, inputs_embeds, layout)
+        hidden_BTD = self.encoding.embed(hidden_BTD, shards.local_tokens(positions_BTN))
+
+        start = self.encoding.start(shards.mapped_tokens(positions_BTN))
+        update_start = start
+        if start is not None and not shards.splits_sequences:
+            update_start = shards.local_tokens(start, dim=2)
         query_scale = None
         if self.encoding.log_window is not None:
-            seen_BT = log_scale.keys_seen(text, tokens, given.device)
-            query_scale = log_scale.factors(shards.rotated(seen_BT), self.encoding.log_window)
-        state = None
+            seen_BT = log_scale.keys_seen(context, tokens, given.device)
+            query_scale = log_scale.factors(shards.mapped_tokens(seen_BT), self.encoding.log_window)
+        inputs = BlockInputs(
+            start=start,
+            update_start=update_start,
+            layout=layout,
+            offset=offset,
+            query_positions=self.encoding.for_layers(positions_BTN),
+            key_positions=self.encoding.for_layers(context.whole(positions_BTN)),
+            positions_to_cache=positions_BTN if remembers else None,
+            query_scale=query_scale,
+            shards=shards,
+        )
+        state, use_cache = None, past_key_values is not None
         for layer in self.layers:
             hidden_BTD, state = layer(
-                hidden_BTD,
-                state,
-                start=start,
-                borders=borders,
-                offset=offset,
-                query_positions=query_positions,
-                key_positions=key_positions,
-                past_key_values=past_key_values,
-                remembered=positions_BTN if remembers and layer is self.layers[0] else None,
-                use_cache=past_key_values is not None,
-                shards=shards,
-                query_scale=query_scale,
+                hidden_BTD, state, inputs=inputs, past_key_values=past_key_values, use_cache=use_cache
             )
-        hidden_BTD = shards.gather(self.norm(hidden_BTD))
+        hidden_BTD = self.norm(hidden_BTD)
         return BaseModelOutputWithPast(hidden_BTD, past_key_values)
 
 

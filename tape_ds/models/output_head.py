@@ -171,7 +171,7 @@ def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
     return F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:]
 
 
-def own_targets(
+def local_targets(
     shards: Shards,
     labels_BT: Tensor,
     num_items_in_batch: Tensor | int | None = None,
@@ -187,7 +187,7 @@ def own_targets(
     """
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    own_BT = shards.mine(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
+    own_BT = shards.local_tokens(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
     return {"shift_labels": own_BT, "num_items_in_batch": items}
 
 

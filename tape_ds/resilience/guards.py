@@ -19,8 +19,6 @@ from accelerate.optimizer import AcceleratedOptimizer
 from tape_ds import storage
 from tape_ds.numbers import stretches
 
-EXIT_CODE = 3
-"""Exit code of a run that a guard has stopped: started again as it is, it would stop again."""
 SHOWN = 6
 """Stretches of samples that a message names; the file names all."""
 

@@ -1,13 +1,10 @@
-"""Keeping a run alive: start its command, watch what becomes of it, start it again from its newest checkpoint.
+"""Keep a run alive: start its command, and restart it from its newest checkpoint until the run is finished.
 
-What a command's exit code says is not believed where the run's folder can be asked: DeepSpeed's runner ends with 0
-when its child was killed. A run is done when its marker ``finished`` is new, and stays stopped when its marker
-``stopped`` is. Exit codes count where they tell a reason not to try again.
-
-``launchers/keep_alive.py`` is the command; everything it decides is here.
+Exit codes are not trusted where the run's folder knows more: DeepSpeed's runner exits with 0 when its child was killed.
+A run is finished if its marker ``finished`` is new, and stays stopped if its marker ``stopped`` is new. Exit codes only
+give reasons not to try again.
 """
 
-import argparse
 import contextlib
 import os
 import signal
@@ -22,43 +19,45 @@ from typing import Any
 
 import psutil
 
-from tape_ds import checkpoint, paths, run_folder
-from tape_ds.__main__ import COMMANDS, split
-from tape_ds.distributed import ssh
-from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
-from tape_ds.resilience import exit_code_file, run_lock
+from tape_ds import checkpoint, exit_codes, paths, run_folder
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.exit_codes import ExitCode
+from tape_ds.resilience import run_lock
 from tape_ds.resilience.stopping import StopRequest
 
-GUARD_CODE = 3
-"""A run's exit code when a guard has stopped it: started again as it is, it would stop again."""
-WATCHDOG_CODE = 4
-"""A run's exit code when it was stuck."""
 LONGEST_BACKOFF = 300.0
 LONGEST_KILL = 30.0
 STARTING_SECONDS = 5.0
-"""How long ranks that have not yet taken hold of the run's folder may take to stop: they have nothing to lose."""
+"""How long ranks that have not yet locked the run's folder may take to stop: they have nothing to lose."""
 
 _POLL_SECONDS = 0.2
-_SCRIPTS = ("extend_llama.py", "finetune.py", "finetune_scrolls.py", "pretrain_c4.py", "train_arithmetic.py")
+_COMMANDS = {
+    "extend": "extend_llama",
+    "pretrain": "pretrain_c4",
+    "finetune": "finetune",
+    "arithmetic": "train_arithmetic",
+}
+"""Commands of ``tape-ds`` that train -> launcher."""
+_SCRIPTS = (*_COMMANDS.values(), "finetune_scrolls")
 _RESUME = ("resume", "resume_from_checkpoint")
-_ANEW = "start_anew"
-_LOOKS = ("dry_run", "print_config")
-_DECISIVE = (*_RESUME, _ANEW, "output_dir")
+_START_ANEW = "start_anew"
+_NO_TRAINING = ("dry_run", "print_config")
+_DECISIVE = (*_RESUME, _START_ANEW, "output_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How often, and how long."""
+    """Limits of keeping a run alive."""
 
     restarts: int = 10
     """In a row without a newer committed checkpoint."""
     backoff: float = 5.0
-    """Seconds before the first of them; twice as many before each further one, :data:`LONGEST_BACKOFF` at most."""
+    """Seconds before the first of these; doubled before each further one, up to :data:`LONGEST_BACKOFF`."""
     grace: float = 60.0
-    """Seconds that ranks have to commit and leave before they are killed."""
+    """Seconds that ranks have to commit and exit before they are killed."""
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with them."""
+        """Validate the limits."""
         least = {"restarts": 0, "backoff": 0, "grace": 1}
         return [
             Problem(f"--{name}", getattr(self, name), "too small", f"give {limit} or more")
@@ -72,104 +71,77 @@ class LaunchSpec:
     """A command that is kept alive."""
 
     first: list[str]
-    """As it is started first."""
+    """Command of the first start."""
     again: list[str]
-    """As it is started again: goes on from the newest checkpoint, whatever the first start was to do."""
+    """Command of every restart: resumes from the newest checkpoint, however the first start began."""
     output: Path
     """The run's folder."""
-    script: str
-    """Name of the launcher's file that the ranks run."""
-    hosts: Sequence[str] = ()
-    """Machines that its ranks are started on by ssh."""
-    ssh_port: int | None = None
-    """Of their ssh servers; None: ssh's own choice."""
 
 
 def prepare(command: Sequence[str]) -> LaunchSpec:
-    """Return what a command line means that starts one of this project's launchers, however it starts it.
+    """Read a command line that starts one of this project's launchers, in whatever way.
 
-    Of its recipe only what decides where the run lies and what it goes on from is read; the launcher itself checks all
-    of it, for the number of processes that it gets.
+    Only the recipe's fields that decide where the run is and what it resumes are read; the launcher itself checks all
+    of them, for its number of processes.
 
     Raises:
-        UserError: there is not exactly one launcher in it, its recipe or hostfile cannot be read, or it would train
-            nothing.
+        UserError: there is not exactly one launcher in it, its recipe cannot be read, or it would train nothing.
     """
-    script, options, arguments = _launcher(command)
-    name, fields = _read(PurePath(script).stem, arguments)
-    for switch in _LOOKS:
+    launcher, arguments = _find_launcher(command)
+    name, fields = _read_fields(launcher, arguments)
+    for switch in _NO_TRAINING:
         if fields.get(switch) is True:
-            raise UserError(Problem(switch, True, "it would train nothing", "leave keep_alive.py away"))
+            raise UserError(Problem(switch, True, "it would train nothing", "start it without keep_alive"))
     resume = [field for field in _RESUME if fields.get(field) is not None]
-    anew = fields.get(_ANEW) is True
+    starts_anew = fields.get(_START_ANEW) is True
     first, again = [*command], [*command]
-    if not resume and not anew:
+    if not resume and not starts_anew:
         first += ["--resume", "auto"]
     for field in resume or _RESUME[:1]:
         again += [f"--{field}", "auto"]
-    if anew:
-        again += [f"--{_ANEW}", "false"]
-    given = fields.get("output_dir")
-    if given is None:
-        given = f"runs/{name}"
-    raise_if_any(list(paths.check("output_dir", str(given))))
-    output = Path(str(given)).expanduser()
-    hosts, port = _machines(options)
-    return LaunchSpec(first, again, output, script, hosts, port)
+    if starts_anew:
+        again += [f"--{_START_ANEW}", "false"]
+    output = fields.get("output_dir")
+    output = f"runs/{name}" if output is None else str(output)
+    raise_if_any(list(paths.check("output_dir", output)))
+    return LaunchSpec(first, again, Path(output).expanduser())
 
 
-def _launcher(command: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """Return the name of the launcher's file that a command runs, the words of whatever starts it, and its own."""
-    found = [
-        (PurePath(part).name, list(command[:place]), list(command[place + 1 :]))
-        for place, part in enumerate(command)
-        if PurePath(part).name in _SCRIPTS
-    ]
-    for place, (part, name) in enumerate(pairwise(command)):  # an environment may be called tape-ds as well
-        if PurePath(part).name in ("tape-ds", "tape_ds") and name in COMMANDS and COMMANDS[name].trains:
-            found.append((PurePath(COMMANDS[name].target).name, *split(command[place + 2 :])))
+def _find_launcher(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of the launcher in a command line, and the words after it."""
+    found = []
+    for place, word in enumerate(command):
+        path = PurePath(word)
+        if path.suffix == ".py" and path.stem in _SCRIPTS:
+            found.append((path.stem, list(command[place + 1 :])))
+    for place, (word, following) in enumerate(pairwise(command)):  # a folder or environment may have the name as well
+        if PurePath(word).name in ("tape-ds", "tape_ds") and following in _COMMANDS:
+            found.append((_COMMANDS[following], list(command[place + 2 :])))
             break
     if len(found) != 1:
         wrong = "several launchers in it" if found else "no launcher in it"
-        known = [f"tape-ds {name}" for name, each in COMMANDS.items() if each.trains]
-        known += [f"launchers/{name}" for name in _SCRIPTS]
-        remedy = f"give the command that you would type without keep_alive.py, with one of {', '.join(known)}"
+        known = [f"tape-ds {name}" for name in _COMMANDS] + [f"launchers/{name}.py" for name in _SCRIPTS]
+        remedy = f"give the command that you would type without keep_alive, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
     return found[0]
 
 
-def _machines(options: Sequence[str]) -> tuple[list[str], int | None]:
-    """Return the machines of a command's hostfile that it reaches by ssh, and the port; none where it starts one by
-    one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-H", "--hostfile", type=Path)
-    parser.add_argument("--ssh_port", type=int)
-    parser.add_argument("--no_ssh", action="store_true")
-    try:
-        found, _ = parser.parse_known_args(list(options))
-    except argparse.ArgumentError:  # DeepSpeed will say it
-        return [], None
-    if found.hostfile is None or found.no_ssh:
-        return [], None
-    return list(ssh.slots_of(found.hostfile)), found.ssh_port
-
-
-def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the recipe that a launcher is given, and the values of decisive fields that are written.
+def _read_fields(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the launcher's recipe, and the values of the decisive fields that are set.
 
     Raises:
-        UserError: there is no such recipe, it is another launcher's, or it is no YAML.
+        UserError: there is no such recipe, it is another launcher's, or it is not YAML.
     """
-    from tape_ds.config import command_line, files, kinds, loading
+    from tape_ds.config import command_line, files, kinds, loading  # `--help` does without
 
     problems: list[Problem] = []
-    flags = command_line.read(arguments, problems)
+    flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
     kind = kinds.taken(launcher, name)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
     raise_if_any(problems)
-    switches = {field: flags.pop(field) for field in _LOOKS if field in flags}
+    switches = {field: flags.pop(field) for field in _NO_TRAINING if field in flags}
     decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
     collected = command_line.override(collected, decisive, loading.field_hints(kind), problems)
     raise_if_any(problems)
@@ -179,127 +151,138 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 class KeepAlive:
-    """A run kept alive until it is done, a person stops it, or trying again is of no use.
+    """Restarts a run until it is finished, a person stops it, or another attempt is of no use.
 
     Args:
-        kept: the command.
-        patience: how often, and how long.
-        request: that this process was asked to stop.
-        say: shows a line to a person.
+        spec: the command.
+        patience: limits.
+        request: whether this process was asked to stop.
+        say: prints a line.
     """
 
-    def __init__(self, kept: LaunchSpec, patience: Patience, request: StopRequest, say: Callable[[str], None]):
-        self.kept = kept
+    def __init__(self, spec: LaunchSpec, patience: Patience, request: StopRequest, say: Callable[[str], None]):
+        self.spec = spec
         self.patience = patience
         self.request = request
         self.say = say
 
     def run(self) -> int:
-        """Start the command as often as it takes; returns the exit code.
+        """Start the command as often as necessary; return the exit code.
 
-        0: the run is done, or was stopped with a committed checkpoint; 1: it was stopped without one; the command's own
-        where it is started no more, 1 if that was 0 or a signal's.
+        0: the run is finished, or was stopped with a committed checkpoint; 1: it was stopped without one; otherwise the
+        command's code, or 1 if that was 0 or a signal's.
 
         Raises:
-            UserError: ranks of another job live in the run's folder, or the command cannot be started.
+            UserError: another job uses the run's folder, or the command cannot be started.
         """
-        raise_if_any(run_lock.refuse(self.kept.output))
-        command, in_vain = self.kept.first, 0
+        raise_if_any(run_lock.refuse(self.spec.output))
+        command, in_vain = self.spec.first, 0
         while self.request.reason is None:
-            attempt = _Attempt(command, self.kept)
+            attempt = _Attempt(command, self.spec.output)
             code = self._see_through(attempt)
             if code is not None:
                 return code
             in_vain = 0 if attempt.has_progressed else in_vain + 1
             if in_vain > self.patience.restarts:
                 self.say(f"{attempt.ended}; {self.patience.restarts} restarts brought no newer checkpoint: giving up")
-                return max(attempt.code, 0) or 1
+                return max(attempt.code, 0) or ExitCode.FAILURE
             pause = min(self.patience.backoff * 2 ** max(in_vain - 1, 0), LONGEST_BACKOFF)
             counted = f", restart {in_vain} of {self.patience.restarts} without a newer one" if in_vain else ""
-            self.say(f"{attempt.ended}; starting it again in {pause:g} s {self._from()}{counted}")
-            until = time.monotonic() + pause
-            while self.request.reason is None and time.monotonic() < until:
-                time.sleep(min(_POLL_SECONDS, pause))
-            command = self.kept.again
-        self.say(f"{self.request.reason} while nothing was running; {self._way_on()}")
-        return 0
+            self.say(f"{attempt.ended}; restarting in {pause:g} s {self._from()}{counted}")
+            self._wait(pause)
+            command = self.spec.again
+        self.say(f"{self.request.reason} while nothing was running; {self._resumes()}")
+        return ExitCode.OK
+
+    def _wait(self, seconds: float) -> None:
+        """Wait before a restart, also for ranks on other machines: they cannot be killed from here, and their locks
+        would have it refused. They exit when their connections break, or when their watchdog ends them."""
+        until, announced = time.monotonic() + seconds, False
+        while self.request.reason is None:
+            if time.monotonic() >= until:
+                living = run_lock.living(self.spec.output)
+                if not living:
+                    return
+                if not announced:
+                    self.say(f"waiting for {'; '.join(map(str, living))}")
+                    announced = True
+            time.sleep(min(_POLL_SECONDS, seconds or _POLL_SECONDS))
 
     def _see_through(self, attempt: "_Attempt") -> int | None:
-        """Wait for an attempt's end; returns the exit code, None where it should be tried again."""
+        """Wait for an attempt's end; return the exit code, or None if another attempt should follow."""
         try:
             while attempt.is_running and self.request.reason is None:
                 time.sleep(_POLL_SECONDS)
             if attempt.is_running:
                 return self._stop(attempt)
-            left = attempt.settle(self.patience.grace)
+            killed = attempt.settle(self.patience.grace)
         except KeyboardInterrupt:
             attempt.kill()
             self.say("interrupted twice: killed; what was not committed is lost")
-            return 1
-        if left:
-            self.say(f"{left} processes outlived their launcher by {self.patience.grace:g} s and were killed")
+            return ExitCode.FAILURE
+        if killed:
+            self.say(f"{killed} ranks outlived their launcher by {self.patience.grace:g} s and were killed")
         if attempt.is_finished:
             self.say("finished")
-            return 0
+            return ExitCode.OK
         if (reason := attempt.stopped_by) is not None:
             return self._stays_stopped(reason)
-        if attempt.code in (EXIT_CODE, GUARD_CODE):
-            why = "something is to be mended" if attempt.code == EXIT_CODE else "a guard stopped it"
-            self.say(f"exit code {attempt.code}, {why}: not started again (see above)")
+        if attempt.code in (ExitCode.USER_ERROR, ExitCode.GUARD):
+            why = "a guard stopped the run" if attempt.code == ExitCode.GUARD else "it would fail again"
+            self.say(f"exit code {attempt.code}, {why}: not restarted (see above)")
             return attempt.code
         return None
 
     def _stop(self, attempt: "_Attempt") -> int:
-        """Have the ranks stop, and them alone: a launcher would end them one after the other."""
+        """Ask the ranks to stop, and not their launcher, which would end them one after the other."""
         self.say(f"{self.request.reason}: asking the ranks to commit a checkpoint and stop")
-        by_themselves = attempt.ask_to_stop(self.patience.grace)
+        stopped = attempt.ask_to_stop(self.patience.grace)
         if attempt.is_finished:
             self.say("finished")
-            return 0
-        if not by_themselves:
-            self.say(f"the ranks did not stop within {self.patience.grace:g} s and were killed; {self._way_on()}")
-            return 1
+            return ExitCode.OK
+        if not stopped:
+            self.say(f"the ranks did not stop within {self.patience.grace:g} s and were killed; {self._resumes()}")
+            return ExitCode.FAILURE
         if (reason := attempt.stopped_by) is not None:
             return self._stays_stopped(reason)
         if attempt.had_begun and not attempt.has_progressed:
-            self.say(f"the ranks stopped without a checkpoint; {self._way_on()}")
-            return 1
-        self.say(f"stopped; {self._way_on()}")
-        return 0
+            self.say(f"the ranks stopped without a checkpoint; {self._resumes()}")
+            return ExitCode.FAILURE
+        self.say(f"stopped; {self._resumes()}")
+        return ExitCode.OK
 
     def _stays_stopped(self, reason: str) -> int:
         # the step at which the run was stopped must have its checkpoint; before the first there need be none
-        step = (run_folder.stopped(self.kept.output) or {}).get("step")
-        if step == 0 or any(step == checkpoint.step_of(each) for each in checkpoint.committed(self.kept.output)):
-            self.say(f"the run was stopped ({reason}) and stays stopped; {self._way_on()}")
-            return 0
-        self.say(f"the run was stopped ({reason}), and its last checkpoint is not committed; {self._way_on()}")
-        return 1
+        step = (run_folder.stopped(self.spec.output) or {}).get("step")
+        if step == 0 or any(step == checkpoint.step_of(each) for each in checkpoint.committed(self.spec.output)):
+            self.say(f"the run was stopped ({reason}) and stays stopped; {self._resumes()}")
+            return ExitCode.OK
+        self.say(f"the run was stopped ({reason}), and its last checkpoint is not committed; {self._resumes()}")
+        return ExitCode.FAILURE
 
-    def _way_on(self) -> str:
-        return f"the same command goes on {self._from()}"
+    def _resumes(self) -> str:
+        return f"the same command continues {self._from()}"
 
     def _from(self) -> str:
-        """Return what the next start goes on from, in words."""
-        found = checkpoint.committed(self.kept.output)
-        return f"from {found[-1].name}" if found else "from the beginning: there is no checkpoint"
+        newest = checkpoint.committed(self.spec.output)[-1:]
+        return f"from {newest[0].name}" if newest else "from the beginning: there is no checkpoint"
 
 
 class _Attempt:
-    """One start of the command, in a session of its own: signals from a terminal do not reach it, and all that it
-    leaves behind can be found."""
+    """One start of the command, in its own session: signals from a terminal do not reach it, and every process that it
+    leaves can be found."""
 
-    def __init__(self, command: list[str], kept: LaunchSpec):
-        self.kept = kept
+    def __init__(self, command: list[str], output: Path):
+        self.output = output
         self.had_begun = False
-        """Whether ranks of it were seen that had taken hold of the run's folder."""
-        self._before = {name: _stamp(kept.output / name) for name in (run_folder.FINISHED, run_folder.STOPPED)}
-        self._checkpoints_before = _stamps(kept.output)
-        self._was_clean = False
-        """Whether nothing was left of it when the command ended."""
-        folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
-        self._exit_code = folder, Path(folder.name) / "code"
-        environment = {**os.environ, exit_code_file.FILE: str(self._exit_code[1])}
+        """Whether some of its ranks have locked the run's folder."""
+        self._markers = {name: _stamp(output / name) for name in (run_folder.FINISHED, run_folder.STOPPED)}
+        self._checkpoints = self._checkpoint_stamps()
+        self._left_nothing = False
+        """Whether no process was left when the command ended."""
+        self._folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
+        self._code_file = Path(self._folder.name) / "code"
+        environment = {**os.environ, exit_codes.FILE: str(self._code_file)}
         try:
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
@@ -313,44 +296,47 @@ class _Attempt:
 
     @property
     def code(self) -> int:
-        """The command's exit code, negative for a signal; it has ended, or nothing can end it. Where it is that of any
-        failure (torchrun's is 1 whatever its ranks' were), rank 0 may know better."""
+        """The command's exit code, negative for a signal; rank 0's, if it left one and the command only reports a
+        failure, as torchrun always does."""
         code = self._process.poll()
-        if code == 1 and (left := exit_code_file.read(self._exit_code[1])) is not None:
+        if code == ExitCode.FAILURE and (left := exit_codes.read(self._code_file)) is not None:
             return left
-        return -signal.SIGKILL if code is None else code
+        return -signal.SIGKILL if code is None else code  # None: it waits for a disk, and cannot be killed
 
     @property
     def ended(self) -> str:
-        """How the command ended, in words."""
+        """How the command ended, for messages."""
+        how = f"ended with exit code {self.code}"
         if self.code < 0:
             how = f"was ended by {signal.Signals(-self.code).name}"
-        else:
-            how = f"ended with exit code {self.code}{', a rank was stuck' if self.code == WATCHDOG_CODE else ''}"
+        elif self.code == ExitCode.WATCHDOG:
+            how += ", a rank was stuck"
         return f"the command {how}, and the run is not finished"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run is done. An earlier marker counts where the command left in order and left it there: it
-        found nothing to do."""
-        if run_folder.finished(self.kept.output) is None:
+        """Whether the run is finished. An older marker counts if the command exited with 0, left no process and kept
+        the marker: there was nothing to do."""
+        if run_folder.finished(self.output) is None:
             return False
-        return self._is_new(run_folder.FINISHED) or (self.code == 0 and self._was_clean)
+        return self._is_new(run_folder.FINISHED) or (self.code == ExitCode.OK and self._left_nothing)
 
     @property
     def stopped_by(self) -> str | None:
         """Why the ranks stopped, if they were asked to."""
-        record = run_folder.stopped(self.kept.output)
+        record = run_folder.stopped(self.output)
         return str(record.get("reason")) if record is not None and self._is_new(run_folder.STOPPED) else None
 
     @property
     def has_progressed(self) -> bool:
-        """Whether a checkpoint was committed since it was started, be it in the place of a damaged one."""
-        return bool(_stamps(self.kept.output) - self._checkpoints_before)
+        """Whether a checkpoint was committed since the start, if only in place of a damaged one."""
+        return bool(self._checkpoint_stamps() - self._checkpoints)
 
     def ask_to_stop(self, grace: float) -> bool:
-        """SIGTERM for every rank, also for those that come up meanwhile; returns whether they left by themselves within
-        ``grace`` seconds, or had nothing to lose. Nothing is left of the attempt in either case."""
+        """Send SIGTERM to every rank, including those that start meanwhile, and leave no process of the attempt.
+
+        Returns whether they exited by themselves within ``grace`` seconds, or had nothing to lose.
+        """
         asked: set[int] = set()
         began = time.monotonic()
         while (ranks := self._ranks()) or self.is_running:
@@ -362,58 +348,55 @@ class _Attempt:
                 self.kill()
                 return not self.had_begun
             time.sleep(_POLL_SECONDS)
-        self._was_clean = not self._left()
+        self._left_nothing = not self._processes()
         self.kill()
         return True
 
     def settle(self, grace: float) -> int:
-        """The command has ended: let ranks that outlived it commit and leave, for ``grace`` seconds, and kill what is
-        left then; returns how many ranks that were."""
-        self._was_clean = not self._left()
+        """After the command's end, let ranks that outlived it commit and exit for ``grace`` seconds, then kill what is
+        left on this machine; return the number of ranks that were left."""
+        self._left_nothing = not self._processes()
         until = time.monotonic() + grace
         while (ranks := self._ranks()) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         self.kill()
-        return len(ranks)
+        return sum(rank.is_here for rank in ranks)
 
     def kill(self) -> None:
-        """SIGKILL for everything that is left of it, until nothing is: on this machine, and on those of the hostfile as
-        far as they can be reached. What waits for a disk that does not answer cannot be killed."""
-        elsewhere: dict[str, list[int]] = {}
-        for rank in run_lock.living(self.kept.output):
-            if self.kept.hosts and not rank.is_here and rank.pid:
-                elsewhere.setdefault(rank.host, []).append(rank.pid)
-        if elsewhere:
-            ssh.kill(self.kept.hosts, self.kept.ssh_port, elsewhere, self.kept.script)
+        """Send SIGKILL to everything that is left of it on this machine, until nothing is. A process that waits for a
+        disk cannot be killed."""
         until = time.monotonic() + LONGEST_KILL
         while time.monotonic() < until:
-            locking = run_lock.living(self.kept.output)
-            here = self._left() | {rank.pid for rank in locking if rank.is_here and rank.pid}
-            if not here:
+            living = run_lock.living(self.output)
+            pids = self._processes() | {rank.pid for rank in living if rank.is_here and rank.pid}
+            if not pids:
                 break
-            for pid in here:
+            for pid in pids:
                 _send(pid, signal.SIGKILL)
             self._process.poll()
             time.sleep(0.02)
 
     def _ranks(self) -> list[run_lock.Holder]:
-        """Return those that have the run's folder locked, on any machine; on a file system without locks, processes of
-        this attempt that have a file there."""
-        living, own = run_lock.living(self.kept.output), self._left()
-        return living + [each for each in run_lock.named(self.kept.output) if each.pid in own and each not in living]
+        """Return the ranks that have the run's folder locked, on any machine; on a file system without locks, processes
+        of this attempt that have a file there."""
+        living, own = run_lock.living(self.output), self._processes()
+        return living + [rank for rank in run_lock.named(self.output) if rank.pid in own and rank not in living]
 
-    def _left(self) -> set[int]:
-        """Living processes of its session; without zombies, which nothing can end."""
-        found = set()
+    def _processes(self) -> set[int]:
+        """Return the living processes of its session, without zombies."""
+        pids = set()
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
                 if os.getsid(pid) == self._process.pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                    found.add(pid)
-        return found
+                    pids.add(pid)
+        return pids
 
     def _is_new(self, marker: str) -> bool:
-        stamp = _stamp(self.kept.output / marker)
-        return stamp is not None and stamp != self._before[marker]
+        stamp = _stamp(self.output / marker)
+        return stamp is not None and stamp != self._markers[marker]
+
+    def _checkpoint_stamps(self) -> set[tuple[int, int] | None]:
+        return {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(self.output)}
 
 
 def _send(pid: int, number: int) -> None:
@@ -421,15 +404,10 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _stamps(output: Path) -> set[tuple[int, int] | None]:
-    """Return what tells the committed checkpoints that are there now from any others."""
-    return {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)}
-
-
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from the one that had its name before."""
+    """Return inode and modification time: a file that was written again differs."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns

@@ -1,10 +1,10 @@
-"""Why a rank should stop: a signal that it was sent, or a launcher that died and left its ranks alive.
+"""Why a rank should stop: a signal, or a launcher that died and left its ranks alive.
 
-A signal handler notes the reason and nothing else; the ranks agree at the end of a step, commit a checkpoint and leave
-(:mod:`.saving`). Until then neither the signal nor what a launcher's death brings with it may do harm: data-loader
-workers outlive a signal to the whole process group, and a terminal that is gone swallows what is written to it.
+A signal handler records the reason and nothing else; the ranks agree at the end of a step, commit a checkpoint and exit
+(:mod:`tape_ds.training.trainer`). Until then neither the signal nor a lost terminal may end them: data-loader workers
+survive a signal to the whole process group, and output that cannot be written is dropped.
 
-A person can also ask for a checkpoint alone, by a file ``save_now`` in the run's folder.
+A file ``save_now`` in the run's folder asks for a checkpoint alone.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,49 +28,46 @@ from tape_ds import run_folder
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-"""Each asks a run to commit and stop: schedulers, Slurm's warning ahead, Ctrl-C, a terminal that was closed."""
+"""Each asks a run to commit and stop: schedulers, Slurm's early warning, Ctrl-C, a closed terminal."""
 TWICE_SECONDS = 1.0
-"""Ctrl-C again counts as a second one after this long: one press reaches a rank from the terminal and, with some
-launchers, from its launcher as well."""
+"""A second Ctrl-C counts after this long: one press reaches a rank from the terminal, and from some launchers too."""
 LAUNCHER = "the launcher"
-"""How the reason begins where no person asked."""
+"""First words of the reason if no person asked."""
 
-_LAUNCH = ("deepspeed.launcher.launch",)
-RUNNER = ("deepspeed", "ds", "deepspeed.launcher.runner")
-"""What DeepSpeed's runner is called on a command line."""
-_LAUNCHERS = (*RUNNER, *_LAUNCH, "keep_alive.py", "launchers.keep_alive", "torchrun", "torch.distributed.run")
-_CONNECTION = re.compile(r"sshd(-session)?: \S+@notty\b")
-_PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _STARTED_BY_LAUNCH = "CROSS_RANK"
-"""A variable that DeepSpeed's launch.py, and no other launcher, sets for its ranks."""
+"""A variable that only DeepSpeed's launch.py sets for its ranks."""
+_LAUNCHER = re.compile(
+    r"(.*/)?(deepspeed|torchrun|tape-ds|keep_alive\.py|deepspeed/launcher/(launch|runner)\.py)"
+    r"|deepspeed\.launcher\.(launch|runner)|torch\.distributed\.run|launchers\.keep_alive|tape_ds"
+)
+"""A word of a launcher's command line: its program or module."""
 _NAME = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9._-]{1,64}")
 _WRITING_SECONDS = 0.2
 
 
 class StopRequest:
-    """Whether this process was asked to stop, and why; one for each process."""
+    """Whether this process was asked to stop, and why."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        """The first reason that was given: a signal's name (``"SIGTERM"``), or words; None: go on."""
+        """The first reason: a signal's name (``"SIGTERM"``) or words; None: continue."""
         self._interrupted: float | None = None
 
     def request(self, reason: str) -> None:
-        """Ask for a stop; only the first reason counts. Any thread may."""
+        """Ask for a stop, from any thread; only the first reason counts."""
         self.reason = self.reason or reason
 
     def listen(self) -> None:
-        """From now on take :data:`SIGNALS` as requests; only the main thread may.
+        """Take :data:`SIGNALS` as requests from now on; main thread only.
 
-        Launchers send one after the other, so repeats change nothing. But a second Ctrl-C is a person who wants out:
-        it is a KeyboardInterrupt at once. SIGHUP stays ignored where it is (``nohup``).
+        Launchers send several, so repeats change nothing. But a second Ctrl-C is a person who is out of patience: it
+        raises KeyboardInterrupt. SIGHUP stays ignored under ``nohup``.
         """
         for number in SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue
-            signal.signal(number, self._note)
+            if not (number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN):
+                signal.signal(number, self._on_signal)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT and self._interrupted is not None and now - self._interrupted > TWICE_SECONDS:
             signal.signal(number, signal.default_int_handler)
@@ -86,23 +83,22 @@ def was_asked(reason: str) -> bool:
 
 
 def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread | None:
-    """Ask for a stop as soon as a launcher above this process is gone.
+    """Ask for a stop as soon as a launcher of this process is gone.
 
-    DeepSpeed's runner leaves its ranks alive when it dies, and so does its launch.py when it is killed; they would
-    train on unseen and hold their GPUs. On a machine that the runner reaches by ssh, the connection
-    stands for it. Shells and schedulers above are not watched.
-
-    Args:
-        request: that is made.
-        poll: seconds between two looks.
+    DeepSpeed's runner leaves its ranks alive when it dies, and so does its launch.py when it is killed: they would keep
+    training, unseen, and hold their GPUs.
 
     Returns:
-        The watching thread, a daemon; None: no launcher above, or one that is dead by now.
+        The watching thread, a daemon; None: there is no launcher, or it is dead already.
     """
-    launchers = _launchers_above()
-    if _one_is_missing(launchers):
-        request.request(f"{LAUNCHER} died before training began")
-        return None
+    launchers = launchers_above()
+    if _STARTED_BY_LAUNCH in os.environ:
+        # launch.py, or the runner above it, may have died while this process imported its libraries. Only over ssh,
+        # where launch.py gets --node_rank, is there no runner on this machine
+        by_runner = bool(launchers) and not any(word.startswith("--node_rank") for word in _command_line(launchers[0]))
+        if len(launchers) < 1 + by_runner:
+            request.request(f"{LAUNCHER} died before training began")
+            return None
     if not launchers:
         return None
 
@@ -116,79 +112,39 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
     return thread
 
 
-def program(command_line: Sequence[str]) -> str:
-    """Return what a command line runs: the script or the module that a Python is given, else the program itself."""
-    parts = iter(command_line)
-    first = next(parts, "")
-    if not _PYTHON.fullmatch(PurePath(first).name):
-        return first
-    for part in parts:
-        if part in ("-m", "-c"):
-            return next(parts, "") if part == "-m" else part
-        if part in ("-X", "-W"):
-            next(parts, None)
-        elif not part.startswith("-"):
-            return part
-    return first
+def launchers_above() -> list[psutil.Process]:
+    """Return this process's launchers, nearest first.
 
-
-def _runs(command_line: Sequence[str], launchers: Iterable[str] = _LAUNCHERS) -> bool:
-    """Return whether a command line runs one of these: by a program's name, as a module, or as that module's file."""
-    run = program(command_line)
-    module = ".".join(PurePath(run).with_suffix("").parts) if run.endswith(".py") else run
-    return any(
-        PurePath(run).name == name or module == name or ("." in name and module.endswith(f".{name}"))
-        for name in launchers
-    )
-
-
-def _launchers_above() -> dict[psutil.Process, list[str]]:
-    """Launchers among the ancestors of this process, with their command lines."""
-    found: dict[psutil.Process, list[str]] = {}
+    launch.py, DeepSpeed's runner and keep_alive are directly above each other; shells, terminals and schedulers above
+    them may end while the run continues.
+    """
+    found = []
     for process in psutil.Process().parents():
-        try:
-            line = process.cmdline()
-        except psutil.Error:  # of another user, or just gone: seen below as missing
-            continue
-        # sshd's process for one command, above a launch.py whose runner is on another machine: it ends with the
-        # connection, and what it has started does not
-        is_remote = any(_runs(each, _LAUNCH) for each in found.values())
-        is_remote = is_remote and not any(_runs(each, RUNNER) for each in found.values())
-        if _runs(line) or (is_remote and _CONNECTION.match(" ".join(line))):
-            found[process] = line
+        if not any(map(_LAUNCHER.fullmatch, _command_line(process))):
+            break
+        found.append(process)
     return found
 
 
-def runner_option(name: str) -> str | None:
-    """Return what a person gave DeepSpeed's runner above this process for an option, as typed; None: nothing, or there
-    is no runner on this machine."""
-    for line in _launchers_above().values():
-        if not _runs(line, RUNNER):
-            continue
-        for place, word in enumerate(line):
+def launcher_option(name: str) -> str | None:
+    """Return the value of an option (``"--num_gpus"``) on a launcher's command line, as typed; None: not given."""
+    for process in launchers_above():
+        words = _command_line(process)
+        for word, following in zip(words, [*words[1:], ""], strict=True):
             option, equals, value = word.partition("=")
             if option == name:
-                return value if equals else next(iter(line[place + 1 :]), "")
+                return value if equals else following
     return None
 
 
-def _one_is_missing(above: dict[psutil.Process, list[str]]) -> bool:
-    """Return whether a launcher must have been there and is not: it died while this process was importing libraries.
-
-    On a single machine launch.py is always started by the runner, which gives it no number of its node; on several, it
-    is the first of DeepSpeed's own processes there.
-    """
-    if _STARTED_BY_LAUNCH not in os.environ:
-        return False
-    launch = [line for line in above.values() if _runs(line, _LAUNCH)]
-    if not launch:
-        return True
-    alone = not any(part.startswith("--node_rank") for part in launch[0])
-    return alone and not any(_runs(line, RUNNER) for line in above.values())
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def _is_gone(process: psutil.Process) -> bool:
-    """Return whether a process ended, its parent may not have asked for its exit code yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -198,27 +154,19 @@ def _is_gone(process: psutil.Process) -> bool:
 
 
 class TolerantStream:
-    """A text stream that drops what cannot be written: its terminal or pipe is gone, or the disk of its file is full.
-
-    Everything but writing is the stream's own.
-    """
+    """A text stream that drops what cannot be written: the terminal is gone, or the disk of its file is full."""
 
     def __init__(self, stream: Any):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, if that can be; returns the number of characters in either case."""
+        """Write if possible; return the number of characters in either case."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        """:meth:`write` of each."""
-        for line in lines:
-            self.write(line)
-
     def flush(self) -> None:
-        """Flush, if that can be."""
+        """Flush if possible."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
@@ -227,26 +175,20 @@ class TolerantStream:
 
 
 def tolerate_lost_terminal() -> None:
-    """Let this process outlive its terminal: wrap ``sys.stdout`` and ``sys.stderr``, also where logging handlers hold
-    them already. A second call changes nothing."""
+    """Let this process survive the loss of its terminal, or of the disk that its output goes to."""
+    logging.raiseExceptions = False  # else a handler prints a traceback for every line that it cannot write
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None or isinstance(stream, TolerantStream):
-            continue
-        tolerant = TolerantStream(stream)
-        setattr(sys, name, tolerant)
-        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-        for handler in {handler for each in loggers for handler in getattr(each, "handlers", ())}:
-            if getattr(handler, "stream", None) is stream:
-                handler.stream = tolerant  # not setStream, which would flush the old one, and may fail at that
+        if stream is not None and not isinstance(stream, TolerantStream):
+            setattr(sys, name, TolerantStream(stream))
 
 
 def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> None:
-    """Let a data-loader worker live through a signal that was meant for its rank; a ``worker_init_fn``.
+    """Let a data-loader worker survive a signal that was meant for its rank; a ``worker_init_fn``.
 
-    Signals often reach a whole process group or a whole tree: a worker that dies of one takes its rank down before
-    that has committed. So a worker ends only when its rank is gone, or when its rank terminates it. (torch's own
-    handler also knows a SIGTERM of its parent from others, but dies of the others.)
+    Signals often reach a whole process group: a worker that dies of one ends its rank before the rank has committed. So
+    a worker ends only when its rank has ended, or when its rank terminates it. (torch's own handler survives only a
+    SIGTERM from other processes.)
 
     Args:
         worker_id: given by torch.
@@ -255,27 +197,24 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
     parent = multiprocessing.parent_process()
     if parent is not None:  # else a thread of the rank itself
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        threading.Thread(target=_leave_with, args=(parent.pid, os.getppid()), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent.pid, os.getppid()), daemon=True).start()
     if init is not None:
         init(worker_id)
 
 
-def _leave_with(parent: int | None, above: int) -> None:
-    """End this worker when ``parent`` asks for it, or when ``above``, its parent for the system, is another one."""
-    while os.getppid() == above:
+def _exit_with(rank: int | None, parent: int) -> None:
+    """End this worker when ``rank`` sends SIGTERM, or when ``parent`` is no longer its parent."""
+    while os.getppid() == parent:
         received = signal.sigtimedwait(SIGNALS, 1.0)
-        if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == parent:
+        if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == rank:
             break
     os._exit(0)
 
 
 def kill_children() -> None:
-    """Kill data-loader workers and whatever else ``multiprocessing`` started here; for a process about to end.
-
-    From here on a child's end is no error: torch's handler would raise for each one that is killed.
-    """
+    """Kill data-loader workers and other ``multiprocessing`` children; for a process about to end."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each killed worker
     children = multiprocessing.active_children()
     for child in children:
         child.kill()
@@ -283,27 +222,17 @@ def kill_children() -> None:
         child.join()
 
 
-_answered: dict[Path, int] = {}
-"""Requests that could not be removed, by their file's time of change: they count once."""
-
-
 def asked_to_save(output: Path) -> str | None:
-    """Return the name of the checkpoint that a person asks for by ``<output>/save_now``; "" without a name, None: not
-    asked.
-
-    A file that is a fraction of a second old and empty may still be being written, and counts the next time.
-    """
+    """Return the checkpoint name that a person wrote into ``<output>/save_now``; "" without a name, None: not asked."""
     path = output / run_folder.SAVE_NOW
     try:
-        found = path.stat()
-    except OSError:
-        return None
-    being_written = found.st_size == 0 and 0 <= time.time() - found.st_mtime < _WRITING_SECONDS
-    if being_written or _answered.get(path) == found.st_mtime_ns:
-        return None
-    try:
+        status = path.stat()
+        if status.st_size == 0 and 0 <= time.time() - status.st_mtime < _WRITING_SECONDS:
+            return None  # perhaps still being written
         with path.open(encoding="utf-8", errors="replace") as file:
             text = file.read(1024).strip()
+    except FileNotFoundError:
+        return None
     except OSError as error:
         logger.warning("%s cannot be read (%s): saved without a name", path, error.strerror)
         return ""
@@ -314,13 +243,9 @@ def asked_to_save(output: Path) -> str | None:
 
 
 def answered(output: Path) -> None:
-    """Take the request away: it was carried out, or refused for good."""
+    """Remove the request."""
     path = output / run_folder.SAVE_NOW
     try:
-        _answered[path] = path.stat().st_mtime_ns
-        path.unlink()
-        del _answered[path]
-    except FileNotFoundError:
-        pass
+        path.unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("%s cannot be removed (%s); it counts once", path, error.strerror)
+        logger.warning("%s cannot be removed (%s): it counts again at every step", path, error.strerror)

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from torch import distributed
 
 from tape_ds import storage
+from tape_ds.exit_codes import ExitCode
 
-EXIT_CODE = 4
-"""Exit code of a job that got stuck."""
 LONGER = {"saving": 4.0}
 """Phases that may take so many times longer than others."""
 TICK = 1.0
@@ -197,7 +196,7 @@ class Watchdog:
                 os.write(2, f"\n{who}: {head}; {who_waits}; stacks: {stacks}\n".encode())
             _within(1.0, sys.stdout.flush)
         _within(2.0, lambda: self._meet("leaving", 1.0))  # the store goes with rank 0
-        os._exit(EXIT_CODE)
+        os._exit(ExitCode.WATCHDOG)
 
     def _collect(self, beat: Beat) -> list[Beat | None]:
         """Have every rank end, and return the notes they end with, of those that can still write one."""

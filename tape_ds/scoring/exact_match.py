@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tape_ds.data.generated.task import GeneratedSample, Test, label
-from tape_ds.data.generated.vocabulary import ids_of
+from tape_ds.data.generated.task import GeneratedSample, Test, ids_of, label
 from tape_ds.scoring.causal_lm import bare, evaluating, head_of
 from tape_ds.scoring.each import Each, in_turn
 

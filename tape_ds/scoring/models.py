@@ -22,7 +22,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import encodings, storage
 from tape_ds.checkpoint import trained
-from tape_ds.data import packing
+from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
@@ -156,7 +156,7 @@ class FoundModel:
             "address": self.name_or_path,
             "kind": self.kind,
             "sha256": digest.hexdigest(),
-            "tokenizer": packing.tokenizer_fingerprint(self.tokenizer()),
+            "tokenizer": tokenized.tokenizer_fingerprint(self.tokenizer()),
             "model_type": self.config.model_type,
             "encoding": getattr(self.config, "position_encoding", None),
             "rope_parameters": getattr(self.config, "rope_parameters", None),

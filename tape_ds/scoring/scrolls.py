@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
-from tape_ds.data.scrolls import datasets
+from tape_ds.data.scrolls import examples
 
 FOLDER = "scrolls"
 TASK = "tape_scrolls_"
@@ -14,12 +14,12 @@ TASK = "tape_scrolls_"
 
 def files(folder: Path, tasks: Iterable[str]) -> list[Path]:
     """Return the files of those ``tasks`` that ask a whole data set."""
-    return [folder / FOLDER / f"{name}.json" for name in datasets.available() if f"{TASK}{name}" in tasks]
+    return [folder / FOLDER / f"{name}.json" for name in examples.available() if f"{TASK}{name}" in tasks]
 
 
 def write(folder: Path, samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Write the texts in lm-eval's ``samples`` of each task; remove those of an earlier evaluation."""
-    for path in files(folder, [f"{TASK}{name}" for name in datasets.available()]):
+    for path in files(folder, [f"{TASK}{name}" for name in examples.available()]):
         path.unlink(missing_ok=True)
     for path in files(folder, samples):
         rows = sorted(samples[TASK + path.stem], key=lambda row: row["doc_id"])

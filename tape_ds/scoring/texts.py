@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tape_ds import storage
-from tape_ds.data import packing, prompting, selection
+from tape_ds.data import prompting, selection, tokenized
 from tape_ds.data.sources import Source
 from tape_ds.errors import Problem, UserError
 
@@ -70,7 +70,7 @@ def read(
     texts = []
     for name, ids in _documents(found.documents):
         own = ids[: len(ids) - end]
-        own = packing.without_ends(own, tokenizer) if bare else own
+        own = tokenized.without_ends(own, tokenizer) if bare else own
         texts.append(ScoredText(name, own[:max_tokens], source.stream))
     if join is None:
         return texts

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from tape_ds import storage
 from tape_ds.checkpoint.trained import replace_trained
 from tape_ds.config.sections import Memory
-from tape_ds.data.mixing import MixedSequences
+from tape_ds.data.mix import MixedSequences
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import redacted
 from tape_ds.methods.memory_savings import MemorySavings

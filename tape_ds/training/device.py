@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tape_ds import installation
 from tape_ds.config.recipe import Recipe
-from tape_ds.distributed import place
+from tape_ds.distributed import process_info
 from tape_ds.errors import Problem
 from tape_ds.resilience import stopping
 
@@ -39,7 +39,7 @@ def describe(recipe: Recipe) -> str:
         return f"{processes} on the CPU ({why})"
     kind = str(torch.accelerator.current_accelerator())
     name, here = torch.cuda.get_device_name() if kind == "cuda" else kind, torch.accelerator.device_count()
-    on_node = place.here().on_node or 1
+    on_node = process_info.current().on_node or 1
     if on_node > here:
         return f"{processes}, {on_node} of them on this machine, which has {here} x {name}: TOO FEW"
     visible = f" (this machine has {here})" if here != world else ""
@@ -55,7 +55,7 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
     if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
         return []
     remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"
-    asked = stopping.runner_option("--num_gpus")
+    asked = stopping.launcher_option("--num_gpus")
     if asked is not None:
         wrong = f"{NO_GPU}: everything would be computed on the CPU"
         return [Problem("--num_gpus", asked, wrong, f"{remedy} --num_accelerators {asked} --allow_cpu")]

@@ -9,13 +9,14 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from tape_ds import checkpoint, run_folder, storage
+from tape_ds import checkpoint, exit_codes, run_folder, storage
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed import distributed_map, rendezvous
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError, raise_if_any
+from tape_ds.exit_codes import ExitCode
 from tape_ds.planning import recipe_job
-from tape_ds.resilience import exit_code_file, guards, run_lock, stopping
+from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.resilience.watchdog import Watchdog
@@ -76,7 +77,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         if (reason := rank_sync.any(None if stop is None else stop.reason)) is not None:
             raise Stopped(trainer.state.global_step, reason)
 
-    distributed_map.look_between(check_stop)
+    distributed_map.on_round(check_stop)
     stacks, seconds = output / run_folder.STACKS, prepared.recipe.safety.watchdog_seconds
     try:
         check_stop()
@@ -99,9 +100,9 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     except StoppedByGuard as stopped:
         if rank_sync.rank == 0:
             say(str(stopped))
-        exit_code_file.leave(guards.EXIT_CODE)
+        exit_codes.leave(ExitCode.GUARD)
         _leave(output, rank_sync)
-        return guards.EXIT_CODE
+        return ExitCode.GUARD
     except RuntimeError as error:
         if (reason := _lost_peer(error)) is None:
             raise
@@ -112,7 +113,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         )
         return 1
     finally:
-        distributed_map.look_between(None)
+        distributed_map.on_round(None)
     if started is not None:
         report.conclude(prepared, trainer, started)
         run_folder.mark_finished(output, trainer.state.global_step, dict(prepared.identity))

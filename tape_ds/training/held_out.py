@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import encodings, storage
 from tape_ds.data.passkey import PasskeyPrompt
-from tape_ds.distributed.distributed_map import share_out
+from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.models.llama import TapeForCausalLM, evaluated_at, positions_of
 from tape_ds.models.loading import extendable
 from tape_ds.scoring import passkey, perplexity
@@ -59,7 +59,7 @@ def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Va
     results: Scores = {variant: {} for variant in variants}
     for names in scored_together(model, variants):
         jobs = [(name, document) for name in names for document in documents]
-        for (name, document), scored in zip(jobs, share_out(score_one, jobs), strict=True):
+        for (name, document), scored in zip(jobs, distributed_map(score_one, jobs), strict=True):
             results[name][document.name] = scored
     return results
 
@@ -115,7 +115,7 @@ def perplexities(
     found = {}
     for length in lengths:
         with evaluated_at(model, length):
-            found[length] = perplexity.score(model, texts, length, each=share_out)
+            found[length] = perplexity.score(model, texts, length, each=distributed_map)
     return found
 
 
@@ -133,7 +133,7 @@ def passkeys(
         for length in sorted({prompt.length for prompt in prompts}):
             asked = [prompt for prompt in prompts if prompt.length == length]
             with _computing_as(model, variant, length):
-                found[name] += passkey.score(model, tokenizer, asked, each=share_out)
+                found[name] += passkey.score(model, tokenizer, asked, each=distributed_map)
     return found
 
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from tape_ds import results
 from tape_ds.config import trainer
 from tape_ds.config.recipe import RENAMED, Recipe
-from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources.weights import shares_of
+from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
 from tape_ds.models.loading import weight_files
 

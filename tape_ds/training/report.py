@@ -6,7 +6,7 @@ from typing import Any
 
 from tape_ds import results
 from tape_ds.config import deepspeed_config
-from tape_ds.data.mixing import MixedSequences
+from tape_ds.data.mix import MixedSequences
 from tape_ds.data.sources.weights import percent
 from tape_ds.errors import redacted
 from tape_ds.numbers import summarise

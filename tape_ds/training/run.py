@@ -24,8 +24,8 @@ from tape_ds.config import deepspeed_config
 from tape_ds.config.recipe import Recipe
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.dataset import collate
-from tape_ds.data.mixing import MixedSequences
+from tape_ds.data.mix import MixedSequences
+from tape_ds.data.order import collate
 from tape_ds.data.sources import weights
 from tape_ds.distributed.cuts import whole_numel
 from tape_ds.distributed.rank_sync import RankSync
@@ -88,7 +88,7 @@ class Run(RunContext, ABC):
     """A run about to start. Its data are read before its model is made, so :meth:`read` returns it without one."""
 
     sequences: Any
-    """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingSequences` serves them."""
+    """The run's samples by number, as :class:`tape_ds.data.order.TrainingSequences` serves them."""
     model: Any = None
     names: tuple[str, ...] = ()
     """Exact names of the trained parameters."""

@@ -80,7 +80,7 @@ class Stopped(Exception):  # noqa: N818 - nothing went wrong
 
 class TapeTrainer(Trainer):
     """A Trainer for a model of which exactly the parameters ``record.names`` are trained; its training set serves
-    samples in order (:mod:`tape_ds.data.dataset`). ``flops_per_token`` are the model's training FLOPs, for MFU;
+    samples in order (:mod:`tape_ds.data.order`). ``flops_per_token`` are the model's training FLOPs, for MFU;
     ``identity`` is stored with its checkpoints."""
 
     def __init__(
@@ -118,7 +118,7 @@ class TapeTrainer(Trainer):
             whole = self.model.num_parameters(exclude_embeddings=True)
             use_tensor_parallelism(self.model, self.layout, self.rank_sync.rank, timeout)
             self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
-            distributed_map.work_in_teams(self.layout.tensor)
+            distributed_map.set_team_size(self.layout.tensor)
 
         # saving and resuming
         output = Path(self.args.output_dir)

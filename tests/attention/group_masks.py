@@ -28,8 +28,8 @@ def masked(q, k, v, mask, scale=None):
     return scores.softmax(-1).masked_fill(~mask, 0.0) @ v
 
 
-def in_groups_by_mask(q, k, v, *, group, scale=None, borders=None, backend="auto"):
+def in_groups_by_mask(q, k, v, *, group, scale=None, layout=None, backend="auto"):
     """The model's call, answered by an explicit mask."""
     assert scale in (None, q.shape[-1] ** -0.5)
-    rows = None if borders is None else borders.ids_BS.tolist()
+    rows = None if layout is None else layout.ids_BS.tolist()
     return masked(q, k, v, allowed(q.shape[1], q.shape[2], group, rows, len(q) if rows else 1))

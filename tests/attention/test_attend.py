@@ -8,8 +8,8 @@ import torch
 from tape_ds.attention import biased, sdpa
 from tape_ds.attention.attend import attend as attend_values
 from tape_ds.attention.attend import attend_with_weights
-from tape_ds.attention.borders import borders_of
 from tape_ds.attention.call import allowed_keys, complete
+from tape_ds.attention.document_layout import layout_of_ids
 from tape_ds.attention.score_bias import ScoreBias
 from tests.attention.by_ids import attend
 from tests.models.test_score_bias import Largest
@@ -180,9 +180,9 @@ def test_keys_in_front_of_the_window_are_never_read(backend, queries, needs):
 @pytest.mark.parametrize("keys", [None, torch.tensor([[0] * 9, [0] * 8 + [-1]])], ids=["whole", "padded"])
 def test_a_window_that_reaches_everything_is_none(keys):
     q, k, v = inputs()
-    borders = None if keys is None else borders_of(keys, 9)
-    assert complete(q, k, (v,), borders, None, None, None, window=9).window is None
-    assert complete(q, k, (v,), borders, None, None, None, window=8).window == 8
+    layout = None if keys is None else layout_of_ids(keys, 9)
+    assert complete(q, k, (v,), layout, None, None, None, window=9).window is None
+    assert complete(q, k, (v,), layout, None, None, None, window=8).window == 8
     step = complete(q[:, :, -1:], k, (v,), None, None, None, None, window=4)
     assert (step.window, step.k.shape[2], step.offset) == (None, 4, 3)
 
@@ -378,7 +378,7 @@ def test_no_queries_give_no_rows(backend, keys, documents):
 
 def test_weights_explain_the_output():
     q, k, v = inputs()
-    out, weights = attend_with_weights(q, k, [v], borders=borders_of(torch.tensor(HOLES), 9))
+    out, weights = attend_with_weights(q, k, [v], layout=layout_of_ids(torch.tensor(HOLES), 9))
     torch.testing.assert_close(weights @ v.repeat_interleave(2, 1), out[0])
     real = torch.tensor(HOLES)[:, None, :] >= 0
     torch.testing.assert_close(weights.sum(-1), real.expand(2, 4, 9).float())

@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend
 
 from tape_ds.attention import available, backends, missing, problems, problems_with_needs, sdpa
 from tape_ds.attention.backends import Chip, StoredChoice, choose
-from tape_ds.attention.borders import borders_of
 from tape_ds.attention.call import complete
+from tape_ds.attention.document_layout import layout_of_ids
 from tape_ds.attention.names import NEEDS_CUDA
 from tape_ds.attention.score_bias import ScoreBias
 from tests.attention.by_ids import attend
@@ -27,7 +27,7 @@ def call(
     shapes = ((4, queries, width), (2, keys, width), (2, keys, value_width))
     q, k, v = (torch.zeros(1, *shape, dtype=dtype) for shape in shapes)
     ids = torch.arange(keys)[None] * documents // keys
-    return complete(q, k, (v,), borders_of(ids, queries, keys - queries), offset, None, bias, **needs)
+    return complete(q, k, (v,), layout_of_ids(ids, queries, keys - queries), offset, None, bias, **needs)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_window_is_not_counted_over_padding_inside_a_document(on_a_gpu):
     q = torch.zeros(1, 2, 40, 8, dtype=torch.bfloat16)
     for hole, chosen in ((0, "varlen"), (39, "varlen"), (20, "sdpa")):
         ids = torch.zeros(1, 40, dtype=torch.int32).index_fill(1, torch.tensor(hole), -1)
-        made = complete(q, q, (q,), borders_of(ids, 40), None, None, None, window=4)
+        made = complete(q, q, (q,), layout_of_ids(ids, 40), None, None, None, window=4)
         assert choose("auto", made) == chosen
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_worked_out_in_a_compiled_graph_is_left_to_masks(on_a_gpu
     made = call(queries=40, keys=40, documents=3)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert choose("auto", made) == "sdpa"
-    assert made.borders.packed is not None  # as a collator says it
+    assert made.layout.packed is not None  # as a collator says it
     assert choose("auto", made) == "varlen"
 
 

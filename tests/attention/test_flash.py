@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tape_ds.attention import backends, flash
-from tape_ds.attention.borders import borders_of
 from tape_ds.attention.call import complete
+from tape_ds.attention.document_layout import layout_of_ids
 from tests.attention.by_ids import attend
 from tests.attention.test_attend import DOCUMENTS, PLACES, inputs, needs_of, oracle
 
@@ -107,7 +107,7 @@ def test_every_mask_at_every_place(package, places, documents):
     truth = oracle(q, k, v, DOCUMENTS[documents], offset)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
     seen = ids if ids is None else ids[:, : offset + queries]
-    assert set(package.calls) == {"dense" if seen is None or borders_of(seen, queries) is None else "varlen"}
+    assert set(package.calls) == {"dense" if seen is None or layout_of_ids(seen, queries) is None else "varlen"}
 
 
 @pytest.mark.parametrize("needs", [("window",), ("softcap",), ("window", "softcap")], ids=" and ".join)

@@ -6,8 +6,8 @@ import torch
 from torch.nn.attention import flex_attention
 
 from tape_ds.attention import backends, flex
-from tape_ds.attention.borders import Borders
 from tape_ds.attention.call import allowed_keys, complete
+from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.flex import flex_attend
 from tape_ds.attention.score_bias import ScoreBias
 from tests.attention.by_ids import attend
@@ -186,8 +186,8 @@ def matrices(q, k, v, bias, ids):
     scores = q @ k.repeat_interleave(group, 1).mT * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias.of(slice(None), slice(None)).to(q.dtype)
-    borders = None if ids is None else Borders(ids, LENGTH)
-    seen = allowed_keys(complete(q, k, (v,), borders, 0, 1.0, None))[:, None]
+    layout = None if ids is None else DocumentLayout(ids, LENGTH)
+    seen = allowed_keys(complete(q, k, (v,), layout, 0, 1.0, None))[:, None]
     weights = scores.masked_fill(~seen, -1e4).softmax(-1).masked_fill(~seen, 0.0)
     return weights @ v.repeat_interleave(group, 1)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tape_ds.attention import fused
-from tape_ds.attention.borders import borders_of_packed_sequences
 from tape_ds.attention.call import complete
+from tape_ds.attention.document_layout import layout_of_packed_sequences
 from tape_ds.kernels import jit
 from tests.attention.by_ids import attend
 from tests.attention.test_attend import DOCUMENTS, NEEDS, PLACES, inputs, needs_of, oracle
@@ -70,8 +70,8 @@ def test_packed_rows_of_a_narrow_value_are_one_call_on_a_gpu(value_width):
     """DeepSeek's values are narrower than its keys; torch's attention would be called for every document."""
     q, k = (torch.empty(1, heads, 512, 16, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
     v = torch.empty(1, 2, 512, value_width, device="meta", dtype=torch.bfloat16)
-    borders = torch.tensor([0, 100, 130, 512], dtype=torch.int32, device="meta")
-    call = complete(q, k, (v,), borders_of_packed_sequences(borders, 382, 1, 512), None, None, None)
+    layout = torch.tensor([0, 100, 130, 512], dtype=torch.int32, device="meta")
+    call = complete(q, k, (v,), layout_of_packed_sequences(layout, 382, 1, 512), None, None, None)
     with Watch() as watch:
         assert fused.attention_by_triton(call)[0].shape == (1, 4, 512, value_width)
     assert watch.calls == 1

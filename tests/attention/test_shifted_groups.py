@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tape_ds.attention import backends
 from tape_ds.attention.attend import attend
-from tape_ds.attention.borders import Borders
+from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.shifted_groups import attend_in_groups, attention_span, use_groups
 from tape_ds.models import flops, llama
 from tests.attention import varlen_on_cpu  # noqa: F401 (registers the kernels)
@@ -26,7 +26,7 @@ DOCUMENTS = [
     [-1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 9, -1, -1, -1, -1],
 ]
-"""Packed, padded on the left by more than a group, padded on the right: 17 tokens each."""
+"""PackedLayout, padded on the left by more than a group, padded on the right: 17 tokens each."""
 
 
 def inputs(heads=4, groups=4, length=17, batch=3, width=4, value_width=4, dtype=torch.float32):
@@ -65,7 +65,7 @@ def test_documents_padding_and_wide_values(heads, backend, value_width):
     q, k, v = inputs(*HEADS[heads], value_width=value_width)
     mask = allowed(q.shape[1], 17, 6, DOCUMENTS, batch=3)
     ids = torch.tensor(DOCUMENTS, dtype=torch.int32)
-    out = attend_in_groups(q, k, v, group=6, borders=Borders(ids, 17), scale=0.3, backend=backend)
+    out = attend_in_groups(q, k, v, group=6, layout=DocumentLayout(ids, 17), scale=0.3, backend=backend)
     expected = masked(q, k, v, mask, scale=0.3)
     torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
     assert (out[:, 0][ids < 0] == 0).all()
@@ -76,38 +76,38 @@ def test_documents_padding_and_wide_values(heads, backend, value_width):
 
 @pytest.mark.parametrize("documents", [DOCUMENTS, [DOCUMENTS[0]] * 3], ids=["padded", "packed"])
 def test_documents_in_groups_by_packed_kernels(monkeypatch, documents):
-    """Borders of documents and of groups together, as varlen functions take them; worked out once for all layers."""
+    """Boundaries of documents and groups in one layout, computed once for all layers."""
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
     monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
     q, k, v = inputs(8, 2, width=8, value_width=16)
-    borders = Borders(torch.tensor(documents), 17)
-    out = attend_in_groups(q, k, v, group=6, borders=borders, backend="varlen")
+    layout = DocumentLayout(torch.tensor(documents), 17)
+    out = attend_in_groups(q, k, v, group=6, layout=layout, backend="varlen")
     expected = masked(q, k, v, allowed(8, 17, 6, documents, batch=3))
     torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
     monkeypatch.setattr("tape_ds.attention.shifted_groups._cut_anew", lambda *given, **more: pytest.fail("again"))
-    assert torch.equal(attend_in_groups(q, k, v, group=6, borders=borders, backend="varlen"), out)
+    assert torch.equal(attend_in_groups(q, k, v, group=6, layout=layout, backend="varlen"), out)
 
 
 @pytest.mark.parametrize("documents", [DOCUMENTS, [DOCUMENTS[0]] * 3], ids=["padded", "packed"])
 def test_no_layer_works_borders_out(monkeypatch, documents):
     """It would wait for the device: a model has done it in front of its layers."""
-    model, borders = tiny_model().train(), []
+    model, layout = tiny_model().train(), []
     use_groups(model, 6)
     model.model.layers[0].register_forward_pre_hook(
-        lambda module, args, given: borders.append(
-            [made.known for made in given["borders"]._made.values() if isinstance(made, Borders)]
+        lambda module, args, given: layout.append(
+            [made.known for made in given["layout"]._made.values() if isinstance(made, DocumentLayout)]
         ),
         with_kwargs=True,
     )
     model(tokens(3, 17), document_ids=torch.tensor(documents))
-    assert borders == [[True] * 5]  # groups of 6: 6 6 5, and shifted 3 12 2
+    assert layout == [[True] * 5]  # groups of 6: 6 6 5, and shifted 3 12 2
 
 
 @pytest.mark.parametrize("heads", ["mha", "straddling 9/3"])
 def test_gradients_by_differences(heads):
     q, k, v = inputs(*HEADS[heads], length=7, batch=2, width=2, value_width=3, dtype=torch.float64)
-    borders = Borders(torch.tensor([[0, 0, 0, 0, 1, 1, 1], [-1, -1, 0, 0, 0, 0, 0]]), 7)
-    assert torch.autograd.gradcheck(lambda *x: attend_in_groups(*x, group=4, borders=borders), (q, k, v))
+    layout = DocumentLayout(torch.tensor([[0, 0, 0, 0, 1, 1, 1], [-1, -1, 0, 0, 0, 0, 0]]), 7)
+    assert torch.autograd.gradcheck(lambda *x: attend_in_groups(*x, group=4, layout=layout), (q, k, v))
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -93,8 +93,8 @@ def test_nothing_leaves_padding(on_a_gpu):
 def cu_seq_lens(documents: int, tokens: int, sequences: int = 1) -> dict:
     """What a collator says of sequences of so many documents, of uneven lengths from 1 up."""
     starts = [number * tokens + at for number in range(sequences) for at in sorted({0, *range(1, documents)})]
-    borders = torch.tensor([*starts, sequences * tokens], dtype=torch.int32)
-    return {"cu_seq_lens_q": borders, "max_length_q": int(borders.diff().max())}
+    layout = torch.tensor([*starts, sequences * tokens], dtype=torch.int32)
+    return {"cu_seq_lens_q": layout, "max_length_q": int(layout.diff().max())}
 
 
 class Watch(TorchDispatchMode):
@@ -182,7 +182,7 @@ def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, m
     with FakeTensorMode():
         q, k, v = (torch.empty(1, 2, 16, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         for _ in range(3):
-            varlen.attention_by_varlen(AttentionCall(q, k, (v,), borders=None, offset=0, scale=1.0, bias=None))
+            varlen.attention_by_varlen(AttentionCall(q, k, (v,), layout=None, offset=0, scale=1.0, bias=None))
     assert told == ["FA3"]
     assert [each.message for each in caplog.records] == ["attention: torch runs FlashAttention by FA3"]
 

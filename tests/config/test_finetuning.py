@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds.config.finetuning import load
-from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.training import plan
 from tests.config import helpers
 
@@ -21,7 +21,7 @@ problems_of = partial(helpers.problems_of, load=load)
 MALFORMED = {
     "unknown data set": ({"dataset": "quasper"}, "dataset", "no such data set", "qasper"),
     "no such folder": ({"data_dir": "nowhere"}, "data_dir", "no such folder", "NAME.zip"),
-    "data for what is made": ({"dataset": "stdlib"}, "data_dir", "made on the spot", "remove"),
+    "data for what is made": ({"dataset": "stdlib"}, "data_dir", "is generated", "remove"),
     "no model there": ({"model": "runs/none/trained"}, "model", "no such folder", "a folder"),
     "no room for a text": ({"max_tokens": 210}, "max_tokens", "answer_tokens = 200", "217"),
     "no room for an answer": ({"answer_tokens": 0}, "answer_tokens", "out of range", "1 or more"),

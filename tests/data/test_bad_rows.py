@@ -11,12 +11,12 @@ import pytest
 
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import sequences as chat
-from tape_ds.data.packing import tokenize
 from tape_ds.data.prepared import prepare
 from tape_ds.data.scrolls import sequences as scrolls
 from tape_ds.data.selection import select
 from tape_ds.data.sources import check_lists
-from tape_ds.data.streaming import StreamedSequences, StreamError
+from tape_ds.data.stream import StreamedSequences, StreamError
+from tape_ds.data.tokenized import tokenize
 from tape_ds.errors import UserError
 from tests.data.chat import chatml
 from tests.data.conftest import CountingTokenizer, build_tokenizer
@@ -216,9 +216,9 @@ def test_questions(tmp_path, tokenizer):
     def read(bad_rows):
         form = scrolls.SequenceForm(64, 8)
         cache = tmp_path / "cache"
-        return scrolls.tokenized("qasper", "train", tmp_path, tokenizer, form, cache, bad_rows=bad_rows)
+        return scrolls.tokenize("qasper", "train", tmp_path, tokenizer, form, cache, bad_rows=bad_rows)
 
-    for limit, line in ((0, "line 2 has no text"), (2, "line 4 is no JSON")):
+    for limit, line in ((0, "line 2 has no text"), (2, "line 4 is not JSON")):
         with pytest.raises(UserError, match=line):
             read(BadRows(limit))
     for _ in range(2):

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from tape_ds import building, storage
-from tape_ds.data import cache, packing
+from tape_ds.data import cache, tokenized
+from tape_ds.data.pack import pack
 from tape_ds.errors import DiskError, UserError
 from tests.disks import files, make_read_only, mounted
 
@@ -153,7 +154,7 @@ def test_what_is_built_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypat
 
 def tokenise_onto(disk, texts, tokenizer):
     (texts / "a.txt").write_text("for letter in text:\n    pass\n" * 20_000)
-    return packing.tokenize([f"text:{texts}/*.txt"], tokenizer, "train", disk / "cache")
+    return tokenized.tokenize([f"text:{texts}/*.txt"], tokenizer, "train", disk / "cache")
 
 
 def test_tokenising_onto_a_disk_that_is_too_small(tmp_path, tokenizer):
@@ -170,7 +171,7 @@ def test_a_finished_folder_is_read_from_a_cache_that_takes_nothing(tmp_path, tok
         again = tokenise_onto(disk, tmp_path, tokenizer)
         assert again[0] == made[0]
         with pytest.raises(DiskError, match=r"data_cache = .*cannot be written .Read-only file system"):
-            packing.pack(again, 64, disk / "cache")
+            pack(again, 64, disk / "cache")
         del made, again
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tape_ds.data import passkey_protocols
-from tape_ds.data.passkey import LARGEST_KEY
-from tape_ds.data.passkey_protocols import PUBLISHED_LENGTHS, fingerprint, grid, published
+from tape_ds.data import passkey
+from tape_ds.data.passkey import LARGEST_KEY, PUBLISHED_LENGTHS, fingerprint, grid, published
 from tape_ds.errors import UserError
 from tests.data.letters import Letters
 
@@ -98,5 +97,5 @@ def test_what_is_wrong_with_published_prompts():
 def test_a_fingerprint_tells_forms_and_words_apart(monkeypatch):
     one = fingerprint("longlora")
     assert one != fingerprint("pose") and one == fingerprint("longlora")
-    monkeypatch.setattr(passkey_protocols, "text", lambda *_: "other words")
+    monkeypatch.setattr(passkey, "text", lambda *_: "other words")
     assert fingerprint("longlora") != one

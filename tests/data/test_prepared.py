@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from tape_ds.data import manifest, prepared
-from tape_ds.data.packing import document_features, encode, pack, tokenize
+from tape_ds.data import prepared
+from tape_ds.data.pack import pack
 from tape_ds.data.prepared import _in_processes, prepare, verify, write_shard
 from tape_ds.data.sources import Document, parse
+from tape_ds.data.tokenized import document_features, encode, tokenize
 from tape_ds.errors import DiskError, Problem, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 from tests.disks import files, mounted
@@ -85,7 +86,7 @@ def test_rows_are_those_of_tokenize(spec, silent, done, tmp_path):
 
 
 def test_shards_hold_what_the_manifest_says(done, spec):
-    result = manifest.read(done)
+    result = prepared.read_manifest(done)
     assert shards(done) == [entry.file for entry in result.shards]
     assert len(result.shards) > 4
     for entry in result.shards:
@@ -122,7 +123,7 @@ def test_folder_may_be_moved(silent, done, tmp_path):
 def test_finished_folder_is_left_as_it_is(spec, silent, done):
     before = contents(done)
     result = prepare([spec], silent, done, **SETTINGS, processes=4, report=pytest.fail)
-    assert result == manifest.read(done)
+    assert result == prepared.read_manifest(done)
     assert contents(done) == before
     assert CountingTokenizer.texts == 0
 
@@ -513,6 +514,6 @@ def test_bytes_do_not_depend_on_the_tokenizers_batches(tmp_path, monkeypatch):
     """A shard that a resumed run begins is batched differently than in the run that was killed."""
     documents = [Document(str(n), f"def f{n}(a, b): return {n}" * (n % 5)) for n in range(40)]
     write_shard(tmp_path / "one.arrow", encode(documents, build_tokenizer()), 10**6)
-    monkeypatch.setattr("tape_ds.data.packing._BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("tape_ds.data.tokenized._BATCH_DOCUMENTS", 3)
     write_shard(tmp_path / "two.arrow", encode(documents, build_tokenizer()), 10**6)
     assert (tmp_path / "one.arrow").read_bytes() == (tmp_path / "two.arrow").read_bytes()

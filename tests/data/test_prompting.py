@@ -9,11 +9,11 @@ import pytest
 from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
 from evaluation import generate
-from tape_ds.data import passkey, passkey_protocols
-from tape_ds.data.packing import scored_rows
+from tape_ds.data import passkey
 from tape_ds.data.prompting import appended, around, prompt_ids
-from tape_ds.data.scrolls import datasets as scrolls_data
+from tape_ds.data.scrolls import examples as scrolls_data
 from tape_ds.data.scrolls import prompts as scrolls
+from tape_ds.data.tokenized import scored_rows
 from tape_ds.training import samples
 from tests.data.conftest import build_tokenizer
 
@@ -82,10 +82,10 @@ def question(tokenizer, _):
 PLACES = {
     "passkeys of a run": lambda tokenizer, _: passkey.draw(tokenizer, [700], 2, seed=1),
     "evaluate passkey, grid": lambda tokenizer, _: [
-        each.write() for each in passkey_protocols.grid(tokenizer, [700], [0.5], 2, seed=1, form="pose", reply=8)
+        each.write() for each in passkey.grid(tokenizer, [700], [0.5], 2, seed=1, form="pose", reply=8)
     ],
     "evaluate passkey, published": lambda tokenizer, _: [
-        each.write() for each in passkey_protocols.published(tokenizer, [2000], 2)
+        each.write() for each in passkey.published(tokenizer, [2000], 2)
     ],
     "ids of a key": lambda tokenizer, _: (passkey.answer_ids(tokenizer, 71), passkey.same_ids(tokenizer, " 71", 71)),
     "generate": lambda tokenizer, _: generate.ids_of("return a", tokenizer, chat=False),
@@ -112,11 +112,10 @@ def test_a_document_is_scored_without_the_end(tmp_path):
 
 DOCUMENTS = {
     "tape_ds/data/prompting.py": "the one place that prompts",
-    "tape_ds/data/packing.py": "documents, which a tokenizer may end",
+    "tape_ds/data/tokenized.py": "documents, which a tokenizer may end",
     "tape_ds/data/scrolls/prompts.py": "the middle of a text, add_special_tokens=False",
     "tape_ds/data/chat/template.py": "a rendered conversation, add_special_tokens=False",
     "tape_ds/data/tokenizer.py": "the BOS before an empty text",
-    "tape_ds/config/generated.py": "makes a tokenizer",
 }
 
 

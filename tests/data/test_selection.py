@@ -5,7 +5,7 @@ import json
 import datasets
 import pytest
 
-from tape_ds.data import packing
+from tape_ds.data import tokenized
 from tape_ds.data.selection import Selection, select, token_counts
 from tape_ds.errors import UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
@@ -64,7 +64,7 @@ def test_short_documents_are_left_out_and_counted(lines, tokenizer, cache):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_reading_ends_with_the_last_document_that_is_wanted(lines, tokenizer, cache, count, monkeypatch):
-    monkeypatch.setattr(packing, "_BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(tokenized, "_BATCH_DOCUMENTS", 1)
     long = [n for n, size in enumerate(sizes()) if size >= 12][:count]
     found = select([lines], tokenizer, "train", cache, 12, max_documents=count)
     assert kept(found) == long and found.tokens == sum(sizes()[n] for n in long)

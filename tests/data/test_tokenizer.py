@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, LlamaConfig
 
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources import parse, parse_all
+from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import UserError
 
 DATA = ["stdlib:ast.py", "stdlib:json/decoder.py"]

@@ -13,7 +13,7 @@ from torch import distributed
 
 from tape_ds.attention.shifted_groups import use_groups
 from tape_ds.config.sections import Memory
-from tape_ds.data.dataset import IGNORED, PADDING
+from tape_ds.data.order import IGNORED, PADDING
 from tape_ds.distributed.cuts import cut_of, whole_numel
 from tape_ds.distributed.group import RankGroup
 from tape_ds.distributed.layout import Layout

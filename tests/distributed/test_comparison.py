@@ -1,19 +1,16 @@
 """What differs between machines is named, with the machine, the thing and both values."""
 
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed
 
-from tape_ds.distributed import comparison, place, rendezvous
-from tape_ds.distributed.place import Place
+from tape_ds.distributed import comparison, rendezvous
+from tape_ds.distributed.process_info import ProcessInfo
 from tape_ds.distributed.rendezvous import Rendezvous
 from tape_ds.errors import UserError
 from tape_ds.kernels import jit
-from tape_ds.resilience import run_lock
 from tape_ds.training.identity import of_data
 
 FACTS = {
@@ -88,8 +85,8 @@ def test_a_crowd_of_machines_is_cut_short():
 
 def test_machines_of_one_name_are_refused():
     own = {"machine": "node_rank 1 (n)", "host": "n", "boot": "b"}
-    assert comparison.namesakes([own, own]) == []
-    (problem,) = comparison.namesakes([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
+    assert comparison.duplicate_hostnames([own, own]) == []
+    (problem,) = comparison.duplicate_hostnames([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
     assert problem.value == "n" and "node_rank 1 (n), node_rank 2 (n)" in problem.wrong
 
 
@@ -103,8 +100,7 @@ def test_every_file_of_the_package_counts_and_the_program(tmp_path):
 
 
 def recipe(**fields):
-    given = {"seed": 1, "data_cache": "/cache", "hub_token": "hf_never_said"} | fields
-    return SimpleNamespace(as_dict=lambda: given, trainer_value={"output_dir": "run", "ddp_timeout": 300}.get)
+    return {"seed": 1, "data_cache": "/cache", "hub_token": "hf_never_said"} | fields
 
 
 def test_facts_hold_no_credential_and_nothing_of_the_machine():
@@ -124,9 +120,9 @@ def job(monkeypatch):
         ended = {}
 
         def one(rank):
-            own.met = Rendezvous(store, Place(rank, 3, 0, 1, rank, 3, f"n{rank}"))
+            own.met = Rendezvous(store, ProcessInfo(rank, 3, 0, 1, rank, 3, f"n{rank}"))
             try:
-                ended[rank] = comparison.check(*of_rank(rank))
+                ended[rank] = comparison.check(*of_rank(rank), timeout=300)
             except UserError as error:
                 ended[rank] = error
 
@@ -164,23 +160,4 @@ def test_a_machine_with_another_copy_of_the_base_is_refused(job):
 
 def test_a_job_on_one_machine_is_not_looked_at(monkeypatch):
     monkeypatch.setattr(rendezvous, "current", lambda seconds: None)
-    comparison.check(recipe(), {})
-
-
-class AsRank1:
-    """Rank 0 is a process of another machine."""
-
-    def first(self, own):
-        return "node_rank 0 (far)", "far", 71
-
-
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_a_folder_that_is_not_shared_is_refused(is_shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(place, "here", lambda: Place(1, 2, 0, 1, 1, 2, "near"))
-    lock = run_lock.RunLock(tmp_path, 0).path
-    if is_shared:
-        lock.parent.mkdir()
-        lock.write_text('{"rank": 0, "pid": 71, "host": "far", "started": "", "command": ""}\n')
-    found = comparison.unshared(Path(tmp_path), AsRank1())
-    assert [problem.field for problem in found] == ([] if is_shared else ["output_dir on node_rank 1 (near)"])
+    comparison.check(recipe(), {}, 300)

@@ -42,7 +42,7 @@ def test_every_job_in_order_on_every_rank_and_all_in_step(as_ranks, world, jobs)
 
     def part():
         done = []
-        found = distributed_map.share_out(lambda job: done.append(job) or job * 10, range(jobs))
+        found = distributed_map.distributed_map(lambda job: done.append(job) or job * 10, range(jobs))
         return found, done
 
     for found, done in (parts := as_ranks(part, world)):
@@ -54,11 +54,11 @@ def test_every_job_in_order_on_every_rank_and_all_in_step(as_ranks, world, jobs)
 @pytest.mark.parametrize("world, jobs", [(2, 3), (4, 3), (4, 5)])
 def test_a_team_does_each_job_together(as_ranks, monkeypatch, world, jobs):
     """Two neighbours do the same jobs in the same order, and every rank gets all results, each once."""
-    monkeypatch.setattr(distributed_map, "_team", [2])
+    monkeypatch.setattr(distributed_map, "_team_size", 2)
 
     def part():
         done = []
-        return distributed_map.share_out(lambda job: done.append(job) or job * 10, range(jobs)), done
+        return distributed_map.distributed_map(lambda job: done.append(job) or job * 10, range(jobs)), done
 
     parts = as_ranks(part, world)
     assert all(found == [job * 10 for job in range(jobs)] for found, _ in parts)
@@ -67,4 +67,4 @@ def test_a_team_does_each_job_together(as_ranks, monkeypatch, world, jobs):
 
 
 def test_without_a_process_group_one_process_does_it_all():
-    assert distributed_map.share_out(str, [1, 2, 3]) == ["1", "2", "3"]
+    assert distributed_map.distributed_map(str, [1, 2, 3]) == ["1", "2", "3"]

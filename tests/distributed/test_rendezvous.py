@@ -7,12 +7,12 @@ import threading
 import pytest
 from torch import distributed
 
-from tape_ds import errors
+from tape_ds import errors, exit_codes
 from tape_ds.distributed import rendezvous
-from tape_ds.distributed.place import Place
+from tape_ds.distributed.process_info import ProcessInfo
 from tape_ds.distributed.rendezvous import NotTogether, Rendezvous
-from tape_ds.errors import EXIT_CODE, Problem, UserError, command
-from tape_ds.resilience import exit_code_file
+from tape_ds.errors import Problem, UserError, command
+from tape_ds.exit_codes import ExitCode
 
 WRONG = Problem("window", 3, "too small", "give 4")
 LONG = 300
@@ -21,7 +21,7 @@ LONG = 300
 
 def place(rank, world=4):
     """Two ranks a machine."""
-    return Place(rank, world, rank % 2, 2, rank // 2, world // 2, f"host{rank // 2}")
+    return ProcessInfo(rank, world, rank % 2, 2, rank // 2, world // 2, f"host{rank // 2}")
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(rendezvous, "LINGER_SECONDS", LONG)
     monkeypatch.setattr(rendezvous, "LEAVE_SECONDS", 1.0)
-    monkeypatch.setattr(rendezvous, "_asked", None)
-    monkeypatch.setattr(rendezvous, "_met", None)
+    monkeypatch.setattr(rendezvous, "_stop_reason", None)
+    monkeypatch.setattr(rendezvous, "_meeting", None)
 
 
 class Job:
@@ -96,7 +96,7 @@ def test_who_does_not_come_is_named_by_machine_and_rank(monkeypatch, capsys):
 
 def test_what_one_machine_cannot_do_ends_all_and_rank_0_says_it():
     ended = Job().run(fails(3), range(4))
-    assert {error.exit_code for error in ended.values()} == {EXIT_CODE}
+    assert {error.exit_code for error in ended.values()} == {ExitCode.USER_ERROR}
     (problem,) = ended[0].problems
     assert (problem.field, problem.wrong) == ("window on node_rank 1 (host1)", "too small")
     assert not any(error.on_one_rank for error in ended.values())
@@ -106,7 +106,7 @@ def test_another_machine_says_where_to_look(monkeypatch, capsys):
     ranked(monkeypatch, 9)
     met = Rendezvous(distributed.HashStore(), place(1, 2))
     met.store.set("reported", "")
-    monkeypatch.setattr(rendezvous, "_met", met)
+    monkeypatch.setattr(rendezvous, "_meeting", met)
     monkeypatch.setattr(errors, "GRACE_SECONDS", 0)
 
     @command
@@ -114,28 +114,29 @@ def test_another_machine_says_where_to_look(monkeypatch, capsys):
     def main():
         raise UserError(WRONG)
 
-    assert main() == EXIT_CODE
+    assert main() == ExitCode.USER_ERROR
     assert (
         capsys.readouterr().err
-        == f"\nnode_rank 1 ({socket.gethostname()}): the run does not start; the first machine says why\n"
+        == f"\nnode_rank 1 ({socket.gethostname()}): the run does not start; see the first machine's output\n"
     )
 
 
 def test_a_mistake_of_another_machine_is_no_reason_to_start_again(monkeypatch, tmp_path):
     """torchrun loses the exit code; whoever keeps the run alive reads it where rank 0 leaves it."""
     ranked(monkeypatch, 9, rank=0)
-    monkeypatch.setenv(exit_code_file.FILE, str(tmp_path / "code"))
+    monkeypatch.setenv(exit_codes.FILE, str(tmp_path / "code"))
     met = Rendezvous(distributed.HashStore(), place(0, 2))
-    met.store.set("failed", json.dumps(["node_rank 1 (host1)", EXIT_CODE, [["seed", "1", "no number", "give one"]]]))
+    problems = [["seed", "1", "no number", "give one"]]
+    met.store.set("failed", json.dumps(["node_rank 1 (host1)", ExitCode.USER_ERROR, problems]))
     met.store.add("ended", 1)
-    monkeypatch.setattr(rendezvous, "_met", met)
+    monkeypatch.setattr(rendezvous, "_meeting", met)
 
     @command
     @rendezvous.report_failures
     def main():
         met.barrier("", LONG)
 
-    assert main() == EXIT_CODE == exit_code_file.read(tmp_path / "code")
+    assert main() == ExitCode.USER_ERROR == exit_codes.read(tmp_path / "code")
 
 
 def test_machines_that_fail_otherwise_than_the_first_speak_for_themselves():
@@ -194,7 +195,7 @@ def test_two_processes_of_one_number_are_named():
 def test_machines_that_count_different_ranks_are_named():
     job = Job(2)
     job.store.set("world", "4")
-    assert "counts so many ranks, another machine 4" in str(job.run(wait, [0, 1])[0])
+    assert "and 4 on another machine" in str(job.run(wait, [0, 1])[0])
 
 
 def test_one_who_is_asked_to_stop_takes_all_along(monkeypatch):
@@ -244,7 +245,7 @@ def test_a_job_on_one_machine_meets_nobody(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("raised", "code"), [(UserError(WRONG), EXIT_CODE), (NotTogether(WRONG), 1)], ids=["mistake", "machine"]
+    ("raised", "code"), [(UserError(WRONG), ExitCode.USER_ERROR), (NotTogether(WRONG), 1)], ids=["mistake", "machine"]
 )
 def test_a_mistake_and_a_machine_that_broke_have_their_codes(raised, code, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
@@ -260,7 +261,7 @@ def test_a_mistake_and_a_machine_that_broke_have_their_codes(raised, code, monke
 def test_what_breaks_a_rank_is_told_and_stays_its_own_error(monkeypatch):
     ranked(monkeypatch, 9)
     met = Rendezvous(distributed.HashStore(), place(1, 2))
-    monkeypatch.setattr(rendezvous, "_met", met)
+    monkeypatch.setattr(rendezvous, "_meeting", met)
     monkeypatch.setattr(rendezvous, "LINGER_SECONDS", 0.0)
 
     @rendezvous.report_failures
@@ -314,5 +315,5 @@ def test_an_address_without_a_port_is_a_mistake(port, monkeypatch, capsys):
     def main():
         rendezvous.current(1)
 
-    assert main() == EXIT_CODE
+    assert main() == ExitCode.USER_ERROR
     assert "MASTER_PORT" in capsys.readouterr().err

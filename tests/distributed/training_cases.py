@@ -19,7 +19,7 @@ from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import saving, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Memory, Optimization
-from tape_ds.data.dataset import IGNORED, collate
+from tape_ds.data.order import IGNORED, collate
 from tape_ds.distributed import distributed_map
 from tape_ds.distributed.layout import Layout
 from tape_ds.training.callbacks import ApplyMemorySavings
@@ -191,7 +191,7 @@ def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
 
 def _forget_groups() -> None:
     """The engine keeps a job's groups for as long as its process lives, and what tp_model_init was told."""
-    distributed_map.work_in_teams(1)
+    distributed_map.set_team_size(1)
     for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mpu"):
         setattr(groups, name, None)
     init_utils._TP_MODEL_INIT_ARGS = None

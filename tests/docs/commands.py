@@ -53,8 +53,8 @@ PAST = re.compile(r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|
 """What made results that are stored, at the commit that stands with them, and is there no more."""
 OWN = ("make ", "tape-ds ")
 """What begins a command of ours without a script's name."""
-WRAPPERS = ("launchers.keep_alive", "launchers.on_hosts")
-"""They read their own options, and hand on a command."""
+WRAPPERS = ("launchers.keep_alive",)
+"""Read their own options, and hand on a command."""
 NOT_HERE = re.compile(r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline")
 """Said of what this machine lacks, and the reader has: data, models, checkpoints, a GPU."""
 
@@ -258,7 +258,7 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
         patched.enter_context(mock.patch.object(sys, "argv", [module, *arguments]))
         imported = importlib.import_module(f"{module}.__main__" if is_package else module)
         main = getattr(imported.main, "__wrapped__", imported.main)
-        patched.enter_context(mock.patch("tape_ds.errors._tell", raise_again))
+        patched.enter_context(mock.patch("tape_ds.errors._report", raise_again))
         group = module if module in READERS or module in WORK else module.split(".")[0]
         group = None if module in WRAPPERS or (group not in READERS and module not in WORK) else group
         for target in WORK.get(module, ()):

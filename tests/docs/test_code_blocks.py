@@ -115,7 +115,7 @@ def test_a_sentence_may_leave_arguments_out_but_not_make_options_up():
         "tape-ds plan no_such_recipe",
         "sbatch launchers/slurm.sbatch launchers/pretrain_c4.py --recipe no_such_recipe",
         "python launchers/keep_alive.py deepspeed launchers/extend_llama.py --no_such_field 3",
-        "python launchers/keep_alive.py python launchers/on_hosts.py deepspeed launchers/nothing.py",
+        "python launchers/keep_alive.py deepspeed launchers/nothing.py",
     ],
 )
 def test_a_wrong_command_is_refused(text, capsys):

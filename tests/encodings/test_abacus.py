@@ -37,8 +37,8 @@ def encoding(**changes):
 def located(text, documents=None, offset=0, past=None):
     """Places within numbers of a string's letters."""
     ids = torch.tensor([[20 + int(letter) if letter.isdigit() else 3 for letter in text]])
-    where = base.Text(ids, documents, offset, past)
-    return encoding().locate(torch.arange(len(text))[None], where)
+    where = base.TokenContext(ids, documents, offset, past)
+    return encoding().positions_for(torch.arange(len(text))[None], where)
 
 
 # What each letter counts as.
@@ -127,7 +127,7 @@ def test_the_encoding_beside_it_does_what_it_did(name):
     assert torch.equal(model(letters).logits, plain(letters).logits)
     assert not torch.equal(model(ids).logits, plain(ids).logits)
     found = model.model.encoding
-    located = found.locate(torch.arange(14)[None], base.Text(ids, None, 0, None))
+    located = found.positions_for(torch.arange(14)[None], base.TokenContext(ids, None, 0, None))
     start, read = found.start(located), found.for_layers(located)
     if not found.reads_tokens:
         assert start is None or len(start) == 1
@@ -139,8 +139,8 @@ def test_the_encoding_beside_it_does_what_it_did(name):
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_an_encoding_counts_by_what_it_remembers(name):
     """``remembers`` says how many integers place a token, and one where nothing is remembered: it is relied on here."""
-    places = tiny_model(encoding=name).model.encoding.locate(
-        torch.arange(5)[None], base.Text(tokens(2, 5), None, 0, None)
+    places = tiny_model(encoding=name).model.encoding.positions_for(
+        torch.arange(5)[None], base.TokenContext(tokens(2, 5), None, 0, None)
     )
     assert places.shape[-1] == max(registry.build(tiny_config(encoding=name)).remembers, 1)
 

@@ -18,7 +18,7 @@ def with_shift(name, largest):
 
 
 def no_text():
-    return base.Text(None, None, 0, None)
+    return base.TokenContext(None, None, 0, None)
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi"])
@@ -28,7 +28,7 @@ def test_offsets_are_drawn_evenly_from_the_whole_range(name):
     places = torch.tensor([[0, 1, 9], [4, 4, 100]])
     offsets = []
     for _ in range(200):
-        moved = encoding.locate(places, no_text())[..., 0] - places
+        moved = encoding.positions_for(places, no_text())[..., 0] - places
         assert len(moved.unique()) == 1
         offsets.append(int(moved[0, 0]))
     assert {offset: offsets.count(offset) > 25 for offset in offsets} == dict.fromkeys(range(4), True)
@@ -36,9 +36,9 @@ def test_offsets_are_drawn_evenly_from_the_whole_range(name):
 
 def test_only_training_draws():
     encoding, places = registry.build(with_shift("rope", 1000)), torch.arange(9)[None]
-    assert torch.equal(encoding.eval().locate(places, no_text())[..., 0], places)
+    assert torch.equal(encoding.eval().positions_for(places, no_text())[..., 0], places)
     before = torch.get_rng_state()
-    registry.build(tiny_config(encoding="rope")).train().locate(places, no_text())
+    registry.build(tiny_config(encoding="rope")).train().positions_for(places, no_text())
     assert torch.equal(torch.get_rng_state(), before), "an encoding that draws nothing leaves the generator alone"
 
 
@@ -47,7 +47,7 @@ def test_torch_s_seed_decides_the_offset():
     drawn = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
-        drawn.append(encoding.locate(places, no_text()))
+        drawn.append(encoding.positions_for(places, no_text()))
     assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
 
 
@@ -57,7 +57,7 @@ def test_a_default_device_does_not_draw():
     for device in ("cpu", "meta"):
         torch.manual_seed(1)
         with torch.device(device):
-            drawn.append(encoding.locate(places, no_text()))
+            drawn.append(encoding.positions_for(places, no_text()))
     assert torch.equal(*drawn)
 
 
@@ -85,12 +85,12 @@ def test_positions_that_are_not_read_or_drawn_already_cannot_be_shifted(name):
 
 def test_a_text_joins_what_is_remembered_and_what_is_new():
     past, new = torch.tensor([[[5, 1], [6, 1]]]), torch.tensor([[[7, 1]], [[8, 2]]])
-    whole = base.Text(None, None, 2, past).whole(new)
+    whole = base.TokenContext(None, None, 2, past).whole(new)
     assert whole.tolist() == [[[5, 1], [6, 1], [7, 1]], [[5, 1], [6, 1], [8, 2]]]
-    text = base.Text(None, None, 2, past)
+    text = base.TokenContext(None, None, 2, past)
     assert torch.equal(text.of_this_call(whole, 1), new)
     buffer = torch.cat((past, torch.zeros(1, 2, 2, dtype=torch.long)), dim=1)
-    static = base.Text(None, None, torch.tensor(2), buffer)
+    static = base.TokenContext(None, None, torch.tensor(2), buffer)
     assert static.whole(new)[1].tolist() == [[5, 1], [6, 1], [8, 2], [0, 0]]
     assert torch.equal(static.of_this_call(static.whole(new), 1), new)
     assert torch.equal(no_text().whole(new), new) and torch.equal(no_text().of_this_call(new, 1), new)

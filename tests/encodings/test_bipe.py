@@ -33,8 +33,8 @@ def encoding(name="bipe_rope"):
 
 def located(ids, documents=None, offset=0, past=None):
     """(segment, place within it, whether it ends it) of each token."""
-    text = base.Text(ids, documents, offset, past)
-    return encoding().locate(torch.zeros(1, ids.shape[1], dtype=torch.long), text)
+    text = base.TokenContext(ids, documents, offset, past)
+    return encoding().positions_for(torch.zeros(1, ids.shape[1], dtype=torch.long), text)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

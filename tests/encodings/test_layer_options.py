@@ -212,11 +212,11 @@ def test_keys_are_counted_within_documents_and_without_padding():
         [[sum(row[: t + 1] == row[t]).item() if row[t] >= 0 else 0 for t in range(30)] for row in documents]
     )
     for offset in (0, 11, torch.tensor(11)):
-        found = log_scale.keys_seen(base.Text(None, documents, offset, None), 12, torch.device("cpu"))
+        found = log_scale.keys_seen(base.TokenContext(None, documents, offset, None), 12, torch.device("cpu"))
         part = expected[:, int(offset) : int(offset) + 12]
         real = documents[:, int(offset) : int(offset) + 12] >= 0
         assert torch.equal(found[real], part[real])
-        found = log_scale.keys_seen(base.Text(None, None, offset, None), 12, torch.device("cpu"))
+        found = log_scale.keys_seen(base.TokenContext(None, None, offset, None), 12, torch.device("cpu"))
         assert found.tolist() == [list(range(1 + int(offset), 13 + int(offset)))]
 
 

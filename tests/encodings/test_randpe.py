@@ -16,8 +16,8 @@ def encoding(training=False, **options):
 
 def located(encoding, *places):
     """Where tokens at these positions stand."""
-    text = base.Text(None, None, 0, None)
-    return encoding.locate(torch.tensor(places)[None], text)[0, :, 0].tolist()
+    text = base.TokenContext(None, None, 0, None)
+    return encoding.positions_for(torch.tensor(places)[None], text)[0, :, 0].tolist()
 
 
 @pytest.mark.parametrize("options, whole", [({}, 2 * WINDOW), ({"max_range": 64}, 64), ({"max_range": 1000}, 1000)])
@@ -43,9 +43,11 @@ def test_every_forward_draws_anew_and_torch_s_seed_decides():
 
 def test_one_draw_reaches_all_layers(monkeypatch):
     """The published code draws in every layer: a distance then means something else in each."""
-    drawn, locate = [], RopeEncoding.locate
+    drawn, positions_for = [], RopeEncoding.positions_for
     monkeypatch.setattr(
-        RopeEncoding, "locate", lambda self, *arguments: drawn.append(locate(self, *arguments)) or drawn[-1]
+        RopeEncoding,
+        "positions_for",
+        lambda self, *arguments: drawn.append(positions_for(self, *arguments)) or drawn[-1],
     )
     model, starts = tiny_model(encoding="randpe").train(), []
     for layer in model.model.layers:
@@ -114,5 +116,5 @@ def test_dynamic_scaling_sees_the_drawn_places():
     """The base follows from the farthest place that is rotated to, not from the number of tokens."""
     parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 8}
     config = tiny_config(encoding="randpe", rope_parameters=parameters)
-    places = registry.build(config).locate(torch.arange(5)[None], base.Text(None, None, 0, None))
+    places = registry.build(config).positions_for(torch.arange(5)[None], base.TokenContext(None, None, 0, None))
     assert places[0, :, 1].tolist() == [int(places[0, -1, 0]) + 1] * 5

@@ -84,18 +84,18 @@ def test_the_gradient_goes_through_cosine_and_sine():
     torch.testing.assert_close(*slopes, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("heads, of_group", [("mha", 1), ("gqa", 2), ("mqa", 8)])
+@pytest.mark.parametrize("heads, heads_per_group", [("mha", 1), ("gqa", 2), ("mqa", 8)])
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_a_process_predicts_for_the_keys_that_its_queries_read(heads, of_group, processes):
+def test_a_process_predicts_for_the_keys_that_its_queries_read(heads, heads_per_group, processes):
     """A part of a group's query heads has the group's position, as whoever has the others."""
     layer, x = tiny_model(heads, "repo").model.layers[1].position, torch.randn(2, 5, 32)
     whole = layer.observe(x)
-    count, groups = layer.heads, layer.heads // of_group
+    count, groups = layer.heads, layer.heads // heads_per_group
     assert whole.shape == (2, groups, 5)
     own = count // processes
     for process in range(processes):
         some = range(process * own, (process + 1) * own)
-        read = sorted({head // of_group for head in some})
+        read = sorted({head // heads_per_group for head in some})
         torch.testing.assert_close(layer.observe(x, slice(some.start, some.stop)), whole[:, read])
 
 

@@ -25,7 +25,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_m
 
 def text(documents=None, offset=0, past=None, ids=None):
     """What a forward knows of its tokens beside their positions."""
-    return base.Text(ids, documents, offset, past)
+    return base.TokenContext(ids, documents, offset, past)
 
 
 def distinct_rows(start):
@@ -114,7 +114,7 @@ def test_a_compiled_forward_keeps_nothing_of_its_graph():
 def test_positions_may_jump_and_differ_by_row():
     """PoSE: every token's angles follow from its own position alone."""
     encoding = registry.build(tiny_config(encoding="rope"))
-    places = encoding.locate(torch.tensor([[0, 1, 500, 501], [7, 3, 3, 131_071]]), text())
+    places = encoding.positions_for(torch.tensor([[0, 1, 500, 501], [7, 3, 3, 131_071]]), text())
     start = encoding.start(places)
     assert start.shape == (2, 1, 4, 8)
     for row in range(2):
@@ -151,7 +151,7 @@ def published_start(length, places):
 def test_dynamic_angles_are_transformers_at_that_length(length):
     """Inside the window it is plain RoPE; the fp32 frequencies of transformers are off by 1e-7 of the angle."""
     encoding, places = dynamic(), torch.arange(length)[None]
-    start = encoding.start(encoding.locate(places, text()))
+    start = encoding.start(encoding.positions_for(places, text()))
     torch.testing.assert_close(start, published_start(length, places), rtol=0, atol=1e-6 * max(length, 10))
     plain = registry.build(tiny_config(encoding="rope", head_dim=64)).start(places[..., None])
     assert torch.equal(start, plain) == (length <= WINDOW)
@@ -165,9 +165,9 @@ def test_rows_of_different_lengths_have_their_own_base():
     for row, length in enumerate(lengths):
         real = slice(T - length, T) if row % 2 else slice(0, length)
         documents[row, real], places[row, real] = 0, torch.arange(length)
-    start = encoding.start(encoding.locate(places, text(documents)))
+    start = encoding.start(encoding.positions_for(places, text(documents)))
     for row, length in enumerate(lengths):
-        alone = encoding.start(encoding.locate(torch.arange(length)[None], text()))
+        alone = encoding.start(encoding.positions_for(torch.arange(length)[None], text()))
         assert torch.equal(start[row : row + 1, :, documents[row] >= 0], alone), row
 
 
@@ -182,13 +182,13 @@ def test_a_dynamic_base_leaves_nothing_in_the_module():
 
 def logits_with_the_base_of(model, prompt, ids):
     """A full pass over ``ids`` with the base that a text of ``prompt`` tokens has."""
-    model.model.encoding.locate = lambda positions_BT, text: torch.stack(
+    model.model.encoding.positions_for = lambda positions_BT, text: torch.stack(
         (positions_BT, torch.full_like(positions_BT, prompt)), dim=-1
     )
     try:
         return model(ids, use_cache=False).logits
     finally:
-        del model.model.encoding.locate
+        del model.model.encoding.positions_for
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -211,10 +211,10 @@ def test_an_empty_static_cache_has_no_length():
     prompt has its own."""
     encoding, places = dynamic(), torch.arange(70)[None]
     emptied = torch.zeros(1, 100, 2, dtype=torch.long)
-    own = encoding.locate(places, text())
-    assert torch.equal(encoding.locate(places, text(offset=torch.tensor(0), past=emptied)), own)
+    own = encoding.positions_for(places, text())
+    assert torch.equal(encoding.positions_for(places, text(offset=torch.tensor(0), past=emptied)), own)
     kept = text(offset=torch.tensor(70), past=torch.cat((own, emptied[:, 70:]), dim=1))
-    assert encoding.locate(torch.tensor([[70]]), kept).tolist() == [[[70, 70]]]
+    assert encoding.positions_for(torch.tensor([[70]]), kept).tolist() == [[[70, 70]]]
 
 
 @pytest.mark.parametrize("name", ["rope", "tape", "xpos"])

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from tape_ds.data.generated import vocabulary
-from tape_ds.data.generated.task import EOS, PAD
+from tape_ds.data.generated.task import EOS, PAD, tokenizer_of
 from tape_ds.data.generated.tasks import TASKS
 
 
@@ -13,7 +12,7 @@ class Calculator(nn.Module):
 
     def __init__(self, task, answer, most=10**9):
         super().__init__()
-        self.tokenizer = vocabulary.tokenizer(TASKS[task])
+        self.tokenizer = tokenizer_of(TASKS[task])
         self.config = None
         self.table = nn.Embedding(len(self.tokenizer) + 1, len(self.tokenizer) + 1)  # one more than there are letters
         nn.init.eye_(self.table.weight)

@@ -12,8 +12,8 @@ import torch
 from evaluation import arithmetic
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
-from tape_ds.data.generated import vocabulary
 from tape_ds.data.generated.arithmetic import ARITHMETIC
+from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.data.generated.tasks import TASKS, make
 from tape_ds.scoring import models
 from tape_ds.scoring.exact_match import Answered, judge
@@ -230,7 +230,7 @@ def run(tmp_path):
 
     def make_run(task="addition", vocabulary_of="addition", **config):
         torch.manual_seed(0)
-        tokenizer = vocabulary.tokenizer(TASKS[vocabulary_of])
+        tokenizer = tokenizer_of(TASKS[vocabulary_of])
         model = tiny_model(encoding="tape", vocab_size=len(tokenizer), eos_token_id=3, max_position_embeddings=64)
         names = tuple(name for name, _ in model.named_parameters())
         save_trained(tmp_path / "run" / "trained", model, TrainedRecord(None, "full", names), tokenizer)

@@ -85,7 +85,7 @@ def test_lengths_are_scored_apart(evaluate):
 def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
     from transformers import AutoTokenizer
 
-    from tape_ds.data.passkey_protocols import grid
+    from tape_ds.data.passkey import grid
 
     _, read = evaluate(key_in, tasks=["tape_passkey_pose"], seed=3)
     loaded = AutoTokenizer.from_pretrained(tokenizer)

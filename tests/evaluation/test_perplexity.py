@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from evaluation import perplexity
 from tape_ds import errors, results
-from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources import token_file
+from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.scoring import loss_by_position, models, window_jobs
 from tests.models.helpers import VOCABULARY
 

@@ -14,9 +14,9 @@ from transformers import DynamicCache, TrainerCallback, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds import TapeForCausalLM, methods
-from tape_ds.attention import borders, flex
+from tape_ds.attention import document_layout, flex
 from tape_ds.checkpoint.trained import TrainedRecord
-from tape_ds.data import dataset
+from tape_ds.data import order
 from tape_ds.kernels import linear_cross_entropy
 from tape_ds.methods.recompute import use_recompute
 from tape_ds.models import decoder, decoder_configuration
@@ -148,7 +148,7 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
             model=model,
             args=TrainingArguments(folder, **arguments),
             train_dataset=sequences(case.rows) * 6,
-            data_collator=dataset.collate,
+            data_collator=order.collate,
             callbacks=[Look()],
         )
         trainer.train()
@@ -239,18 +239,18 @@ def batch(rows: str) -> dict[str, Any]:
     if rows == "dense":
         ids = torch.arange(2 * TOKENS).view(2, TOKENS)
         return {"input_ids": ids, "labels": ids}
-    return dataset.collate(sequences(rows))
+    return order.collate(sequences(rows))
 
 
 def sequences(rows: str) -> list[dict[str, Tensor]]:
     """Return what the collator is given: four documents in each of two sequences, or "dense" one."""
     if rows == "dense":
-        return 2 * [dataset.item(np.arange(TOKENS), slice(None))]
+        return 2 * [order.item(np.arange(TOKENS), slice(None))]
     made, ids, documents = [], np.arange(TOKENS), np.repeat(range(4), TOKENS // 4)
     for number in range(2):
         kept = slice(0, TOKENS - (SHORTER if number and rows == "padded" else 0))
         positions = ids + 100 * (ids > 30 + number)
-        made.append(dataset.item(ids[kept], slice(None), positions[kept], documents[kept]))
+        made.append(order.item(ids[kept], slice(None), positions[kept], documents[kept]))
     return made
 
 
@@ -269,20 +269,24 @@ def use_stand_ins(cuda: FakeCuda, case: Case) -> None:
     flex._compiled = lambda: flexed
     cuda.answers["tape_ds/models/decoder.py:has_plain_head"] = itertools.repeat(True)
     if case.rows != "padded":
-        cuda.answers["tape_ds/attention/borders.py:borders_of"] = itertools.repeat(True)  # one document a row
+        cuda.answers["tape_ds/attention/document_layout.py:layout_of_ids"] = itertools.repeat(
+            True
+        )  # one document a row
     lengths = [TOKENS // 4] * 8
     lengths[-1] -= SHORTER if case.rows == "padded" else 0
     cuda.answers["tape_ds/attention/sdpa.py:_lengths"] = itertools.cycle(lengths)
 
-    def packed(own: borders.Borders) -> borders.Packed:
-        cuda.waits["tape_ds/attention/borders.py:_pack"] = "several"
+    def packed(own: document_layout.DocumentLayout) -> document_layout.PackedLayout:
+        cuda.waits["tape_ds/attention/document_layout.py:_pack"] = "several"
         ids = batch("padded")["document_ids"]
-        return borders.Packed(*map(on_device, _pack(borders.Borders(ids, own.queries, own.offset))))
+        return document_layout.PackedLayout(
+            *map(on_device, _pack(document_layout.DocumentLayout(ids, own.queries, own.offset)))
+        )
 
-    borders._pack = packed
+    document_layout._pack = packed
 
 
-_pack = borders._pack
+_pack = document_layout._pack
 
 
 def flexed(

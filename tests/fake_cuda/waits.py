@@ -46,23 +46,23 @@ ALLOWED = (
         "all micro-batches of a step are copied at its beginning, when ranks have just agreed and nothing is queued",
     ),
     Allowed(
-        "tape_ds/attention/borders.py:borders_of",
+        "tape_ds/attention/document_layout.py:layout_of_ids",
         lambda case: case.rows == "padded" or case.kind == "prompt",
         "a mask, or positions alone: only the device knows whether there is padding or a second document. One wait a "
         "call, at its beginning, and before it transformers' generate has waited for the token",
     ),
     Allowed(
-        "tape_ds/attention/borders.py:_pack",
+        "tape_ds/attention/document_layout.py:_pack",
         lambda case: case.rows == "padded" and case.kind != "decoding",
         "padded sequences without cu_seq_lens: kernels for packed tokens need their number, once for all layers",
     ),
     Allowed(
-        "tape_ds/attention/borders.py:_contiguous",
+        "tape_ds/attention/document_layout.py:_contiguous",
         lambda case: case.rows == "padded" and case.encoding in WINDOWED,
         "a window over padded sequences: whether padding is between a document's tokens, once for all layers",
     ),
     Allowed(
-        "tape_ds/models/inputs.py:positions_that_differ",
+        "tape_ds/models/inputs.py:dedupe_positions",
         lambda case: case.kind == "prompt" or (case.kind == "decoding" and "abacus" in case.encoding),
         "a prompt of several sequences is compared once, so that angles and biases are computed once; with Abacus, "
         "places from a cache at every token",
@@ -76,7 +76,7 @@ ALLOWED = (
         "sdpa, asked for by hand, calls a kernel for each document: the host needs the lengths, once for all layers",
     ),
     Allowed(
-        "tape_ds/encodings/randpe.py:RandpeEncoding.locate",
+        "tape_ds/encodings/randpe.py:RandpeEncoding.positions_for",
         lambda case: _trains(case) and case.encoding == "randpe",
         "the positions of a forward are drawn by torch's CPU generator, so that all ranks draw the same",
     ),

@@ -24,7 +24,8 @@ import yaml
 
 from tape_ds.config import extension, files, finetuning, generated, pretraining
 from tape_ds.config.loading import field_hints
-from tape_ds.errors import EXIT_CODE, command
+from tape_ds.errors import command
+from tape_ds.exit_codes import ExitCode
 from tape_ds.training import plan
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.strange import BYTES, STRANGE, TEXTS, WORDS
@@ -192,7 +193,7 @@ def _execute(attempt: Attempt) -> None:
         attempt.seen.append(f"exit {code}")
         assert not found, f"it touched {found}"
     assert not list(attempt.folder.rglob("pwned")), "text of a recipe was carried out"
-    assert code in (0, EXIT_CODE) and "Traceback" not in printed, printed
+    assert code in (0, ExitCode.USER_ERROR) and "Traceback" not in printed, printed
     if is_process(attempt.number):
         _as_process(entered, attempt, code)
 
@@ -247,7 +248,7 @@ def _as_process(entered: Typed, attempt: Attempt, code: int) -> None:
     )
     printed = (ended.stdout + ended.stderr).decode("utf-8", "replace")
     attempt.seen.append(f"as a process: exit {ended.returncode}")
-    assert ended.returncode in (0, EXIT_CODE) and "Traceback" not in printed, printed[-3000:]
+    assert ended.returncode in (0, ExitCode.USER_ERROR) and "Traceback" not in printed, printed[-3000:]
     if not any("\x00" in word for word in entered.words):
         assert ended.returncode == code, f"{ended.returncode} as a process, {code} within this one: {printed[-2000:]}"
     made = set(attempt.folder.rglob("*")) - before

@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 
 from tape_ds import checkpoint, run_folder
+from tape_ds.exit_codes import ExitCode
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS
 
 STAGES = (0, 1, 2, 3)
 LIMIT = 3
-GUARD_CODE = 3
-"""The exit code of a run that a guard stopped, as docs/staying_alive.md promises it."""
 ONCE = 3
 """The step whose numbers are broken alone; a run of broken ones begins at :data:`ENDING`."""
 ENDING = 6
@@ -36,7 +35,7 @@ def _execute(attempt: Attempt) -> None:
         code = job.wait()
         printed = job.printed
     attempt.seen.append(f"exit {code} at step {runs.last_step(output)}")
-    assert code == GUARD_CODE, f"it ended with {code}\n{printed[-4000:]}"
+    assert code == ExitCode.GUARD, f"it ended with {code}\n{printed[-4000:]}"
     assert f"step {ONCE + 1}:" in printed and "SKIPPED" in printed, printed[-3000:]
     assert what == "gradient" or "rank 1" in printed, f"the rank is not named\n{printed[-3000:]}"
     skipped = {line[0]: line[-1] for line in runs.metrics(output)}

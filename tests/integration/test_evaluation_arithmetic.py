@@ -8,7 +8,7 @@ import torch
 
 from evaluation import arithmetic
 from tape_ds import results
-from tape_ds.data.generated import vocabulary
+from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.data.generated.tasks import TASKS
 from tests.integration.conftest import forked, start
 from tests.models.helpers import tiny_model
@@ -20,7 +20,7 @@ def arguments(tmp_path):
     torch.manual_seed(0)
     model = tiny_model(encoding="tape", vocab_size=19, eos_token_id=3)
     model.save_pretrained(tmp_path / "model")
-    vocabulary.tokenizer(TASKS["addition"]).save_pretrained(tmp_path / "model")
+    tokenizer_of(TASKS["addition"]).save_pretrained(tmp_path / "model")
     grid = ["--task", "addition", "--trained", "3", "--samples", "20", "--batch_size", "20"]
     return [str(tmp_path / "model"), *grid]
 

@@ -151,7 +151,7 @@ def story(tmp_path_factory) -> Story:
 
 
 def test_a_killed_rank_is_a_restart_from_the_newest_checkpoint(story):
-    said = re.search(r"starting it again in 0.5 s from checkpoint-(\d+)", story.stopped[0])
+    said = re.search(r"restarting in 0.5 s from checkpoint-(\d+)", story.stopped[0])
     assert said is not None and int(said[1]) >= story.killed_at, story.stopped
 
 
@@ -159,7 +159,7 @@ def test_a_signal_to_keep_alive_is_a_committed_checkpoint_and_exit_code_0(story)
     assert story.code == 0 and story.seconds < 30, story.stopped
     assert story.held is not None and story.held["reason"] == "SIGTERM" and story.held["step"] in story.committed
     assert story.stopped[-2] == "keep_alive: SIGTERM: asking the ranks to commit a checkpoint and stop"
-    assert f"goes on from checkpoint-{story.held['step']}" in story.stopped[-1] and story.left == []
+    assert f"continues from checkpoint-{story.held['step']}" in story.stopped[-1] and story.left == []
 
 
 def test_the_run_goes_on_and_finishes(story):

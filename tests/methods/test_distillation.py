@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tape_ds import TapeForCausalLM
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.methods.distillation import Teacher, native_places
 from tests.models.helpers import norms_in_own_dtype, randomised, tiny_config, tokens
 

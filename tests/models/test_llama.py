@@ -160,7 +160,7 @@ def test_positions_of_a_collated_batch_are_not_compared_on_the_device(monkeypatc
     places = torch.stack((torch.arange(8), torch.arange(8) * 3))
     starts = torch.tensor([0, 8, 16], dtype=torch.int32)
     expected = model(ids, position_ids=places).logits
-    monkeypatch.setattr("tape_ds.models.llama.positions_that_differ", lambda _: pytest.fail("waited"))
+    monkeypatch.setattr("tape_ds.models.llama.dedupe_positions", lambda _: pytest.fail("waited"))
     found = model(ids, position_ids=places, cu_seq_lens_q=starts, max_length_q=8).logits
     torch.testing.assert_close(found, expected)
 
@@ -258,9 +258,11 @@ def test_positions_that_are_alike_are_computed_once(encoding, monkeypatch):
     model, ids = tiny_model(encoding=encoding), tokens(3, 11)
     places, room = torch.arange(11)[None] + 4, rounding(model, ids)
     seen = []
-    locate = model.model.encoding.locate
+    positions_for = model.model.encoding.positions_for
     monkeypatch.setattr(
-        model.model.encoding, "locate", lambda positions, text: seen.append(positions.shape) or locate(positions, text)
+        model.model.encoding,
+        "positions_for",
+        lambda positions, text: seen.append(positions.shape) or positions_for(positions, text),
     )
     alike = model(ids, position_ids=places.expand(3, -1)).logits
     assert torch.equal(alike, model(ids, position_ids=places).logits)

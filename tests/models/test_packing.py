@@ -11,7 +11,7 @@ from transformers import DataCollatorWithFlattening
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tape_ds.attention import backends, sdpa
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.kernels import jit
 from tape_ds.methods.recompute import use_recompute
 from tests.attention import varlen_on_cpu

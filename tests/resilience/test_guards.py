@@ -12,7 +12,6 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from tape_ds.resilience import guards
 from tape_ds.resilience.guards import NonFinite, StoppedByGuard, protect, protects_itself, samples_of_step
 
 NAN, INF = math.nan, math.inf
@@ -252,7 +251,3 @@ def test_which_engines_protect_themselves(attributes, protected):
 
 def test_nothing_protects_a_run_without_an_engine():
     assert not protects_itself(None)
-
-
-def test_the_exit_code_is_one_that_no_other_end_has():
-    assert guards.EXIT_CODE == 3

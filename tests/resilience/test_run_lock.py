@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tape_ds.distributed import process_info
+from tape_ds.distributed.process_info import ProcessInfo
 from tape_ds.errors import UserError
 from tape_ds.resilience import run_lock
 from tape_ds.resilience.run_lock import RunLock
@@ -94,7 +96,7 @@ def test_nobody_there_is_no_problem(tmp_path):
 
 
 def test_another_process_s_lock_is_not_taken(hold, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(run_lock, "WAIT_SECONDS", 0.1)
     process = hold(tmp_path, 0)
     with pytest.raises(UserError, match=f"process {process.pid}"):
         RunLock(tmp_path, 0).acquire()
@@ -161,18 +163,17 @@ def test_only_ranks_files_count(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_said_once(number, tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_is_warned_of(number, tmp_path, monkeypatch, caplog):
     def refuse(*arguments):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(run_lock, "_warned", False)
-    locks = [RunLock(tmp_path, rank) for rank in range(2)]
+    lock = RunLock(tmp_path, 0)
     with caplog.at_level(logging.WARNING):
-        for lock in locks:
-            lock.acquire()
-            lock.release()
-    assert caplog.text.count("knows no locks") == 1
+        lock.acquire()
+        assert not run_lock.living(tmp_path) and [each.pid for each in run_lock.named(tmp_path)] == [os.getpid()]
+        lock.release()
+    assert caplog.text.count("has no locks") == 1
 
 
 def test_a_folder_that_another_job_clears_away_is_made_again(tmp_path, monkeypatch):
@@ -197,3 +198,22 @@ def test_a_folder_that_cannot_be_written_is_the_user_s(tmp_path):
     (tmp_path / "ranks").write_text("a file in its place")
     with pytest.raises(UserError, match="output_dir"):
         RunLock(tmp_path, 0).acquire()
+
+
+class AsRank1:
+    """Rank 0 is a process of another machine."""
+
+    def first(self, own):
+        return "node_rank 0 (far)", "far", 71
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_folder_that_is_not_shared_is_refused(is_shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(process_info, "current", lambda: ProcessInfo(1, 2, 0, 1, 1, 2, "near"))
+    lock = RunLock(tmp_path, 0).path
+    if is_shared:
+        lock.parent.mkdir()
+        lock.write_text('{"rank": 0, "pid": 71, "host": "far", "started": "", "command": ""}\n')
+    found = run_lock.not_shared(tmp_path, AsRank1())
+    assert [problem.field for problem in found] == ([] if is_shared else ["output_dir on node_rank 1 (near)"])

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import distributed
 
+from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import watchdog
 from tape_ds.resilience.watchdog import Beat, Watchdog, who_is_behind
 
@@ -136,7 +137,7 @@ def ended(monkeypatch):
 def test_a_rank_that_hangs_alone_is_ended_and_leaves_its_stacks(start, tmp_path):
     """What it had printed is not lost with it."""
     child = start(stuck, tmp_path / "stacks")
-    assert child.code() == watchdog.EXIT_CODE == 4, child.error
+    assert child.code() == ExitCode.WATCHDOG, child.error
     assert child.output == "in the buffer\n"
     path = tmp_path / "stacks" / "rank-0.txt"
     assert "watchdog: no progress for " in child.error

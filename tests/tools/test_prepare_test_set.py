@@ -7,7 +7,7 @@ import datasets
 import numpy as np
 import pytest
 
-from tape_ds.data import packing
+from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.sources import token_file
 from tests.data.conftest import build_tokenizer
@@ -52,7 +52,7 @@ def make(tmp_path, monkeypatch, capsys):
         record = token_file.read_record(path)
         ids = np.fromfile(path, token_file.WIDTHS[record.width])
         assert f"{record.tokens:,} tokens" in capsys.readouterr().out and len(ids) == record.tokens
-        assert record.tokenizer == packing.tokenizer_fingerprint(tokens)
+        assert record.tokenizer == tokenized.tokenizer_fingerprint(tokens)
         return tokens.decode(ids), record
 
     return call

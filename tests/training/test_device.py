@@ -7,7 +7,7 @@ import torch
 
 from tape_ds import installation
 from tape_ds.config import extension, pretraining
-from tape_ds.distributed import place
+from tape_ds.distributed import process_info
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
 from tape_ds.planning import hardware, shape
@@ -22,7 +22,7 @@ LARGE = ["--recipe", "llama2_7b_8k"]
 def no_gpu(monkeypatch):
     """A machine without a GPU, and nobody who has said anything."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(stopping, "runner_option", lambda name: None)
+    monkeypatch.setattr(stopping, "launcher_option", lambda name: None)
     monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
     for name in ("DS_ACCELERATOR", installation.FOUND_NO_GPU, "LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -76,7 +76,7 @@ def test_the_environment_says_so_as_well(monkeypatch):
 
 
 def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch):
-    monkeypatch.setattr(stopping, "runner_option", {"--num_gpus": "2"}.get)
+    monkeypatch.setattr(stopping, "launcher_option", {"--num_gpus": "2"}.get)
     (problem,) = device.check(extension.load([]))
     assert (problem.field, problem.value) == ("--num_gpus", "2") and "--num_accelerators 2" in problem.remedy
     assert device.check(extension.load(["--allow_cpu"])) == []
@@ -113,7 +113,7 @@ def test_a_run_is_refused_before_anything_is_assembled():
 )
 def test_gpus_are_named(world, on_node, here, words, monkeypatch):
     with_gpus(monkeypatch, here)
-    monkeypatch.setattr(place, "here", lambda: types.SimpleNamespace(on_node=on_node))
+    monkeypatch.setattr(process_info, "current", lambda: types.SimpleNamespace(on_node=on_node))
     recipe = extension.load(["--global_batch_size", "16"], world_size=world)
     assert device.describe(recipe) == words
 

@@ -95,7 +95,7 @@ def test_a_stop_while_it_scores_waits_for_no_more_documents(train, monkeypatch):
     stop, scored = StopRequest(), []
 
     def score(*_):
-        return distributed_map.share_out(lambda _: (scored.append(1), stop.request("SIGINT")), range(5))
+        return distributed_map.distributed_map(lambda _: (scored.append(1), stop.request("SIGINT")), range(5))
 
     monkeypatch.setattr("tape_ds.training.callbacks.score_variants", score)
     assert train("run", stop, eval_data=f"text:{train.folder}/held.txt") == 0
@@ -227,7 +227,7 @@ def test_a_save_on_its_way_is_committed_before_what_comes_after_training(train, 
     stop = StopRequest()
 
     def score(*_):
-        return distributed_map.share_out(lambda _: stop.request("SIGTERM"), range(5))
+        return distributed_map.distributed_map(lambda _: stop.request("SIGTERM"), range(5))
 
     monkeypatch.setattr("tape_ds.training.callbacks.score_variants", score)
     fields = {"async_save": True, "eval_data": f"text:{train.folder}/held.txt", "eval_before": False}

@@ -12,7 +12,7 @@ from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import UserError
 from tape_ds.methods.distillation import Teacher

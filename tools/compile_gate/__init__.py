@@ -1,1 +1,1 @@
-"""What ``tools.compile_kernels`` is made of: the calls, the launches they make, and what the finished code says."""
+"""The compile gate: the calls of the operators, the launches they make, and the judgement of the compiled kernels."""

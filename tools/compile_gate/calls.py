@@ -1,9 +1,9 @@
-"""Calls of the public operators as models make them: what the compile gate runs to learn which kernels there are.
+"""Calls of the public operators as models make them, from which the compile gate collects the kernels.
 
-Shapes are those of models that people train, memory lies as the model's layers leave it, and every length comes both as
-a multiple of 16 and not, since Triton makes different code of the two. Each operator is a function ``calls(dtype)``
-that gives a name and a function without arguments; bf16 has them all, fp16 (the same instructions but for their types)
-those of the largest model.
+Shapes are those of models that people train, with the memory layouts of the model's layers; every length comes both as
+a multiple of 16 and not, since Triton compiles the two differently. Each operator has a function ``calls(dtype)`` that
+yields a name and a function without arguments; bf16 has all calls, fp16 those of the largest model (its instructions
+differ only in their types).
 
 Shape letters: B batch, T queries or tokens, S keys, H query heads, G key/value heads, K head size, I position rank.
 """
@@ -23,69 +23,61 @@ from tape_ds.kernels.tape_attention import document_borders, tape_attention
 from tools.compile_gate.launches import DEVICE
 
 Calls = Iterator[tuple[str, Callable[[], object]]]
-WHOLE, ODD = 8192, 8187
-"""Tokens of a sequence: of the main recipe, and of some text."""
+WHOLE, ODD = 8192, 8187  # tokens of a sequence
 
 
 class ModelShape(NamedTuple):
-    """What kernels see of a model."""
-
     heads: int
     groups: int
     width: int
 
     @property
     def rank(self) -> int:
-        """The default."""
         return 4 * self.groups
 
     @property
     def name(self) -> str:
-        """Its letters."""
         return f"H={self.heads} G={self.groups} K={self.width}"
 
 
 LLAMA_7B, LLAMA_8B = ModelShape(32, 32, 128), ModelShape(32, 8, 128)
+LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))  # Llama-3-70B, Llama-2-13B
 OTHERS = (
-    ModelShape(12, 12, 64),
-    ModelShape(9, 3, 64),
-    ModelShape(12, 12, 96),
+    ModelShape(12, 12, 64),  # 155M (TAPE, arXiv:2501.00712)
+    ModelShape(9, 3, 64),  # SmolLM2-135M
+    ModelShape(12, 12, 96),  # head sizes that are no power of 2
     ModelShape(32, 8, 80),
     ModelShape(8, 8, 32),
     ModelShape(4, 2, 16),
 )
-"""155M (TAPE, arXiv:2501.00712), SmolLM2-135M, head sizes that are no power of 2, small ones."""
-LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))
-"""Llama-3-70B, Llama-2-13B."""
 
 
 def heads(tokens: int, count: int, width: int, dtype: torch.dtype, batch: int = 1) -> Tensor:
-    """[B, heads, T, K] as a projection lays it out, to be differentiated."""
+    """Return [B, heads, T, K] in a projection's layout, to be differentiated."""
     x_BTHK = torch.empty(batch, tokens, count, width, dtype=dtype, device=DEVICE)
     return x_BTHK.transpose(1, 2).requires_grad_()
 
 
 def differentiate(call: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor | None, **options: object) -> None:
-    """Forward and backward."""
-    found = call(*inputs, **options)
-    outs = found if isinstance(found, tuple) else (found,)
+    output = call(*inputs, **options)
+    outs = output if isinstance(output, tuple) else (output,)
     torch.autograd.backward(outs, [torch.empty_like(out) for out in outs])
 
 
 def attention(model: ModelShape, dtype: torch.dtype, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return queries, keys, values and position states, which lie as the layers' updates leave them."""
+    """Return queries, keys, values and position states, in the layouts of the layers."""
     k_BGSK, v_BGSK = (heads(keys, model.groups, model.width, dtype) for _ in range(2))
     e_BGSK = torch.empty(1, model.groups, keys, model.width, dtype=dtype, device=DEVICE, requires_grad=True)
     return heads(queries, model.heads, model.width, dtype), k_BGSK, v_BGSK, e_BGSK
 
 
 def documents(tokens: int) -> Tensor:
-    """Of a packed sequence."""
+    """Return the document ids of a packed sequence."""
     return torch.empty(1, tokens, dtype=torch.int64, device=DEVICE)
 
 
 def tape_attention_calls(dtype: torch.dtype) -> Calls:
-    """Training (also deterministic), packed or not; then prefilling a cache in pieces."""
+    """Yield training (also deterministic), packed or not; then prefilling a cache in pieces."""
 
     def trained(model: ModelShape, tokens: int, packed: bool, **options: bool) -> tuple[str, Callable[[], object]]:
         borders = document_borders(documents(tokens)) if packed else None
@@ -112,7 +104,7 @@ def tape_attention_calls(dtype: torch.dtype) -> Calls:
 
 
 def decode_attention_calls(dtype: torch.dtype) -> Calls:
-    """Return one token, or a few, over a cache that is a slice of a larger one; the value wide (TAPE) or not (RoPE)."""
+    """Yield a few tokens over a cache that is a slice of a larger one; the value wide (TAPE) or not (RoPE)."""
     cases = list(itertools.product(((1, WHOLE, 1), (1, ODD, 4), (4, ODD, 1), (1, 128, 1)), ((2, 0), (2, 1), (1, 0))))
     for model in (LLAMA_7B, LLAMA_8B, *LARGE[:1], *OTHERS) if dtype == torch.bfloat16 else (LLAMA_7B,):
         full = dtype == torch.bfloat16 and model in (LLAMA_7B, LLAMA_8B)
@@ -127,7 +119,7 @@ def decode_attention_calls(dtype: torch.dtype) -> Calls:
 
 
 def position_mix_calls(dtype: torch.dtype) -> Calls:
-    """Return both updates or one of them, in the first layer (no state yet) or behind it, trained or decoding."""
+    """Yield both updates or one of them, in the first layer (no state yet) or a later one, trained or decoding."""
 
     def mixed(
         model: ModelShape, tokens: int, batch: int = 1, without: str = "", unit: bool = False
@@ -164,7 +156,7 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
 
 
 def rotate_calls(dtype: torch.dtype) -> Calls:
-    """Return queries and keys, by the start alone (RoPE, TAPE's first layer) or by a state that is trained."""
+    """Yield rotations by the base alone (RoPE, TAPE's first layer) or by a trained state."""
 
     def rotated(repeats: int, width: int, tokens: int, state: bool, batch: int = 1) -> tuple[str, Callable[[], object]]:
         start = torch.empty(1, 1, tokens, width, device=DEVICE)

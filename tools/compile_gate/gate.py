@@ -1,7 +1,8 @@
-"""The compile gate itself: what ``tools.compile_kernels`` does once its command line is read."""
+"""The compile gate behind ``tools.compile_kernels``: collect the kernels, compile and judge them, report."""
 
 import argparse
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -24,44 +25,20 @@ from tools.compile_gate.launches import Build
 
 Maker = Callable[[torch.dtype], calls.Calls]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-COLUMNS = {
-    "sm": 2,
-    "dtype": 5,
-    "launch": 12,
-    "registers": 9,
-    "spills": 6,
-    "shared": 7,
-    "mma": 4,
-    "wgmma": 5,
-    "seconds": 7,
-}
-"""Of the table beside the kernel's name, and how wide each is."""
 
 
 class Built(NamedTuple):
-    """What came out of the compiler."""
+    """A compiled kernel."""
 
     code: machine_code.Code
-    shared: int
-    """Bytes of shared memory of one program."""
-    products: int
-    """Matrix products in the kernel's source."""
-    off_tensor_cores: int
-    """Those of them that were left to ordinary multiply-adds."""
-    wgmma: int
-    """Instructions of four warps together in PTX."""
-    waits: int
-    """For them, in PTX."""
-
-    @property
-    def serialised(self) -> bool:
-        """Whether the assembler waits for wgmma instructions more often than PTX does; it may have unrolled a loop."""
-        return self.code.count("WARPGROUP.DEPBAR") * self.wgmma > self.waits * self.code.count("HGMMA")
+    shared: int  # bytes of shared memory of one program
+    products: int  # matrix products in the source
+    off_tensor_cores: int  # products as ordinary multiply-adds
+    wgmma: int  # instructions in PTX
+    waits: int  # for wgmma, in PTX
 
 
 class Outcome(NamedTuple):
-    """A build's figures, if there are any, and everything that is wrong with them."""
-
     build: Build
     built: Built | None
     faults: list[str]
@@ -69,15 +46,20 @@ class Outcome(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check, collect, compile, print; the exit code."""
+    """Compile and print; return the exit code."""
     builds, unreached = collect(options, check(options))
     print(f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile")
-    width = max(len(build.title) for build in builds)
-    print(line(["kernel", *COLUMNS], width))
     begin, failed = time.perf_counter(), []
     for outcome in compile_all(builds, options.workers):
-        print(line(row(outcome), width), flush=True)
-        failed += [outcome] if outcome.faults else []
+        build, built, faults, seconds = outcome
+        figures = "not compiled"
+        if built is not None:
+            code, spills = built.code, "+".join(map(str, built.code.spills()))
+            products = f"mma {code.count('HMMA')}, wgmma {code.count('HGMMA')}"
+            figures = f"registers {code.registers}, spills {spills}, shared {built.shared:,}, {products}"
+        launch = f"sm_{build.capability} {build.dtype} {'x'.join(map(str, build.launch))}"
+        print(f"{build.title}: {launch}; {figures}; {seconds:.1f} s{' FAILED' * bool(faults)}", flush=True)
+        failed += [outcome] if faults else []
     seconds = time.perf_counter() - begin
     print(f"Triton {triton.__version__}: {len(builds)} kernels in {seconds:.0f} s, {len(failed)} failed")
     for build, _, faults, _ in failed:
@@ -88,15 +70,23 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> list[Maker]:
-    """Who makes the calls.
+    """Return the functions that make the calls.
 
     Raises:
-        UserError: no compiler, an unknown operator, an expression that is none.
+        UserError: no compiler, an unknown operator, an invalid expression.
     """
     if triton is None:
         raise_if_any([Problem("triton", None, "not installed", "pip install triton (Linux)")])
     problems = []
-    makers = {name: maker(name) for name in options.kernels or calls.OPERATORS}
+    makers: dict[str, Maker | None] = dict(calls.OPERATORS)
+    for name in [name for name in options.kernels or () if name not in makers]:
+        try:
+            makers[name] = getattr(importlib.import_module(name), "calls", None)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):  # an import of the module itself is missing
+                raise
+            makers[name] = None
+    makers = {name: makers[name] for name in options.kernels or calls.OPERATORS}
     if INTERPRETED:
         wrong = "Triton interprets its kernels and compiles none"
         remedy = "unset it: env -u TRITON_INTERPRET python -m tools.compile_kernels"
@@ -105,30 +95,17 @@ def check(options: argparse.Namespace) -> list[Maker]:
     try:
         re.compile(options.only)
     except re.error as error:
-        wrong = f"no regular expression ({error})"
-        problems.append(Problem("--only", options.only, wrong, "put a backslash before what stands for itself"))
+        wrong = f"not a regular expression ({error})"
+        problems.append(Problem("--only", options.only, wrong, "put a backslash before literal characters"))
     wrong = "neither an operator nor a module with calls(dtype)"
-    unknown = [name for name, found in makers.items() if found is None]
+    unknown = [name for name, maker in makers.items() if maker is None]
     problems += [Problem("kernels", name, wrong, did_you_mean(name, calls.OPERATORS)) for name in unknown]
     raise_if_any(problems)
-    return [found for found in makers.values() if found is not None]
-
-
-def maker(name: str) -> Maker | None:
-    """Who makes the calls of an operator, or of a module; None where there is no such thing."""
-    if name in calls.OPERATORS:
-        return calls.OPERATORS[name]
-    try:
-        return getattr(importlib.import_module(name), "calls", None)
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # what the module itself imports is missing
-            raise
-        return None
+    return [maker for maker in makers.values() if maker is not None]
 
 
 def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Build], list[str]]:
-    """Return what there is to compile, and the kernels and rows of tables that no call reaches, of all or of named
-    modules.
+    """Return the builds, and the kernels and table rows of all or of the named modules that no call reaches.
 
     Raises:
         UserError: nothing to compile.
@@ -143,7 +120,7 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
     for capability in options.capability:
         for dtype in options.dtype:
             with launches.gpu(recorder := launches.Recorder(capability, dtype)):
-                for recorder.call, call in (each for make in makers for each in make(DTYPES[dtype])):
+                for recorder.call, call in itertools.chain.from_iterable(make(DTYPES[dtype]) for make in makers):
                     call()
             builds += recorder.builds.values()
     unreached = sorted(launches.entry_points(asked) - {build.kernel for build in builds})
@@ -170,11 +147,9 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
 
 
 def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
-    """Outcomes in the order of the builds.
-
-    A compiler that dies takes its process along, and the whole pool: the first build without an outcome is then
-    compiled alone, so that the kernel at fault is named, and the others in a new pool.
-    """
+    """Yield the outcomes in the order of the builds."""
+    # A compiler that crashes ends the whole pool: the first build without an outcome is then compiled alone, so that
+    # the kernel at fault is named, and the others in a new pool.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(sorted({build.module for build in builds}))
     while builds:
@@ -189,14 +164,14 @@ def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
                     try:
                         yield one.submit(attempt, builds[ended]).result()
                     except BrokenProcessPool:
-                        wrong = "the compiler crashed and took its process along; see its words above"
+                        wrong = "the compiler crashed; see its output above"
                         yield Outcome(builds[ended], None, [wrong])
                 ended += 1
         builds = builds[ended:]
 
 
 def attempt(build: Build) -> Outcome:
-    """Compile and judge; whatever the compiler raises is a fault to report, since its errors have no common class."""
+    """Compile and judge a build."""
     begin, built = time.perf_counter(), None
     try:
         triton.runtime.driver.set_active(launches.Driver(build.capability))
@@ -206,18 +181,18 @@ def attempt(build: Build) -> Outcome:
             code=machine_code.read(done.asm["cubin"]),
             shared=done.metadata.shared,
             products=done.asm["ttir"].count("tt.dot "),
-            off_tensor_cores=sum("#blocked" in each for each in products),
+            off_tensor_cores=sum("#blocked" in product for product in products),
             wgmma=ptx.count("wgmma.mma_async"),
             waits=ptx.count("wgmma.wait_group"),
         )
         faults = judge(built, build.capability)
-    except Exception as error:
+    except Exception as error:  # the compiler's errors have no common class
         faults = [f"does not compile: {type(error).__name__}: {error}"]
     return Outcome(build, built, faults, time.perf_counter() - begin)
 
 
 def judge(built: Built, capability: int) -> list[str]:
-    """Return everything that is wrong with a kernel."""
+    """Return the faults of a kernel."""
     faults = []
     inside, _ = built.code.spills()
     if inside:
@@ -230,28 +205,8 @@ def judge(built: Built, capability: int) -> list[str]:
         faults.append("has no tensor-core instruction")
     if built.off_tensor_cores:
         faults.append(f"leaves {built.off_tensor_cores} matrix products off the tensor cores")
-    if built.serialised:
-        waits = built.code.count("WARPGROUP.DEPBAR")
-        faults.append(
-            f"is serialised: {waits} waits for {built.code.count('HGMMA')} wgmma, {built.waits} were asked for"
-        )
+    # more waits for each wgmma than in PTX; the assembler may have unrolled a loop
+    waits, wgmma = built.code.count("WARPGROUP.DEPBAR"), built.code.count("HGMMA")
+    if waits * built.wgmma > built.waits * wgmma:
+        faults.append(f"is serialised: {waits} waits for {wgmma} wgmma, {built.waits} were asked for")
     return faults
-
-
-def row(outcome: Outcome) -> list[str]:
-    """Return the cells under the names of :data:`COLUMNS`."""
-    build, built = outcome.build, outcome.built
-    launch, failed = build.launch, " FAILED" * bool(outcome.faults)
-    cells = [build.title, str(build.capability), build.dtype, "x".join(map(str, launch))]
-    if built is None:
-        return [*cells, *"-----", "-" + failed]
-    code = built.code
-    figures = (built.shared, code.count("HMMA"), code.count("HGMMA"))
-    cells += [str(code.registers), "+".join(map(str, code.spills())), *(f"{each:,}" for each in figures)]
-    return [*cells, f"{outcome.seconds:.1f}{failed}"]
-
-
-def line(cells: list[str], width: int) -> str:
-    """Cells in columns, the first ``width`` wide."""
-    others = [cell.rjust(each) for cell, each in zip(cells[1:], COLUMNS.values(), strict=True)]
-    return "  ".join([cells[0].ljust(width), *others])

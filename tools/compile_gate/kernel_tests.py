@@ -1,6 +1,6 @@
-"""Calls of the kernels' own tests, as the compile gate takes them: what they launch on a GPU, found without one.
+"""The launches of the kernels' tests, as calls for the compile gate.
 
-The tests run on tensors without memory. Most fail where they compare, which is after their launches.
+The tests run on meta tensors. Most fail where they compare, which is after their launches.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def run_tests() -> None:
-    """Run all that is not slow as if there were a GPU."""
+    """Run the tests that are not slow as if there were a GPU."""
     import pytest
     from torch.fx.experimental import _config
 
@@ -37,13 +37,13 @@ def run_tests() -> None:
         OnMeta(),
     )
     with contextlib.ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
+        for patch in patches:
+            stack.enter_context(patch)
         pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow", *TESTS])
 
 
 class OnMeta(TorchFunctionMode):
-    """Puts what is meant for a GPU onto the meta device; any number that is asked for there is 0."""
+    """Move everything from the GPU to the meta device, where every number that is read is 0."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__float__) and args[0].is_meta:

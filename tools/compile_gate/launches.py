@@ -1,9 +1,9 @@
 """Which kernels a call of an operator launches, and as what Triton would compile them, found without a GPU.
 
-The operators run as they do on a GPU: their checks, their tables, their autograd and Triton's own launch path, which
-specialises a kernel on its arguments (1, multiples of 16, alignment, None). Two things stand in for the GPU. Tensors
-are on torch's ``meta`` device, so real sizes cost nothing, and ``is_cuda`` says True of them. Triton's driver names the
-target; its cache hook, which it asks before it compiles, writes down what was asked for and says no.
+The operators run as they do on a GPU: their checks, tables and autograd, and Triton's launch path, which specialises a
+kernel on its arguments (1, multiples of 16, alignment, None). Tensors are on torch's ``meta`` device with ``is_cuda``
+patched to True, so that real sizes cost nothing. A stub of Triton's driver names the target, and the cache hook that
+Triton calls before it compiles records the specialisation and skips the compilation.
 """
 
 import contextlib
@@ -31,36 +31,30 @@ class Build(NamedTuple):
     kernel: str
     capability: int
     dtype: str
-    call: str
-    """The first call that needs it."""
+    call: str  # the first that needs it
     launch: Launch
-    data: str
-    """Triton's own account of the specialisation, from which ``JITFunction.preload`` compiles it anywhere."""
+    data: str  # Triton's description of the specialisation, from which ``JITFunction.preload`` compiles it anywhere
 
     @property
     def title(self) -> str:
-        """Kernel and call."""
         return f"{self.kernel} {self.call}"
 
 
 class Driver:
-    """Triton's driver for a GPU that is not there. A GPU's number is its capability: Triton keeps caches by number."""
+    """A stub of Triton's driver. A GPU's number is its capability, since Triton has a cache for each number."""
 
     def __init__(self, capability: int):
         self.capability = capability
 
     def get_current_target(self) -> Any:
-        """Return what code is made for."""
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", self.capability, WARP)
 
     def get_current_device(self) -> int:
-        """Return the number of the GPU."""
         return self.capability
 
     def get_current_stream(self, device: int) -> int:
-        """Return the default one."""
         return 0
 
 
@@ -74,12 +68,12 @@ class Recorder:
         self.builds: dict[str, Build] = {}
 
     def options(self, chosen: Launch) -> dict[str, Any]:
-        """In place of ``Launch.options``, which every launch reads just before it: note whose they are."""
+        """Replace ``Launch.options``, which every launch reads just before it, and record the launch."""
         self.launch = chosen
         return OPTIONS(chosen)
 
     def note(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        """Triton's cache hook. True: Triton then neither compiles nor launches."""
+        """Serve as Triton's cache hook; True stops Triton from compiling and launching."""
         if self.launch is None:
             raise RuntimeError(f"{fn.name} is launched without the options of a Launch")
         build = Build(
@@ -94,20 +88,20 @@ OPTIONS = Launch.options.fget  # type: ignore[attr-defined]
 
 
 def time_all(run: Callable[[], object]) -> float:
-    """In place of Triton's timing: launch it, which takes no time."""
+    """Replace Triton's timing by one launch."""
     run()
     return 0.0
 
 
 @contextlib.contextmanager
 def gpu(recorder: Recorder) -> Iterator[None]:
-    """Everything that stands in for a GPU. ``TAPE_DS_AUTOTUNE`` makes operators try every launch of a table's row."""
+    """Patch torch and Triton as if there were a GPU; ``TAPE_DS_AUTOTUNE`` makes operators try all launches of a row."""
     properties = SimpleNamespace(
         shared_memory_per_block_optin=SHARED_MEMORY[recorder.capability], multi_processor_count=PROCESSORS
     )
     stand_ins = (
         mock.patch.object(torch.Tensor, "is_cuda", property(lambda x: x.is_meta)),
-        mock.patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext()),  # it knows no meta device
+        mock.patch.object(torch, "autocast", lambda *_, **__: contextlib.nullcontext()),  # it refuses the meta device
         mock.patch.object(torch.cuda, "get_device_capability", lambda _: divmod(recorder.capability, 10)),
         mock.patch.object(torch.cuda, "get_device_properties", lambda _: properties),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", recorder.note),
@@ -125,7 +119,7 @@ def gpu(recorder: Recorder) -> Iterator[None]:
 
 
 def run_on_meta(modules: list[ModuleType]) -> None:
-    """Let the operators of these modules do on meta tensors what they do on a GPU, instead of only naming shapes."""
+    """Run the operators of these modules on meta tensors, instead of their shape functions."""
     for module in modules:
         for operator in vars(module).values():
             if isinstance(operator, torch.library.CustomOpDef):
@@ -133,7 +127,7 @@ def run_on_meta(modules: list[ModuleType]) -> None:
 
 
 class Watched(dict[Any, Any]):
-    """A table of launches that knows which of its rows were asked for."""
+    """A table of launches that records which of its rows are read."""
 
     def __init__(self, table: dict[Any, Any]):
         super().__init__(table)
@@ -145,24 +139,23 @@ class Watched(dict[Any, Any]):
 
 
 def watch(modules: list[ModuleType]) -> dict[str, Watched]:
-    """Put a :class:`Watched` in the place of every table, by ``module.NAME``."""
-    found = {}
+    """Replace every table by a :class:`Watched` and return those by ``module.NAME``."""
+    tables = {}
     for module in modules:
         for name, table in list(vars(module).items()):
             rows = table.values() if isinstance(table, dict) else ()
-            if any(isinstance(each, Launch) for row in rows if isinstance(row, tuple) for each in row):
-                watched = found[f"{module.__name__.rpartition('.')[2]}.{name}"] = Watched(table)
+            if any(isinstance(launch, Launch) for row in rows if isinstance(row, tuple) for launch in row):
+                tables[f"{module.__name__.rpartition('.')[2]}.{name}"] = watched = Watched(table)
                 setattr(module, name, watched)
-    return found
+    return tables
 
 
 def entry_points(modules: list[ModuleType]) -> set[str]:
-    """Name of every kernel of these modules that no other kernel calls: those that are launched."""
-    kernels = [
-        (name, each)
+    """Return the kernels of these modules that no other kernel calls: those that are launched."""
+    kernels = {
+        name: value
         for module in modules
-        for name, each in vars(module).items()
-        if isinstance(each, triton.JITFunction) and each.module == module.__name__
-    ]
-    called = {name for _, each in kernels for name in each.fn.__code__.co_names}
-    return {name for name, _ in kernels} - called
+        for name, value in vars(module).items()
+        if isinstance(value, triton.JITFunction) and value.module == module.__name__
+    }
+    return kernels.keys() - {name for kernel in kernels.values() for name in kernel.fn.__code__.co_names}

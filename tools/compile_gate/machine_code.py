@@ -1,4 +1,4 @@
-"""What a finished kernel's machine code says: its registers, its loops, and what is spilled inside them."""
+"""A compiled kernel's machine code: its registers, its loops, and the spills inside them."""
 
 import re
 import subprocess
@@ -14,30 +14,22 @@ _JUMP = re.compile(r"0x([0-9a-f]+)")
 
 
 class Instruction(NamedTuple):
-    """One line of the disassembly."""
-
     predicate: str
-    name: str
-    """With its modifiers."""
+    name: str  # with its modifiers
     operands: str
 
 
 class Code(NamedTuple):
-    """A kernel as the GPU runs it."""
-
-    registers: int
-    """Of one thread."""
+    registers: int  # of one thread
     instructions: list[Instruction]
-    looped: frozenset[int]
-    """Places of the instructions that are in a loop."""
+    looped: frozenset[int]  # indices of the instructions that are in a loop
 
-    def count(self, start: str) -> int:
-        """Instructions whose name starts so."""
-        return sum(each.name.startswith(start) for each in self.instructions)
+    def count(self, prefix: str) -> int:
+        return sum(instruction.name.startswith(prefix) for instruction in self.instructions)
 
     def spills(self) -> tuple[int, int]:
-        """Instructions that move a spilled register: inside loops, outside."""
-        places = [place for place, each in enumerate(self.instructions) if each.name.startswith(("STL", "LDL"))]
+        """Count the instructions that move a spilled register: inside loops, outside."""
+        places = [place for place, (_, name, _) in enumerate(self.instructions) if name.startswith(("STL", "LDL"))]
         inside = sum(place in self.looped for place in places)
         return inside, len(places) - inside
 
@@ -57,11 +49,9 @@ def read(binary: bytes) -> Code:
 
 
 def looped(instructions: list[Instruction], places: dict[int, int]) -> frozenset[int]:
-    """Return the places that lead back to themselves.
-
-    A block that was moved behind the end jumps backwards too; where its target does not lead to it, it is in no loop.
-    """
-    from scipy.sparse import coo_array  # here: half a second that asking for help does not take
+    """Return the indices of instructions that lead back to themselves."""
+    # not every jump backwards is a loop: the assembler moves blocks after the end
+    from scipy.sparse import coo_array  # here: half a second that --help does not take
     from scipy.sparse.csgraph import connected_components
 
     ways = []
@@ -77,4 +67,4 @@ def looped(instructions: list[Instruction], places: dict[int, int]) -> frozenset
     _, component = connected_components(graph, connection="strong")
     sizes = Counter(component)
     themselves = {start for start, end in ways if start == end}
-    return frozenset(place for place, own in enumerate(component) if sizes[own] > 1 or place in themselves)
+    return frozenset(place for place, part in enumerate(component) if sizes[part] > 1 or place in themselves)

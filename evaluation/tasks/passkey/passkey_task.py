@@ -14,7 +14,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
 try:
-    from tape_ds.data import passkey_protocols, tokenizer
+    from tape_ds.data import passkey, tokenizer
     from tape_ds.data.passkey import same_ids
     from tape_ds.scoring.passkey import first_integer
 except ModuleNotFoundError as error:
@@ -50,7 +50,7 @@ def documents(
         )
     loaded = load(named[0])
     rows = []
-    for question in passkey_protocols.grid(loaded, lengths, depths, trials, seed=seed, form=form, reply=REPLY):
+    for question in passkey.grid(loaded, lengths, depths, trials, seed=seed, form=form, reply=REPLY):
         prompt = question.write()
         shared = {"length": prompt.length, "depth": prompt.depth, "trial": prompt.trial, "key": prompt.key}
         rows.append({**shared, "prompt": prompt.text, "tokenizer": named[0]})

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.data.scrolls import datasets, examples, prompts
-from tape_ds.data.scrolls.datasets import Dataset
+from tape_ds.data.scrolls import examples, prompts
+from tape_ds.data.scrolls.examples import Dataset
 from tape_ds.errors import Problem, UserError, is_main_process
 from tape_ds.scoring.text_overlap import METRICS
 
@@ -56,7 +56,7 @@ def load(
     """
     from datasets import Dataset as Documents
 
-    dataset = datasets.find(scrolls)
+    dataset = examples.find(scrolls)
     found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
     without = sum(not each.outputs for each in found)
     if not found:

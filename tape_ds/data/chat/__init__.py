@@ -1,2 +1,1 @@
-"""Chat: conversations from a user's files, rendered by the model's own template, with the assistant's tokens as
-targets."""
+"""Chat: conversations rendered by the model's chat template, with the assistant's tokens as targets."""

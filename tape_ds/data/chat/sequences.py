@@ -1,8 +1,8 @@
-"""Sequences of chat tuning: conversations rendered once, cut or left out where they are too long, and packed.
+"""Sequences of chat tuning: conversations rendered once, truncated or left out where they are too long, and packed.
 
-Two caches, as for documents (:mod:`tape_ds.data.packing`): every conversation whole, with the mask of its assistant's
-tokens; and sequences packed from those that a run takes. How long a conversation may be, and which are held out,
-changes only the second.
+Two caches, as for documents (:mod:`tape_ds.data.tokenized`): every conversation whole, with the mask of its assistant's
+tokens; and sequences packed from those that a run takes. The longest length and the held-out conversations change only
+the second.
 """
 
 import math
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from tape_ds.data import cache, packing
+from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.chat import conversations, template
 from tape_ds.data.chat.conversations import COLUMN, TooLong
 from tape_ds.data.chat.template import UnfitTemplateError
-from tape_ds.data.dataset import item
-from tape_ds.data.scrolls.sequences import AnswerSequences
+from tape_ds.data.order import AnswerSequences, item
+from tape_ds.data.pack import whole
 from tape_ds.data.selection import spread, token_counts
-from tape_ds.data.sequences import whole
+from tape_ds.data.tokenized import FIELD_OF, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     import datasets
@@ -36,22 +36,20 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class CutConversations:
-    """What did not fit into the sequences."""
+    """Counts of conversations, and of the tokens that did not fit."""
 
     read: int
-    """Conversations."""
     cut: int
-    """Of them those that have lost their end."""
+    """Truncated."""
     cut_tokens: int
-    """Tokens that these have lost, all together."""
+    """Of the truncated ones."""
     left_out: int
-    """Those that are left out because they are too long."""
+    """Because they are too long."""
     unanswered: int
-    """Those that are left out because no token of an answer is within what would be kept."""
+    """Left out because no token of an answer would be kept."""
 
     @property
     def taken(self) -> int:
-        """Conversations that are left."""
         return self.read - self.left_out - self.unanswered
 
     def __str__(self) -> str:
@@ -61,23 +59,23 @@ class CutConversations:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Conversations that are taken."""
+    """The conversations that a run takes."""
 
     conversations: "datasets.Dataset"
-    """Of :func:`rendered`."""
+    """All of them, from :func:`rendered`."""
     numbers: np.ndarray
-    """Of these those that are taken, int64 [k], rising."""
+    """Indices of those taken, int64 [k], rising."""
     max_tokens: int
     cut: CutConversations
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens that are taken of each, int64 [k]."""
+        """Tokens taken of each, int64 [k]."""
         return np.minimum(token_counts(self.conversations)[self.numbers], self.max_tokens)
 
     def spread(self, count: int | None = None) -> Iterator[np.ndarray]:
-        """``count`` of them, evenly spread over all, or all: each [n, 2], n <= ``max_tokens``, its token ids, and 1
-        where a token is a target."""
+        """Yield ``count`` evenly spread conversations, or all: [n, 2], n <= ``max_tokens``, the token ids, and 1 where
+        a token is a target."""
         stored = self.conversations.with_format("numpy", columns=["input_ids", "targets"], dtype=np.int64)
         numbers = self.numbers if count is None else self.numbers[spread(len(self.numbers), count)]
         for number in numbers:
@@ -93,24 +91,24 @@ def rendered(
     day: date,
     bad_rows: BadRows | None = None,
 ) -> "datasets.Dataset":
-    """Return every conversation behind ``specs``, in their order; each spec has a cache folder of its own.
+    """Return every conversation of ``specs``, in their order; each spec has a separate cache folder.
 
     Args:
         specs: see :mod:`.conversations`.
         tokenizer: with a chat template.
         split: ``"train"`` or ``"heldout"``.
-        cache_dir: made if it is not there.
+        cache_dir: created if necessary.
         day: the date for a template that writes one.
-        bad_rows: what happens to rows that cannot be learnt from; by default the first is refused.
+        bad_rows: where unusable rows count; by default the first is refused.
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32, ends: list<int32>,
-        unread: list<string>}``: ``targets`` is 1 for tokens of the assistant, ``first`` the place of the first of them,
-        -1 where there is none, ``ends`` what ends each answer (:func:`tape_ds.data.chat.template.ends`), ``unread`` the
-        names of the row's other columns. A conversation's first token is never a target: nothing predicts it.
+        unread: list<string>}``: ``targets`` is 1 for tokens of the assistant, ``first`` the index of the first of them
+        or -1, ``ends`` the end of each answer (:func:`tape_ds.data.chat.template.ends`), ``unread`` the names of the
+        row's other columns. A conversation's first token is never a target: nothing predicts it.
 
     Raises:
-        UserError: the data, or a template that does not render them so that answers can be told apart.
+        UserError: invalid data, or a template whose answers cannot be located.
     """
     from datasets import Features, List, Value, concatenate_datasets
 
@@ -119,10 +117,10 @@ def rendered(
     features = Features({**columns, "unread": List(Value("string"))})
     text = tokenizer.chat_template
     dated = {"day": day.isoformat()} if template.is_dated(tokenizer) else {}
-    field, identity = packing.FIELD_OF[split], packing.tokenizer_fingerprint(tokenizer)
+    field, identity = FIELD_OF[split], tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [conversations.parse(spec, field) for spec in specs]:
-        own = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
+        source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
 
         def name(source: conversations.Source = source) -> str:
             data = conversations.fingerprint(source, split)
@@ -130,9 +128,9 @@ def rendered(
 
         def rows(source: conversations.Source = source) -> Iterator[dict[str, Any]]:
             none = source.problem("it has no rows", "give data with a conversation a row")
-            return packing.some(_rendered_rows(source, split, tokenizer, day), none)
+            return cache.some(_rendered_rows(source, split, tokenizer, day), none)
 
-        parts.append(packing.cached(Path(cache_dir), cache.known(cache_dir, name), features, rows, own))
+        parts.append(cache.rows(cache_dir, cache.known(cache_dir, name), features, rows, source_bad_rows))
     return concatenate_datasets(parts)
 
 
@@ -162,30 +160,30 @@ def _rendered_rows(
 
 
 def ends(conversations: "datasets.Dataset") -> Counter[int]:
-    """Return how many answers of ``conversations``, of :func:`rendered`, end with which token."""
+    """Count the answers of ``conversations``, from :func:`rendered`, by the token that ends them."""
     import pyarrow.compute
 
-    found = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column("ends")))
-    return Counter({each["values"]: each["counts"] for each in found.to_pylist()})
+    counts = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column("ends")))
+    return Counter({pair["values"]: pair["counts"] for pair in counts.to_pylist()})
 
 
 def unread(conversations: "datasets.Dataset") -> list[str]:
-    """Return the columns besides ``conversations``, of :func:`rendered`, that were not read."""
+    """Return the columns of the rows of :func:`rendered` that were not read."""
     import pyarrow.compute
 
     return sorted(pyarrow.compute.unique(pyarrow.compute.list_flatten(conversations.data.column("unread"))).to_pylist())
 
 
 def held_out(count: int, share: float) -> np.ndarray:
-    """Return the numbers of ``share`` of ``count`` conversations, evenly spread over them, int64 [floor(count share)].
+    """Return indices of ``share`` of ``count`` conversations, evenly spread, int64 [floor(count share)].
 
-    A function of the two alone: a conversation that one run learns from is never held out of a run that goes on.
+    They depend on nothing else: a resumed run never holds out a conversation that it was trained on.
     """
     return spread(count, math.floor(count * share))
 
 
 def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: int, too_long: TooLong) -> Chosen:
-    """Return those of ``conversations`` that a run takes, from among ``numbers``. No token is read."""
+    """Return the conversations that a run takes among ``numbers``; no token is read."""
     lengths = token_counts(conversations)[numbers]
     first = conversations.data.column("first").to_numpy().astype(np.int64)[numbers]
     long = lengths > max_tokens
@@ -199,7 +197,7 @@ def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: i
 
 
 def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
-    """Return the sequences that ``chosen`` fill, no conversation cut (:func:`tape_ds.data.sequences.whole`).
+    """Return the chosen conversations packed into sequences, none cut (:func:`tape_ds.data.pack.whole`).
 
     Returns:
         Rows ``{input_ids: list<int32>, targets: list<int8>, document_ids: list<int32>}`` of at most ``max_tokens``.
@@ -222,29 +220,28 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
             ids, targets = sequence["input_ids"].T
             yield {"input_ids": ids, "targets": targets.astype(np.int8), "document_ids": sequence["document_ids"]}
 
-    return packing.cached(Path(cache_dir), key, features, rows)
+    return cache.rows(cache_dir, key, features, rows)
 
 
 class ChatSequences(AnswerSequences):
-    """A run's samples, packed sequences in the order of :class:`tape_ds.data.scrolls.sequences.AnswerSequences`.
+    """A run's samples, packed sequences in the order of :class:`tape_ds.data.order.AnswerSequences`.
 
-    Items as there, but that ``document_ids`` tell the conversations apart, ``position_ids`` begin with 0 in each (so
-    that a sequence gives the loss that its conversations give one by one, under every encoding), and every token of the
+    Items differ from those in three ways: ``document_ids`` number the conversations, ``position_ids`` begin with 0 in
+    each (so that a sequence has the loss of its separate conversations, under every encoding), and every token of the
     assistant is a target.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets", "document_ids")
 
     def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the tensors of a packed sequence."""
         owners = row["document_ids"]
         positions = np.concatenate([np.arange(length) for length in np.bincount(owners)])
         return item(row["input_ids"], np.flatnonzero(row["targets"]), positions, owners)
 
 
 def answers(conversation: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """(ids [t], targets) of every answer of a conversation [n, 2]: what stands before it and the answer, which is the
-    last ``targets`` of them."""
+    """Yield (ids [t], targets) of every answer of a conversation [n, 2]: the ids up to the answer's end, of which the
+    last ``targets`` are the answer."""
     ids, targets = conversation.T
     borders = np.flatnonzero(np.diff(targets, prepend=0, append=0))
     for start, end in zip(borders[::2], borders[1::2], strict=True):

@@ -1,14 +1,13 @@
 """A conversation as a model's chat template renders it, token by token, and which tokens are the assistant's.
 
-A rendering is a function of the conversation, its tools, the template, the tokenizer and one date: a template that
-writes today's would train on other tokens after a resume, and one that draws at random is refused.
+A rendering depends on the conversation, its tools, the template, the tokenizer and one fixed date (with today's date a
+resumed run would train on other tokens); a template that draws at random is refused.
 
-A template with ``{% generation %}`` marks says itself what its assistant writes.
-Of any other, prefixes are rendered and compared: with ``before`` the conversation up to an answer, ending in the
-template's own beginning of an answer (``add_generation_prompt``), and ``after`` the conversation with the answer, the
-assistant's tokens are what ``after`` adds, its end of turn included. Exact as long as rendering more turns changes
-nothing of what stands before them, which is looked at for every answer; a template of which it is not true (one that
-drops the reasoning of former answers, as Qwen3's does) is refused.
+``{% generation %}`` marks in a template delimit the assistant's text. Without them, prefixes are rendered and compared:
+with ``before`` the conversation up to an answer, ending in the template's beginning of an answer
+(``add_generation_prompt``), and ``after`` the conversation with the answer, the assistant's tokens are what ``after``
+adds, its end of turn included. This is exact if rendering more turns does not change earlier ones, which is checked for
+every answer; a template that does (by dropping the reasoning of former answers, as Qwen3's) is refused.
 """
 
 import re
@@ -25,18 +24,14 @@ from tape_ds.errors import Problem
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Spans = list[tuple[int, int]]
-"""(first character, the one behind the last) of each of the assistant's turns."""
+Spans = list[tuple[int, int]]  # (start, end) in characters of each of the assistant's turns
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-_UNSTEADY = {"lipsum", "random"}
-"""What draws at random in a template: a function and a filter of jinja."""
+_RANDOM = {"lipsum", "random"}  # a function and a filter of jinja
 
 
 class UnfitTemplateError(ValueError):
-    """A template that does not render all of a conversation, or not so that its answers can be told apart; says why."""
+    """A template that does not render all of a conversation, or whose answers cannot be located."""
 
     def __init__(self, wrong: str, remedy: str | None = None):
         super().__init__(wrong)
@@ -47,8 +42,8 @@ class UnfitTemplateError(ValueError):
 
 
 def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> list[Problem]:
-    """Make the template of ``file``, where one is given, the tokenizer's own, which is saved with it; return the
-    problem of a tokenizer that has none, or is too slow a kind to tell an answer's tokens."""
+    """Give the tokenizer the template of ``file``, if there is one, to be saved with it; return the problems of the
+    template, and of a slow tokenizer, which cannot locate an answer's tokens."""
     if file is not None:
         tokenizer.chat_template = paths.of(file).read_text(encoding="utf-8")
     try:
@@ -56,10 +51,10 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
     except ValueError:
         return [without_template(model)]
     if not tokenizer.is_fast:
-        wrong = "its tokenizer does not tell where its tokens stand in a text"
+        wrong = "its tokenizer does not locate its tokens in a text"
         return [Problem("model", model, wrong, "give one with tokenizer.json")]
     try:
-        drawn = _UNSTEADY & {name for tree in _trees(tokenizer) for name in _names(tree)}
+        drawn = _RANDOM & _names(tokenizer)
     except Exception as error:  # jinja's own, of many kinds
         return [Problem("chat_template", file, f"it is not a jinja template ({error})", "mend it")]
     if drawn:
@@ -70,30 +65,30 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
 
 def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Return whether the template may write the date."""
-    return any("strftime_now" in _names(tree) for tree in _trees(tokenizer))
+    return "strftime_now" in _names(tokenizer)
 
 
 def variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    """Return the variables that the template takes from outside."""
+    """Return the variables that the template reads."""
     from jinja2 import meta
 
     return {name for tree in _trees(tokenizer) for name in meta.find_undeclared_variables(tree)}
 
 
 def _trees(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Any]:
-    """Syntax trees of the template, or of each where a tokenizer has one for tools as well."""
+    """Yield the syntax tree of each template: a tokenizer may have another one for tools."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    given = tokenizer.chat_template
-    for text in given.values() if isinstance(given, dict) else [given]:
+    templates = tokenizer.chat_template
+    for text in templates.values() if isinstance(templates, dict) else [templates]:
         yield _compile_jinja_template(text).environment.parse(text)
 
 
-def _names(tree: Any) -> set[str]:
-    """Variables, functions and filters of a syntax tree."""
+def _names(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
+    """Return the variables, functions and filters in the template."""
     from jinja2 import nodes
 
-    return {each.name for each in tree.find_all((nodes.Name, nodes.Filter))}
+    return {node.name for tree in _trees(tokenizer) for node in tree.find_all((nodes.Name, nodes.Filter))}
 
 
 def encoded(
@@ -102,17 +97,16 @@ def encoded(
     tools: Sequence[dict[str, Any]] | None = None,
     day: date | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return token ids int32 [n] of a conversation and whether each is the assistant's, bool [n].
+    """Return the token ids of a conversation, int32 [n], and whether each is the assistant's, bool [n].
 
     Args:
         conversation: one turn or more.
-        tokenizer: with a template (:func:`give`), and one that tells where its tokens stand in a text. What it puts
-            around a text by itself (BOS) is left to the template, as transformers does.
-        tools: JSON schemas of what the assistant may call.
+        tokenizer: a fast one with a template (:func:`give`), which also writes the BOS, as in transformers.
+        tools: JSON schemas that the assistant may call.
         day: the date for a template that writes one; None: today.
 
     Raises:
-        UnfitTemplateError: the template refuses the conversation, leaves its tools out, or is not prefix-stable.
+        UnfitTemplateError: the template refuses the conversation, ignores its tools, or changes earlier turns.
     """
     rendering = _Rendering(tokenizer, tools, day)
     try:
@@ -121,7 +115,7 @@ def encoded(
         unread = next((turn for turn in range(len(conversation)) if not rendering.reads(conversation, turn)), None)
     except UnfitTemplateError:
         raise
-    except Exception as error:  # a template is a program of its own, and may fail in any way
+    except Exception as error:  # a template is a program, and may fail in any way
         raise UnfitTemplateError(f"the chat template does not render it ({error})") from error
     if text == without:
         remedy = "give a template that renders tools (--chat_template FILE), or remove the column"
@@ -130,18 +124,17 @@ def encoded(
         role = conversation[unread]["role"]
         remedy = f"give a template that renders the role {role} (--chat_template FILE), or take those turns out"
         raise UnfitTemplateError(f"turn {unread + 1}: the chat template leaves the role {role} out", remedy)
-    # verbose=False: no advice about the native length, which a conversation may exceed
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    starts, ends = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
+    # verbose=False: no warning about the native length, which a conversation may exceed
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    starts, ends = np.array(encoding["offset_mapping"], np.int64).reshape(-1, 2).T
     targets = np.zeros(len(starts), bool)
-    for start, end in spans:  # whoever has a character of an answer, as each part of one that is several tokens
-        first, behind = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end)
-        targets[first:behind] = True
-    return np.asarray(found["input_ids"], np.int32), targets
+    for start, end in spans:  # every token with a character of an answer: one character may be several tokens
+        targets[np.searchsorted(ends, start, "right") : np.searchsorted(starts, end)] = True
+    return np.asarray(encoding["input_ids"], np.int32), targets
 
 
 class _Rendering:
-    """A tokenizer's template, with what it reads besides the turns."""
+    """A tokenizer's template with the variables that it reads besides the turns."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[dict[str, Any]] | None, day: date | None):
         self.text, self.tools = tokenizer.get_chat_template(tools=tools), tools
@@ -151,23 +144,20 @@ class _Rendering:
 
     @property
     def has_marks(self) -> bool:
-        """Whether the template marks what its assistant writes."""
         return _MARKS.search(self.text) is not None
 
     def __call__(self, conversation: Conversation, answer_next: bool = False) -> tuple[str, Spans]:
-        """Return the text, and what is marked in it.
-
-        Not by ``apply_chat_template``: its variables are data, and the date comes from a function. Its own mask ends
-        with the first token of a last character.
-        """
+        """Return the text and the marked spans."""
+        # not apply_chat_template: its variables are data, but the date comes from a function, and its mask ends with
+        # the first token of a last character
         from transformers.utils.chat_template_utils import _compile_jinja_template, _render_with_assistant_indices
 
         compiled = _compile_jinja_template(self.text)
         return _render_with_assistant_indices(compiled, conversation, self.tools, None, answer_next, **self.variables)
 
     def reads(self, conversation: Conversation, turn: int) -> bool:
-        """Return whether another content of a turn would change the text, as of users and assistants it does."""
-        if conversation[turn]["role"] in ("user", ASSISTANT):
+        """Return whether the text depends on the content of a turn."""
+        if conversation[turn]["role"] in ("user", ASSISTANT):  # every template renders these
             return True
         other = [*conversation]
         other[turn] = other[turn] | {"content": other[turn]["content"] + " and more"}
@@ -177,7 +167,7 @@ class _Rendering:
             return True
 
     def by_prefixes(self, conversation: Conversation) -> tuple[str, Spans]:
-        """Return the text, and what each answer adds to it."""
+        """Return the text and the span that each answer adds to it."""
         (whole, _), spans = self(conversation), []
         for turn, message in enumerate(conversation):
             if message["role"] != ASSISTANT:
@@ -197,13 +187,12 @@ class _Rendering:
 
 
 def ends(ids: np.ndarray, targets: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Return the token that ends each answer of a conversation, white space after it left out; -1 where that is none
-    of those that stand for themselves in the tokenizer (special or added)."""
-    own = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    found = []
+    """Return the last token of each answer of a conversation, white space ignored; -1 unless it is a special or added
+    token."""
+    markers = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    last_tokens = []
     borders = np.flatnonzero(np.diff(targets, prepend=False, append=False))
-    for begin, behind in zip(borders[::2], borders[1::2], strict=True):
-        answer = ids[begin:behind].tolist()
-        last = next((each for each in reversed(answer) if tokenizer.decode([each]).strip()), -1)
-        found.append(last if last in own else -1)
-    return found
+    for start, end in zip(borders[::2], borders[1::2], strict=True):
+        last = next((token for token in ids[start:end].tolist()[::-1] if tokenizer.decode([token]).strip()), -1)
+        last_tokens.append(last if last in markers else -1)
+    return last_tokens

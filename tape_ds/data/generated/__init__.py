@@ -1,1 +1,1 @@
-"""Tasks generated from a seed, with an exact split: arithmetic, and answers at a place that only the content names."""
+"""Tasks generated from a seed with an exact split of training and test: arithmetic, and addressing by content."""

@@ -1,36 +1,40 @@
-"""Tasks of addressing: the answer is at a place that only the sequence's own content names.
+"""Tasks of addressing: the answer is at a place that only the sequence's content names.
+
+Look-back and look-ahead: the letter k places before, or after, a marker; neither content nor the distance from the
+query gives it alone. Flip-flop, selective copy and multi-query recall are published: Liu et al. 2023
+(arXiv:2306.00946); Gu & Dao 2023 (arXiv:2312.00752) and Golovneva et al. 2024 (arXiv:2405.18719); Arora et al. 2023
+(arXiv:2312.04927).
 
 The split is by sequence: a keyed hash of its words holds one in :data:`ONE_IN` out for tests. So no tested sequence is
-ever trained on, whatever the seed, the length or the number of sequences; and which are held out is independent of what
-they ask.
+ever trained on, whatever the seed, the length or the number of sequences, and being held out is independent of what a
+sequence asks.
 """
 
 import hashlib
 import random
+import string
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Test
 
-LONGEST = 4096
-"""The largest length, unless a task has less."""
-REACHES = (1, 1.5, 2)
-"""Default lengths of tests, in multiples of the longest trained one."""
+LONGEST = 4096  # the largest length, unless a task has less
+REACHES = (1, 1.5, 2)  # default lengths of tests, in multiples of the longest trained one
 # Part of the fingerprint: raise it when a task of addressing draws other sequences for the same seed.
 FORMAT = 1
-KEY = b"tape-ds addressing, split 1"
-"""Of the hash: another key, another split."""
+KEY = b"tape-ds addressing, split 1"  # of the hash: another key is another split
 ONE_IN = 8
 _LIMIT = 2**64 // ONE_IN
 
 
 @dataclass(frozen=True)
 class AddressingTask(Task):
-    """A kind of sequence that a number, its length, measures. Options are integers and floats."""
+    """A kind of sequence whose size is its length. Options are integers and floats."""
 
-    step = 1
-    """Lengths are multiples of it."""
+    step: ClassVar[int] = 1  # lengths are multiples of it
+    asked_tokens: ClassVar[int] = 0  # after the ``length`` tokens of the text
 
     @property
     @abstractmethod
@@ -48,7 +52,7 @@ class AddressingTask(Task):
 
     @abstractmethod
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
-        """Draw a sequence of exactly this length, held out or not."""
+        """Draw a sequence of this length, held out or not."""
 
     @abstractmethod
     def bounds(self) -> Mapping[str, tuple[float, float]]: ...
@@ -68,7 +72,7 @@ class AddressingTask(Task):
         generators = (random.Random(f"{self!r} {length} {seed} {number}") for number in range(count))
         return [self.draw(generator, size, test=True) for generator in generators]
 
-    def training_size(self, trained: Size, own: random.Random, step_seed: str) -> Size:
+    def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
         # one length for all sequences of a step: a batch without padding saves a third of a small model's time
         shortest, longest = trained
         return (random.Random(step_seed).choice(range(shortest, longest + 1, self.step)),)
@@ -76,6 +80,10 @@ class AddressingTask(Task):
     def kinds(self) -> Mapping[str, "AddressingTask"]:
         """Return the kinds of sequences that a model is tested on, by how they differ from training."""
         return {"": self}
+
+    def tokens(self, size: Size) -> int:
+        (length,) = size
+        return length + self.asked_tokens
 
     def most_tokens(self, sizes: Sequence[int]) -> int:
         return self.tokens((max(sizes),))
@@ -102,3 +110,212 @@ def is_test(words: Sequence[str]) -> bool:
     """Return whether a sequence is never trained on."""
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, key=KEY).digest()
     return int.from_bytes(digest, "little") < _LIMIT
+
+
+@dataclass(frozen=True)
+class Pointing(AddressingTask):
+    """``x b ^1 q f ... ?1 2 x``: letters with markers among them, then a marker's question, k, and the letter.
+
+    Letters are uniform and independent, and so are the places of markers among those from which every k can be asked.
+    The question is uniform among all pairs of a marker and a k.
+    """
+
+    letters: int = 26  # of the alphabet
+    most: int = 16  # the largest k; the smallest is 1
+    markers: int = 1  # in each text, all different; a question names one
+    queries: int = 1  # after each text
+
+    sizes = ("tokens of the text before the question",)
+    direction: ClassVar[int]  # of the letter from the marker: -1 or 1
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        questions = (f"?{number}" for number in range(1, self.markers + 1))
+        return (*self._alphabet, *self.signs, *questions, *map(str, range(1, self.most + 1)))
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        return tuple(f"^{number}" for number in range(1, self.markers + 1))
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.letters
+
+    @property
+    def shortest(self) -> int:
+        return max(16, self.most + 2 * self.markers)  # room for all markers where every k can be asked
+
+    @property
+    def asked_tokens(self) -> int:
+        return 3 * self.queries
+
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
+        markers = range(1, self.markers + 1)
+        room = range(self.most, length) if self.direction < 0 else range(length - self.most)
+        places = dict(zip(markers, generator.sample(room, self.markers), strict=True))
+        words = generator.choices(self._alphabet, k=length)
+        for marker, place in places.items():
+            words[place] = f"^{marker}"
+        taken = set(places.values())  # never the answer to a question
+        questions = [
+            (marker, k)
+            for marker, place in places.items()
+            for k in range(1, self.most + 1)
+            if place + self.direction * k not in taken
+        ]
+        for marker, k in generator.sample(questions, self.queries):
+            words += (f"?{marker}", str(k), words[places[marker] + self.direction * k])
+        return GeneratedSample(tuple(words), tuple(range(length + 2, len(words), 3)))
+
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
+        letters = (2, len(string.ascii_letters))
+        return {"letters": letters, "most": (1, 1024), "markers": (1, 64), "queries": (1, self.most)}
+
+    @property
+    def _alphabet(self) -> str:
+        return string.ascii_letters[: self.letters]
+
+
+class LookBack(Pointing):
+    name = "look_back"
+    direction = -1
+
+
+class LookAhead(Pointing):
+    name = "look_ahead"
+    direction = 1
+
+
+@dataclass(frozen=True)
+class FlipFlop(AddressingTask):
+    """``w 1 i 0 i 1 r 1``: instructions with a bit each; a read has the bit of the last write, and is an answer.
+
+    As published: the first instruction is a write and the last a read; each between is an ignore with probability
+    ``ignore``, otherwise equally likely a write or a read; the bits of writes and ignores are uniform.
+    """
+
+    ignore: float = 0.8  # probability in training
+    sparse: float = 0.98  # in the tests with long distances
+    dense: float = 0.1  # in the tests with many writes
+
+    name = "flip_flop"
+    sizes = ("tokens, instructions and bits alike",)
+    step = 2
+    words = ("w", "r", "i", "0", "1")
+    signs = ("w", "r", "i")
+    chance = 0.5
+    shortest = 24  # with nothing but ignores in between, 2,048 sequences
+
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
+        change = (1 - self.ignore) / 2
+        between = generator.choices(self.signs, (change, change, self.ignore), k=length // 2 - 2)
+        words: list[str] = []
+        answers = []
+        written = ""
+        for instruction in ("w", *between, "r"):
+            bit = written if instruction == "r" else generator.choice("01")
+            if instruction == "r":
+                answers.append(len(words) + 1)
+            elif instruction == "w":
+                written = bit
+            words += (instruction, bit)
+        return GeneratedSample(tuple(words), tuple(answers))
+
+    def kinds(self) -> Mapping[str, AddressingTask]:
+        return {"": self} | {f"ignore {share:g}": replace(self, ignore=share) for share in (self.sparse, self.dense)}
+
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
+        return dict.fromkeys(("ignore", "sparse", "dense"), (0, 1))
+
+
+@dataclass(frozen=True)
+class SelectiveCopy(AddressingTask):
+    """``_ c _ _ a | c a``: items among blanks, and after the bar the items in their order, all of them answers.
+
+    Items are uniform and independent, and so are their places.
+    """
+
+    values: int = 16  # different items
+    items: int = 16  # in each text; the rest is blank
+
+    name = "selective_copy"
+    sizes = ("items and blanks",)
+    signs = ("|",)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*"_|", *string.ascii_letters[: self.values])
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.values
+
+    @property
+    def shortest(self) -> int:
+        return self.items + 4  # some blanks, and enough different sequences
+
+    @property
+    def asked_tokens(self) -> int:
+        return 1 + self.items
+
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
+        places = sorted(generator.sample(range(length), self.items))
+        copied = generator.choices(string.ascii_letters[: self.values], k=self.items)
+        words = ["_"] * length
+        for place, item in zip(places, copied, strict=True):
+            words[place] = item
+        return GeneratedSample((*words, "|", *copied), tuple(range(length + 1, length + 1 + self.items)))
+
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
+        return {"values": (2, len(string.ascii_letters)), "items": (4, 1024)}
+
+
+@dataclass(frozen=True)
+class Recall(AddressingTask):
+    """``k3 v7 k1 v2 ... k1 v2``: keys with values, then some of the keys again, whose values are the answers.
+
+    The keys of a sequence are distinct, and so are those asked for; values are uniform and independent.
+    """
+
+    keys: int = 64  # different keys
+    values: int = 64  # different values
+    queries: int = 8  # keys that are asked for
+
+    name = "recall"
+    sizes = ("tokens of the pairs before the first query",)
+    step = 2
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*(f"k{key}" for key in range(self.keys)), *self.signs)
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        return tuple(f"v{value}" for value in range(self.values))  # a value ends its pair
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.values
+
+    @property
+    def shortest(self) -> int:
+        return 2 * max(self.queries, 4)  # a pair for each query, and enough different sequences
+
+    @property
+    def longest(self) -> int:
+        return 2 * self.keys
+
+    @property
+    def asked_tokens(self) -> int:
+        return 2 * self.queries
+
+    def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
+        chosen = generator.sample(range(self.keys), length // 2)
+        values = generator.choices(range(self.values), k=len(chosen))
+        pairs = [(f"k{key}", f"v{value}") for key, value in zip(chosen, values, strict=True)]
+        pairs += generator.sample(pairs, self.queries)
+        words = tuple(word for pair in pairs for word in pair)
+        return GeneratedSample(words, tuple(range(length + 1, len(words), 2)))
+
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
+        return {"keys": (8, LONGEST // 2), "values": (2, LONGEST), "queries": (1, self.keys)}

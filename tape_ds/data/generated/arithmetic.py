@@ -1,21 +1,20 @@
-"""Arithmetic: what is asked, in which letters, the right answer, and which problems are for testing.
+"""Arithmetic: the problems, their letters, the right answers, and which problems are held out for tests.
 
-A problem's two sizes (i, j) make the grid on which lengths are trained and tested; each task has its own. The text is
-``PROMPT=ANSWER`` and the end of text, numbers least significant digit first, so that every digit of a sum follows from
-earlier ones. Operands are held as people read them (most significant digit first); only the text is reversed. Answer
-and end are targets.
+A problem's two sizes (i, j) span the grid on which lengths are trained and tested. The text is ``PROMPT=ANSWER`` and
+EOS, numbers least significant digit first, so that every digit of a sum follows from earlier ones. Operands are stored
+most significant digit first; only the text is reversed. Answer and EOS are targets.
 
 Published (the TAPE paper's arithmetic code, a fork of that of McLeish et al. 2024, arXiv:2405.17399): numbers have
 exactly i and j digits, so no leading zero, and of one digit 1 .. 9. Ours, where that code draws other problems:
 
 - a difference may be negative; its sign comes first, since every digit after it depends on it: ``3-21=-9``;
 - numbers of one list to sort all have i digits, and equal ones keep their order;
-- either vector of a bitwise OR may hold the one, or both, or neither (published: exactly one, the shorter).
+- either vector of a bitwise OR may have the one, or both, or neither (published: exactly one, the shorter).
 
-The split is by operands, in any order: a model trained on a + b knows b + a, whose answer is the same. A keyed hash of
-a set of operands holds about 1 % of a cell (of two sizes, in either order) out for tests. A cell of at most
-:data:`SMALL` problems is enumerated instead: the tenth of its sets with the lowest hashes is held out, at least one, so
-that the smallest cells are trained and tested as well.
+The split is by operands in any order: a model trained on a + b knows b + a. A keyed hash of a set of operands holds
+about 1 % of a cell (two sizes, in either order) out for tests. A cell of at most :data:`SMALL` problems is enumerated
+instead: the tenth of its sets with the lowest hashes is held out, at least one, so that the smallest cells are trained
+and tested as well.
 """
 
 import functools
@@ -33,29 +32,22 @@ from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Te
 
 Operands = tuple[str, ...]
 
-CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")
-"""The published 19 tokens. Nothing here writes the space; it keeps its id."""
-LETTERS = string.ascii_letters
-"""Names of the numbers of a list."""
+CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")  # the published 19 tokens; the space is unused and keeps its id
+LETTERS = string.ascii_letters  # names of the numbers of a list
 SORTER = (*SPECIAL, *string.digits, *":,=", *LETTERS)
+# The largest size, unless a task has less: Python prints at most 4,300 digits, and a product has twice its operands'.
 LONGEST = 1000
-"""Largest size, unless a task has less: Python writes no number of more than 4,300 digits, and a product has twice its
-operands'."""
-TESTED = 2
-"""Default length of tests, in multiples of the trained one."""
+TESTED = 2  # default length of tests, in multiples of the trained one
 
 # Part of the fingerprint: raise it when a task of arithmetic draws other sequences for the same seed.
 FORMAT = 1
-KEY = b"tape-ds arithmetic, split 1"
-"""Of the hash: another key, another split."""
-ONE_IN = 100
-"""Sets of operands for each one that is held out."""
-SMALL = 20_000
-"""Problems of a cell that is enumerated."""
+KEY = b"tape-ds arithmetic, split 1"  # of the hash: another key is another split
+ONE_IN = 100  # sets of operands for each one that is held out
+SMALL = 20_000  # problems of a cell that is enumerated
 SMALL_ONE_IN = 10
 _LIMIT = 2**64 // ONE_IN
+# A cell with fewer problems than this multiple of those asked for is searched, not drawn from.
 _CROWDED = 4 * ONE_IN
-"""A cell with fewer problems than this multiple of those asked for is searched, not drawn from."""
 
 
 class ArithmeticTask(Task):
@@ -64,13 +56,12 @@ class ArithmeticTask(Task):
     sizes: tuple[str, str]
     by_character = True
     largest: tuple[int, int] = (LONGEST, LONGEST)
-    """Of each size."""
     vocabulary: tuple[str, ...] = CALCULATOR
     signs: Sequence[str] = "+-x="
 
     @abstractmethod
     def ranges(self, i: int, j: int) -> list[range]:
-        """Return the values of each operand in problems of these sizes, independent of one another."""
+        """Return the values of each operand in problems of these sizes; they are independent."""
 
     @abstractmethod
     def prompt(self, operands: Operands) -> str:
@@ -81,7 +72,7 @@ class ArithmeticTask(Task):
         """Return the right answer's text, without EOS."""
 
     def operand(self, value: int, among: range) -> str:
-        """Return one of these values as people read it."""
+        """Return the operand of a value from the range ``among``."""
         return str(value)
 
     def size_of(self, operands: Operands) -> tuple[int, int]:
@@ -90,15 +81,16 @@ class ArithmeticTask(Task):
 
     def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
         """Draw operands of these sizes, uniform among all of them."""
-        return tuple(self.operand(generator.randrange(each.start, each.stop), each) for each in self.ranges(i, j))
+        return tuple(self.operand(generator.randrange(among.start, among.stop), among) for among in self.ranges(i, j))
 
     def count(self, i: int, j: int) -> int:
         """Return the number of different operands of these sizes."""
-        return math.prod(each.stop - each.start for each in self.ranges(i, j))
+        # not len(): it fails for numbers of more than 18 digits
+        return math.prod(among.stop - among.start for among in self.ranges(i, j))
 
     def every(self, i: int, j: int) -> Iterator[Operands]:
-        """Return all :meth:`count` of them."""
-        return itertools.product(*([self.operand(value, each) for value in each] for each in self.ranges(i, j)))
+        """Yield all :meth:`count` of them."""
+        return itertools.product(*([self.operand(value, among) for value in among] for among in self.ranges(i, j)))
 
     def sample(self, operands: Operands) -> GeneratedSample:
         prompt, answer = self.prompt(operands), self.answer(operands)
@@ -119,7 +111,7 @@ class ArithmeticTask(Task):
                 return self.sample(operands)
 
     def held_out(self, size: Size, count: int, seed: int) -> list[GeneratedSample]:
-        """Return different problems; fewer are the first of more, unless the cell is so small that it is searched."""
+        """Return different problems; a smaller ``count`` gives the first of them, except in a cell that is searched."""
         i, j = size
         generator = random.Random(f"cell {self.name} {i} {j} {seed}")
         if self.count(i, j) < _CROWDED * count:
@@ -130,9 +122,9 @@ class ArithmeticTask(Task):
             found[self.draw(generator, size, test=True)] = None
         return list(found)
 
-    def training_size(self, trained: Size, own: random.Random, step_seed: str) -> Size:
+    def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
         # the bucket method: sizes first, so that no length is rarer than another, as among numbers below a bound
-        return tuple(1 + own.randrange(most) for most in trained)
+        return tuple(1 + generator.randrange(most) for most in trained)
 
     def most_tokens(self, sizes: Sequence[int]) -> int:
         return self.tokens(tuple(sizes))

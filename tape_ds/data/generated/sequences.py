@@ -1,16 +1,14 @@
-"""Training sequences drawn on demand: sequence ``i`` of a run is a pure function of (seed, i), nothing is stored."""
+"""Training sequences drawn on demand: sequence ``i`` of a run is a pure function of (seed, i)."""
 
 import functools
 import random
 
 import torch
 
-from tape_ds.data.dataset import item
-from tape_ds.data.generated.task import GeneratedSample, Size, Task
-from tape_ds.data.generated.vocabulary import ids_of
+from tape_ds.data.generated.task import GeneratedSample, Size, Task, ids_of
+from tape_ds.data.order import item
 
-_MEASURED = 1024
-"""Sequences over which the mean length is taken."""
+_MEASURED = 1024  # sequences over which the mean length is taken
 
 
 class GeneratedSequences(torch.utils.data.Dataset):

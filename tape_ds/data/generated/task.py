@@ -5,11 +5,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
-"""The first tokens of every vocabulary."""
-PAD, UNK, BOS, EOS = range(4)
-"""Their ids. Sequences have no BOS, as published."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")  # the first tokens of every vocabulary
+PAD, UNK, BOS, EOS = range(4)  # their ids; sequences have no BOS, as published
 
 Size = tuple[int, ...]
 """How long a sequence is: (length,), or a number for each of two operands."""
@@ -22,7 +24,7 @@ class GeneratedSample:
     words: tuple[str, ...]
     """A token each."""
     answers: tuple[int, ...]
-    """Places of the answers among them, rising; each follows from the words before it."""
+    """Indices of the answers, rising; each follows from the words before it."""
 
 
 class Task(ABC):
@@ -32,7 +34,7 @@ class Task(ABC):
     sizes: tuple[str, ...]
     """What each number of a size counts."""
     by_character: bool = False
-    """Whether every character of a text is a token; else spaces separate the tokens."""
+    """Every character of a text is a token; otherwise spaces separate the tokens."""
 
     @property
     @abstractmethod
@@ -50,16 +52,15 @@ class Task(ABC):
 
     @abstractmethod
     def held_out(self, size: Size, count: int, seed: int) -> list[GeneratedSample]:
-        """Return ``count`` sequences of a test, which depend on task, size and seed alone; fewer where there are
-        fewer."""
+        """Return at most ``count`` sequences of a test, which depend on task, size and seed alone."""
 
     @abstractmethod
-    def training_size(self, trained: Size, own: random.Random, step_seed: str) -> Size:
+    def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
         """Draw the size of a training sequence.
 
         Args:
-            trained: a recipe's: the largest of each size, or the shortest and the longest length.
-            own: the generator of this sequence.
+            trained: of a recipe: the largest of each size, or the shortest and the longest length.
+            generator: of this sequence.
             step_seed: the same for all sequences of a step.
         """
 
@@ -77,11 +78,11 @@ class Task(ABC):
 
     @abstractmethod
     def fingerprint(self, sizes: Sequence[int]) -> str:
-        """Hash all sequences of these sizes and how they are drawn."""
+        """Hash what decides the sequences of these sizes."""
 
     @property
     def chance(self) -> float | None:
-        """Share of right answers of a uniform guess among all words that can be answers; None: not counted."""
+        """Share of right answers of a uniform guess among all possible answers; None: not counted."""
         return None
 
     def bounds(self) -> Mapping[str, tuple[float, float]]:
@@ -100,7 +101,7 @@ class Test:
     task: Task
     size: Size
     kind: str = ""
-    """How they differ from training sequences, other than in their size; empty: they do not."""
+    """How they differ from training sequences, apart from their size."""
 
     @property
     def tokens(self) -> int:
@@ -111,6 +112,35 @@ class Test:
 
 
 def label(size: Size, kind: str) -> str:
-    """Return what a test is called."""
-    length = " x ".join(f"{each:,}" for each in size)
+    """Return the name of a test."""
+    length = " x ".join(f"{number:,}" for number in size)
     return f"length {length}{', ' if kind else ''}{kind}"
+
+
+def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(vocabulary)}
+
+
+def tokenizer_of(task: Task) -> "PreTrainedTokenizerFast":
+    """Return the tokenizer of a task; ``AutoTokenizer`` loads the folder that it is saved in.
+
+    It adds nothing to a text: training sequences have their task's EOS, and prompts are encoded as they are.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # here: recipes import this file
+    from transformers import PreTrainedTokenizerFast
+
+    pad, unk, bos, eos = SPECIAL
+    backend = Tokenizer(models.WordLevel(ids_of(task.vocabulary), unk_token=unk))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if task.by_character:
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+        backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        unk_token=unk,
+        bos_token=bos,
+        eos_token=eos,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,29 +1,85 @@
-"""The rows of a data set of SCROLLS, from the hub's zip files or from a folder of one's own.
+"""SCROLLS' data sets and their examples, from the hub's zip files or from a folder of files.
 
-The hub holds ``NAME.zip`` with ``NAME/SPLIT.jsonl`` in it and a loading script that no library runs any more; the
-archive's member is read here, and nothing is unpacked to disk or executed. Each line is a JSON object with ``id``,
-``input`` and ``output`` (and ``pid``, which nothing here needs). A question with several reference answers has a row
-for each, all with one id.
+The hub has ``NAME.zip`` with ``NAME/SPLIT.jsonl`` in it, and a loading script that ``datasets`` no longer runs; the
+archive's member is read here, neither unpacked nor executed. Each line is a JSON object with ``id``, ``input`` and
+``output``. A question with several reference answers has a row for each, all with one id.
+
+``stdlib`` is not part of SCROLLS: questions about the running Python's own sources, so that fine-tuning can be tried on
+a machine without a download. Each asks which arguments a function takes, before an excerpt of the file that defines it.
 """
 
+import ast
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.scrolls import made
-from tape_ds.data.scrolls.datasets import HUB_REPOSITORY, MADE, SPLITS, Dataset, find
+from tape_ds.data.sources import StandardLibrary
 from tape_ds.data.sources.base import UNREADABLE, file_identity
 from tape_ds.data.sources.opening import File
-from tape_ds.data.sources.standard_library import StandardLibrary
 from tape_ds.errors import Problem, UserError, did_you_mean
 
-WITHOUT_ANSWERS = "test"
-"""The split whose reference answers are not published."""
+HUB_REPOSITORY = "tau/scrolls"
+SPLITS = ("train", "validation", "test")
+WITHOUT_ANSWERS = "test"  # its reference answers are not published
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One data set."""
+
+    name: str
+    """In recipes and commands, and the stem of its zip file in :data:`HUB_REPOSITORY`."""
+    kind: Literal["answer", "summary"]
+    """What the model writes; decides the prompt (:mod:`.prompts`)."""
+    metric: Literal["f1", "exact_match", "rouge"]
+    """SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L."""
+    questions: bool = True
+    """Whether a question precedes the text."""
+
+    @property
+    def answer_tokens(self) -> int:
+        """The most tokens of an answer without EOS, as in TAPE's code."""
+        return 1000 if self.kind == "summary" else 200
+
+
+# in the order of the TAPE paper's Table 1
+DATASETS: Mapping[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (
+        Dataset("qasper", "answer", "f1"),
+        Dataset("contract_nli", "answer", "exact_match"),
+        Dataset("narrative_qa", "answer", "f1"),
+        Dataset("quality", "answer", "exact_match"),
+        Dataset("qmsum", "summary", "rouge"),
+        Dataset("summ_screen_fd", "summary", "rouge", questions=False),
+        Dataset("gov_report", "summary", "rouge", questions=False),
+    )
+}
+MADE = Dataset("stdlib", "answer", "f1")
+MADE_ROWS = {"train": 2000, "validation": 100, "test": 100}  # the first from training files, the others from held-out
+_LINES_BEFORE, _LINES_AFTER = 12, 16  # of an excerpt, around a function's first line
+
+
+def available() -> list[str]:
+    return [*DATASETS, MADE.name]
+
+
+def find(name: str, field: str = "dataset") -> Dataset:
+    """Return a data set by name; messages call it ``field``.
+
+    Raises:
+        UserError: it does not exist.
+    """
+    if name == MADE.name:
+        return MADE
+    if name not in DATASETS:
+        raise UserError(Problem(field, name, "no such data set", did_you_mean(name, available())))
+    return DATASETS[name]
 
 
 @dataclass(frozen=True)
@@ -43,25 +99,23 @@ class Example:
 
     id: str
     input: str
-    """Question and document, as published: the question first, an empty line, the document; summaries have no
-    question but for QMSum."""
+    """As published: the question, an empty line, the document; a summary has no question, except in QMSum."""
     outputs: tuple[str, ...]
     """In the order of the file; empty in the split ``test``."""
     hard: bool = False
-    """As the first of its rows says."""
 
 
 def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Example]:
     """Return the questions of a split in the file's order, each once.
 
     Args:
-        name: of :func:`tape_ds.data.scrolls.datasets.available`.
-        split: one of :data:`tape_ds.data.scrolls.datasets.SPLITS`.
+        name: one of :func:`available`.
+        split: one of :data:`SPLITS`.
         data_dir: a folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file itself; None: the hub's file,
             downloaded into huggingface_hub's cache.
 
     Raises:
-        UserError: an unknown name or split, no such file, a line that is no row, a split without rows.
+        UserError: an unknown name or split, a missing file, an invalid line, a split without rows.
     """
     first: dict[str, ScrollsRow] = {}
     outputs: dict[str, list[str]] = {}
@@ -74,167 +128,172 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
 def rows(
     name: str, split: str, data_dir: str | Path | None = None, bad_rows: BadRows | None = None
 ) -> Iterator[ScrollsRow]:
-    """Yield the lines of a split, one for each reference answer; a line at a time, since whole splits may take many GB.
+    """Yield the rows of a split one at a time (a split may have many GB).
 
-    Args:
-        name, split, data_dir: as for :func:`read`.
-        bad_rows: what happens to lines that cannot be read; by default the first is refused.
+    Invalid lines count as ``bad_rows``; by default the first is refused.
 
     Raises:
-        UserError: as :func:`read`, as soon as it is met.
+        UserError: as :func:`read`, when the place is reached.
     """
-    dataset, bad_rows = _checked(name, split), bad_rows or BadRows()
-    if dataset == MADE:
-        yield from (ScrollsRow(*row) for row in made.rows(split))
+    location, bad_rows = _locate(name, split, data_dir), bad_rows or BadRows()
+    if location is None:
+        for row_id, question, answer in made_rows(split):
+            yield ScrollsRow(row_id, question, None if split == WITHOUT_ANSWERS else answer)
         return
-    location = _locate(dataset, split, data_dir)
+    path, file = location
     found = False
     try:
-        with location.file.open() as raw:
+        with file.open() as raw:
             for number, line in enumerate(raw, 1):
                 if not line.strip():
                     continue
                 found = True
-                try:
-                    row = _row(line, location, number, split)
-                except UserError as error:
-                    bad_rows.add(*error.problems)
-                    continue
-                yield row
+                row = _row(line, split)
+                if isinstance(row, ScrollsRow):
+                    yield row
+                else:
+                    wrong, remedy = row
+                    bad_rows.add(Problem("data_dir", str(path), f"{file.path} line {number} {wrong}", remedy))
     except UserError:
         raise
     except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: an encrypted archive, an unknown compression
         remedy = getattr(error, "remedy", "repair the file, or fetch it again")
-        raise UserError(location.problem(f"cannot be read: {error}", remedy)) from error
+        raise UserError(Problem("data_dir", str(path), f"{file.path} cannot be read: {error}", remedy)) from error
     if not found:
-        raise UserError(location.problem("holds no rows", "give a file with a JSON object on each line"))
+        remedy = "give a file with a JSON object on each line"
+        raise UserError(Problem("data_dir", str(path), f"{file.path} holds no rows", remedy))
+
+
+def _row(line: bytes, split: str) -> ScrollsRow | tuple[str, str]:
+    """Return a line as a row, or what is wrong with it and the remedy."""
+    remedy = "each line needs id, input and output, all of them texts"
+    try:
+        fields: Any = json.loads(line)  # with or without a byte order mark
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({error})", remedy
+    wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
+    missing = [name for name in wanted if not (isinstance(fields, dict) and isinstance(fields.get(name), str))]
+    if missing:
+        return f"has no text under {', '.join(missing)}", remedy
+    if not fields["input"].strip():
+        return "has an empty input", "remove the line, or give its text"
+    output = fields["output"] if isinstance(fields.get("output"), str) else None
+    # half of a surrogate pair, as "\ud83d", cannot be tokenised or written
+    if not storage.is_utf8(f"{fields['id']}{fields['input']}{output}"):
+        return "is not Unicode text", remedy
+    return ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
+
+
+def made_rows(split: str) -> list[tuple[str, str, str]]:
+    """Return (id, question, answer) of the questions about Python's sources, spread over all files."""
+    questions = []
+    for document in StandardLibrary("stdlib").documents("train" if split == "train" else "heldout"):
+        lines = document.text.split("\n")  # as ast counts them: a form feed ends none
+        functions = [node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)]
+        names = [node.name for node in functions]
+        for node in functions:
+            arguments = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            # one definition of the name in the file, whose whole head is in the excerpt
+            if not arguments or names.count(node.name) > 1 or node.body[0].lineno > node.lineno + _LINES_AFTER:
+                continue
+            start = max(0, node.lineno - 1 - _LINES_BEFORE)
+            excerpt = "\n".join(lines[start : node.lineno - 1 + _LINES_AFTER])
+            question = f"Which arguments does the function {node.name} take?\n\n{excerpt}"
+            questions.append((f"{document.name}:{node.name}", question, ", ".join(arguments)))
+    if split != "train":
+        questions = questions[0 if split == "validation" else 1 :: 2]
+    step = max(1, len(questions) // MADE_ROWS[split])
+    return questions[::step][: MADE_ROWS[split]]
+
+
+def made_fingerprint(split: str) -> str:
+    return f"{StandardLibrary('stdlib').fingerprint()}:{MADE_ROWS[split]}"
 
 
 def fingerprint(name: str, split: str, data_dir: str | Path | None = None) -> str:
-    """Changes when the split's contents do: of an archive's member its checksum, of a plain file its identity.
+    """Hash the split's contents: the checksum of an archive's member, the identity of a plain file.
 
     Raises:
-        UserError: as :func:`read`, but for what only reading can tell.
+        UserError: as :func:`read`, for what is known without reading.
     """
-    dataset = _checked(name, split)
-    identity = made.fingerprint(split) if dataset == MADE else _locate(dataset, split, data_dir).identity()
+    location = _locate(name, split, data_dir)
+    if location is None:
+        identity = made_fingerprint(split)
+    else:
+        path, file = location
+        member = file.filesystem.info(file.path)
+        identity = f"{member['file_size']}:{member['CRC']:08x}" if "CRC" in member else file_identity(path)
     return hashlib.sha256(repr((name, split, identity)).encode()).hexdigest()
 
 
 def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> list[Problem]:
-    """Return what is wrong with ``dataset`` and ``data_dir`` as far as the disk can tell; nothing is downloaded."""
-    problems: list[Problem] = []
+    """Return problems of ``dataset`` and ``data_dir``; nothing is downloaded."""
     try:
         dataset = find(name)
     except UserError as error:
         return error.problems
-    if dataset == MADE and data_dir is not None:
-        return [Problem("data_dir", str(data_dir), f"{name} is made on the spot, no file is read", "remove it")]
+    if dataset == MADE:
+        if data_dir is not None:
+            return [Problem("data_dir", str(data_dir), f"{name} is generated, no file is read", "remove it")]
+        return StandardLibrary("stdlib", "dataset").check()
+    problems: list[Problem] = []
     for split in splits if data_dir is not None else ():
         try:
-            _locate(dataset, split, data_dir)
+            _locate(name, split, data_dir)
         except UserError as error:
             problems += [problem for problem in error.problems if problem not in problems]
-    return problems + (StandardLibrary("stdlib", "dataset").check() if dataset == MADE else [])
+    return problems
 
 
-@dataclass(frozen=True)
-class _Location:
-    """A split's file: plain, or a member of an archive."""
+def _locate(name: str, split: str, data_dir: str | Path | None) -> tuple[Path, File] | None:
+    """Return the path and the file (plain, or in an archive) of a split, downloaded unless ``data_dir`` is given; None
+    for :data:`MADE`.
 
-    path: Path
-    file: File
+    Raises:
+        UserError: it does not exist.
+    """
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.zip import ZipFileSystem
 
-    def identity(self) -> str:
-        """Return what stands for the contents."""
-        member = self.file.filesystem.info(self.file.path)
-        return f"{member['file_size']}:{member['CRC']:08x}" if "CRC" in member else file_identity(self.path)
-
-    def problem(self, wrong: str, remedy: str) -> Problem:
-        """A problem with this file."""
-        return Problem("data_dir", str(self.path), f"{self.file.path} {wrong}", remedy)
-
-
-def _checked(name: str, split: str) -> Dataset:
     dataset = find(name)
     if split not in SPLITS:
         raise UserError(Problem("split", split, "no such split", did_you_mean(split, SPLITS)))
-    return dataset
-
-
-def _locate(dataset: Dataset, split: str, data_dir: str | Path | None) -> _Location:
-    """Return the split's file, downloaded where no ``data_dir`` is given.
-
-    Raises:
-        UserError: there is none.
-    """
-    from fsspec.implementations.local import LocalFileSystem
-
+    if dataset == MADE:
+        return None
+    member = f"{name}/{split}.jsonl"
     if data_dir is None:
-        return _member(_download(dataset), dataset, split)
-    given = paths.of(str(data_dir))
-    plain, archive = given / dataset.name / f"{split}.jsonl", given / f"{dataset.name}.zip"
-    if plain.is_file():
-        return _Location(plain, File(LocalFileSystem(), str(plain)))
-    if given.is_file():
-        return _member(given, dataset, split)
-    if archive.is_file():
-        return _member(archive, dataset, split)
-    if not given.is_dir():  # the same words for every data set and split: one problem
-        remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
-        raise UserError(Problem("data_dir", str(data_dir), "no such folder", remedy))
-    wrong = f"no {dataset.name}/{split}.jsonl and no {archive.name} there"
-    raise UserError(Problem("data_dir", str(data_dir), wrong, "add one of the two, or leave it out to use the hub's"))
-
-
-def _member(path: Path, dataset: Dataset, split: str) -> _Location:
-    """Return the member of an archive that is this split of this data set, by its whole name as it is published."""
-    from fsspec.implementations.zip import ZipFileSystem
-
-    member = f"{dataset.name}/{split}.jsonl"
+        archive = _download(name)
+    else:
+        given = paths.of(str(data_dir))
+        plain, archive = given / member, given if given.is_file() else given / f"{name}.zip"
+        if plain.is_file():
+            return plain, File(LocalFileSystem(), str(plain))
+        if not archive.is_file():
+            wrong, remedy = (
+                f"no {member} and no {name}.zip there",
+                "add one of the two, or leave it out to use the hub's",
+            )
+            if not given.is_dir():  # the same words for every split, so that they are one problem
+                wrong = "no such folder"
+                remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
+            raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
     remedy = "give the zip file as SCROLLS publishes it"
     try:
-        archive = ZipFileSystem(str(path))
+        files = ZipFileSystem(str(archive))
     except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: a version of the format that zipfile does not know
-        raise UserError(Problem("data_dir", str(path), f"not a readable zip file ({error})", remedy)) from error
-    if not archive.isfile(member):
-        raise UserError(Problem("data_dir", str(path), f"no file called {member} in it", remedy))
-    return _Location(path, File(archive, member))
+        raise UserError(Problem("data_dir", str(archive), f"not a readable zip file ({error})", remedy)) from error
+    if not files.isfile(member):
+        raise UserError(Problem("data_dir", str(archive), f"no file called {member} in it", remedy))
+    return archive, File(files, member)
 
 
-def _download(dataset: Dataset) -> Path:
+def _download(name: str) -> Path:
     """Return the hub's archive, from huggingface_hub's cache where it is there."""
     from huggingface_hub import hf_hub_download
 
-    file = f"{dataset.name}.zip"
     try:
-        return Path(hf_hub_download(HUB_REPOSITORY, file, repo_type="dataset"))
-    except (*UNREADABLE, RuntimeError) as error:  # no network, offline mode, no such file: all end here
-        reason = " ".join(str(error).split())
-        wrong = f"{HUB_REPOSITORY}/{file} cannot be had from the hub: {reason}"
-        remedy = f"check the network, or give data_dir: a folder with {file} or {dataset.name}/SPLIT.jsonl"
-        raise UserError(Problem("dataset", dataset.name, wrong, remedy)) from error
-
-
-def _row(line: bytes, location: _Location, number: int, split: str) -> ScrollsRow:
-    """Return one line as a row.
-
-    Raises:
-        UserError: it is none.
-    """
-    remedy = "each line needs id, input and output, all of them texts"
-    try:
-        fields: Any = json.loads(line)  # with or without the mark that some editors put before UTF-8
-    except (ValueError, RecursionError) as error:
-        raise UserError(location.problem(f"line {number} is no JSON ({error})", remedy)) from error
-    wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
-    wrong = [name for name in wanted if not (isinstance(fields, dict) and isinstance(fields.get(name), str))]
-    if wrong:
-        raise UserError(location.problem(f"line {number} has no text under {', '.join(wrong)}", remedy))
-    if not fields["input"].strip():
-        raise UserError(location.problem(f"line {number} has an empty input", "remove the line, or give its text"))
-    output = fields["output"] if isinstance(fields.get("output"), str) else None
-    # half of a character, as "\ud83d": no tokenizer and no file takes it
-    if not storage.is_utf8(f"{fields['id']}{fields['input']}{output}"):
-        raise UserError(location.problem(f"line {number} is no Unicode text", remedy))
-    return ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
+        return Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
+    except (*UNREADABLE, RuntimeError) as error:  # no network, offline mode, no such file
+        wrong = f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {' '.join(str(error).split())}"
+        remedy = f"check the network, or give data_dir: a folder with {name}.zip or {name}/SPLIT.jsonl"
+        raise UserError(Problem("dataset", name, wrong, remedy)) from error

@@ -1,39 +1,34 @@
-"""What a model reads of an example, and what it learns to write: token ids, cut where they do not fit.
+"""Prompt and answer of a SCROLLS example as token ids, truncated where they do not fit.
 
-As TAPE's code has it (fine-tuning and generation alike, at ``max_tokens`` 8,192):
+As in TAPE's code, for fine-tuning and generation alike, at ``max_tokens`` 8,192:
 
-- an answer: the input as it is, its first 7,991 ids; then 200 ids of the answer at most, and EOS;
+- an answer: the first 7,991 ids of the input; then at most 200 ids of the answer, and EOS;
 - a summary: ``Context:``, the input, ``Please summarize this report:``, of which the first 7,184 ids and those of the
-  request at the end are kept; then 1,000 ids of the summary at most, and EOS.
+  request at the end are kept; then at most 1,000 ids of the summary, and EOS.
 
-Other lengths follow from ``max_tokens`` less what is kept free for the answer (``reserve``). ``reference_format`` gives
-the ids of the published code: the answer begins with a BOS of its own, which is the first target; a text to answer from
-is cut to its first 20,000 words before anything else; and the last 7 ids of a summary's prompt are put behind its first
-7,184 even where nothing was cut, so that a short prompt has them twice.
+Other lengths follow from ``max_tokens`` less the answer's reserve. ``reference_format`` gives the ids of the published
+code: the answer begins with BOS, its first target; a text to answer from is first truncated to 20,000 words; and the
+last 7 ids of a summary's prompt follow its first 7,184 even where nothing was truncated, so that a short prompt has
+them twice.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tape_ds.data import prompting
-from tape_ds.data.scrolls.datasets import Dataset
+from tape_ds.data.scrolls.examples import Dataset
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BEFORE, REQUEST = "Context:\n", "\n Please summarize this report:"
-"""What stands around the text of a summary."""
-REFERENCE_REQUEST_TOKENS = 7
-"""Ids at a prompt's end that the published code always keeps: those of the request in Llama's vocabulary."""
-REFERENCE_WORDS = 20_000
-"""Words of a text that the published code reads in training; its generation reads 15,000."""
+BEFORE, REQUEST = "Context:\n", "\n Please summarize this report:"  # around the text of a summary
+REFERENCE_REQUEST_TOKENS = 7  # kept at a prompt's end by the published code: the request in Llama's vocabulary
+REFERENCE_WORDS = 20_000  # of a text, in published training; published generation reads 15,000
 
 
 @dataclass(frozen=True)
 class ScrollsPrompt:
-    """What a model reads."""
-
     ids: list[int]
     cut_tokens: int
     """Tokens of the text that did not fit."""
@@ -52,22 +47,27 @@ def prompt_ids(
     """Return the prompt of one example, at most ``max_tokens - reserve`` ids.
 
     Args:
-        dataset: says whether it is an answer or a summary that is wanted.
+        dataset: decides between answer and summary.
         text_input: of the example.
         tokenizer: of the model.
         max_tokens: of prompt and answer together.
-        reserve: of those, kept free for the answer and its EOS (:func:`reserved`).
-        reference_format: as the published code cuts.
-        words: with it, words of the text that are read where an answer is wanted.
+        reserve: tokens kept free for the answer and its EOS (:func:`reserved`).
+        reference_format: truncate as the published code does.
+        words: with ``reference_format``, words of the text to answer from.
 
     Raises:
-        UserError: nothing of the text fits.
+        UserError: no room for the text.
     """
     room, beyond = max_tokens - reserve, 0
     summary = dataset.kind == "summary"
     kept_at_end = 0
     if summary:
-        kept_at_end = REFERENCE_REQUEST_TOKENS if reference_format else _request_tokens(tokenizer)
+        kept_at_end = REFERENCE_REQUEST_TOKENS
+        if not reference_format:  # the line break is part of it, which some vocabularies join to a full stop
+            kept_at_end = max(
+                len(encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(encode(end, tokenizer, begin=False))
+                for end in (".", "a")
+            )
         text_input = f"{BEFORE}{text_input}{REQUEST}"
     elif reference_format:
         parts = text_input.split(" ")
@@ -86,13 +86,9 @@ def prompt_ids(
 def answer_ids(
     output: str, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int, reference_format: bool
 ) -> tuple[list[int], int]:
-    """Return the ids of a reference answer, at most ``max_tokens`` of them and EOS, and how many tokens did not fit.
+    """Return at most ``max_tokens`` ids of a reference answer and EOS, and how many tokens did not fit.
 
-    Args:
-        output: the answer's text.
-        tokenizer: of the model, with an EOS token.
-        max_tokens: of the answer without EOS; :attr:`tape_ds.data.scrolls.datasets.Dataset.answer_tokens`.
-        reference_format: the answer begins as a text of its own does (Llama: with BOS), which counts among them.
+    In ``reference_format`` the answer begins as a text does (Llama: with BOS), which counts towards ``max_tokens``.
     """
     assert tokenizer.eos_token_id is not None, "checked before sequences are made"
     ids = encode(output, tokenizer, begin=reference_format)
@@ -100,22 +96,12 @@ def answer_ids(
 
 
 def reserved(answer_tokens: int) -> int:
-    """Return tokens that a prompt leaves free for an answer of that many tokens and its EOS."""
+    """Return the tokens that a prompt leaves free for an answer of ``answer_tokens`` and its EOS."""
     return answer_tokens + 1
 
 
 def encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True) -> list[int]:
-    """Return the ids of ``text``, begun as the tokenizer begins a text or, without ``begin``, as the middle of one;
-    never ended, since something follows."""
+    """Return the ids of ``text`` as the beginning of a sequence, or without ``begin`` as its middle; never ended."""
     if begin:
         return prompting.prompt_ids(text, tokenizer)
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _request_tokens(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return ids that the request takes at the end of a text, its line break among them, which some join to a full
-    stop."""
-    return max(
-        len(encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(encode(end, tokenizer, begin=False))
-        for end in (".", "a")
-    )

@@ -1,25 +1,154 @@
-"""``arrow``: documents that are token ids already, in a saved ``datasets`` folder."""
+"""``arrow``: documents as token ids in a folder of ``datasets``, and the manifest of a prepared one.
+
+``tools/prepare_data.py`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). ``datasets`` loads its
+folder (``state.json``, ``dataset_info.json``, ``*.arrow``), which also has a ``manifest.json``, written last: the
+fingerprints of tokenizer and data, and the documents, tokens, size and SHA-256 of every shard. Every run compares the
+sizes; only ``tools/prepare_data.py --check`` reads the shards completely.
+"""
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tape_ds import paths
-from tape_ds.data import manifest
+from tape_ds import paths, storage
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
 
+FORMAT = 2  # raise it when other output is written for the same input
+MANIFEST = "manifest.json"
+RECORDS = "records"  # folder of the state that an interrupted preparation resumes from
+PREPARE_AGAIN = "delete that file and run tools/prepare_data.py again with the same settings: it makes what is missing"
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard, an ``.arrow`` file, and its contents."""
+
+    file: str
+    documents: int
+    """Without those that have no token."""
+    tokens: int
+    read: int
+    """Documents that were read for it."""
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that decide the contents of every shard."""
+
+    split: str
+    tokenizer: str
+    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
+    tokenizer_name: str
+    """Its path or name where it was used, for people; so are the addresses."""
+    addresses: list[str]
+    """Data specs, in the order in which they are read."""
+    data: str
+    """Hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order."""
+    shard_tokens: int
+    parts: int
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class DataManifest:
+    """A finished preparation."""
+
+    settings: Settings
+    shards: tuple[ShardEntry, ...]
+    """In the order of the documents."""
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the contents, independent of the folder's place."""
+        return _hash({"tokenizer": self.settings.tokenizer, "shards": [asdict(shard) for shard in self.shards]})
+
+    def write(self, folder: Path) -> None:
+        """Finish ``folder``, which has the shards and ``dataset_info.json``."""
+        state: dict[str, Any] = {  # by which datasets.load_from_disk finds the shards
+            "_data_files": [{"filename": shard.file} for shard in self.shards],
+            "_fingerprint": self.fingerprint[:32],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        storage.write_json(folder / "state.json", state)
+        content = {"documents": self.documents, "tokens": self.tokens, **asdict(self)}
+        storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether ``folder`` was made by ``tools/prepare_data.py``, finished or not."""
+    return (folder / MANIFEST).is_file() or (folder / RECORDS).is_dir()
+
+
+def read_manifest(folder: Path) -> DataManifest:
+    """Return the manifest of a finished folder.
+
+    Raises:
+        ValueError: with the reason why it cannot be read.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if content.pop("check") != _hash(content):
+            raise ValueError("its check sum is wrong")
+        if content["settings"]["format"] != FORMAT:
+            raise ValueError(f"its format is {content['settings']['format']}, this program reads {FORMAT}")
+        return DataManifest(Settings(**content["settings"]), tuple(ShardEntry(**shard) for shard in content["shards"]))
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{MANIFEST} is damaged or of another version: {error}") from error
+
+
+def check_manifest(folder: Path, field: str, value: str) -> list[Problem]:
+    """Return the problems of a prepared folder that file sizes show; messages call it ``field`` and ``value``."""
+    if not (folder / MANIFEST).is_file():
+        wrong = f"its preparation is not finished: there is no {MANIFEST}"
+        remedy = "run tools/prepare_data.py again with the same settings: it resumes where it was"
+        return [Problem(field, value, wrong, remedy)]
+    try:
+        shards = read_manifest(folder).shards
+    except ValueError as error:
+        return [Problem(field, value, str(error), "prepare the data again into another folder")]
+    wrongs = [wrong_size(folder, shard) for shard in shards]
+    return [Problem(field, value, wrong, PREPARE_AGAIN) for wrong in wrongs if wrong]
+
+
+def wrong_size(folder: Path, shard: ShardEntry) -> str | None:
+    """Return the problem of a shard that is missing or has another size."""
+    try:
+        size = (folder / shard.file).stat().st_size
+    except OSError:
+        return f"shard {shard.file} is missing"
+    return None if size == shard.size else f"shard {shard.file} has {size} bytes instead of {shard.size}"
+
 
 class ArrowFolder(TokenSource):
-    """``arrow:DIR``: written by ``Dataset.save_to_disk``, with a column ``input_ids`` (and perhaps ``name``).
-
-    Or by ``tools/prepare_data.py``: such a folder is held to its manifest (:mod:`tape_ds.data.manifest`).
-    """
+    """``arrow:DIR``: written by ``Dataset.save_to_disk`` with a column ``input_ids`` (and perhaps ``name``), or by
+    ``tools/prepare_data.py``."""
 
     kind = "arrow"
     form = "arrow:DIR"
@@ -30,19 +159,18 @@ class ArrowFolder(TokenSource):
 
     @property
     def prepared(self) -> bool:
-        """Whether the folder is one of ``tools/prepare_data.py``."""
-        return bool(self.rest) and manifest.is_prepared(self.folder)
+        return bool(self.rest) and is_prepared(self.folder)
 
     def check(self) -> list[Problem]:
-        """The folder is one dataset and has ``input_ids``; a prepared one has every shard, and no other."""
-        if not self.rest or not os.path.isdir(self.folder):  # which a name too long for one is not, either
+        if not self.rest or not os.path.isdir(self.folder):  # unlike Path.is_dir, False for a name that is too long
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
-        if self.prepared and (found := manifest.check(self.folder, self.field, self.spec)):
-            return found
+        if self.prepared and (problems := check_manifest(self.folder, self.field, self.spec)):
+            return problems
         if (self.folder / "dataset_dict.json").is_file():
             split = min((child.name for child in self.folder.iterdir() if child.is_dir()), default="SPLIT")
             remedy = f"name one: {self.spec.rstrip('/')}/{split}"
             return [self.problem("a folder of several splits", remedy)]
+        remedy = "write it with datasets' save_to_disk"
         try:
             info = json.loads((self.folder / "dataset_info.json").read_text(encoding="utf-8"))
             columns = dict(info["features"])
@@ -50,28 +178,27 @@ class ArrowFolder(TokenSource):
             absent = [name for each in state["_data_files"] if not (self.folder / (name := each["filename"])).is_file()]
         except FileNotFoundError as error:
             wrong = f"not a saved dataset: there is no {Path(error.filename).name} in it"
-            return [
-                self.problem(wrong, "write it with datasets' save_to_disk, or name files by text:, jsonl:, parquet:")
-            ]
+            return [self.problem(wrong, f"{remedy}, or name files by text:, jsonl:, parquet:")]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return [self.problem(f"not a saved dataset ({error!r})", "write it with datasets' save_to_disk")]
+            return [self.problem(f"not a saved dataset ({error!r})", remedy)]
         if absent:
-            return [self.problem(f"{', '.join(absent)} of it is missing", "copy the folder whole, or write it anew")]
+            return [self.problem(f"{', '.join(absent)} of it is missing", "copy the whole folder, or write it again")]
         if not state["_data_files"]:
             return [self.problem("it has no rows", "name data that hold text")]
         if "input_ids" not in columns:
             remedy = f"tokenise it first; its columns are {', '.join(columns)}"
             return [self.problem("the dataset has no column 'input_ids'", remedy)]
-        if not _is_integer_list(columns["input_ids"]):
+
+        # a list of integers, which older datasets wrote as a list of one feature
+        feature = columns["input_ids"]
+        inner = feature[0] if isinstance(feature, list) and feature else feature
+        inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
+        integers = isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))
+        if inner is feature or not integers:
             return [self.problem("'input_ids' is not a list of integers", "store token ids, one list a document")]
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, token ids [n]) of every row; rows without a name are named ``folder:number``.
-
-        Raises:
-            UserError: a row without ids, or with a null among them; a damaged file.
-        """
         return self.reading(self._rows(), "it cannot be read", "write the folder again")
 
     def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -80,7 +207,7 @@ class ArrowFolder(TokenSource):
         number = 0
         try:
             dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
-        except Exception as error:  # of a folder that another version wrote datasets raises whatever it meets
+        except Exception as error:  # datasets raises anything for a folder of another version
             raise UserError(self.problem(f"it cannot be read: {error!r}", "write the folder again")) from error
         for batch in dataset.iter(batch_size=64):
             rows = batch.column("input_ids").combine_chunks()
@@ -94,27 +221,17 @@ class ArrowFolder(TokenSource):
                 number += 1
 
     def check_tokenizer(self, identity: str) -> list[Problem]:
-        """Of a prepared folder; another does not say whose ids it holds."""
-        own = manifest.read(self.folder).settings.tokenizer if self.prepared else identity
-        return [] if own == identity else [self.problem(*OTHER_TOKENIZER)]
+        # only a prepared folder records its tokenizer
+        recorded = read_manifest(self.folder).settings.tokenizer if self.prepared else identity
+        return [] if recorded == identity else [self.problem(*OTHER_TOKENIZER)]
 
     def fingerprint(self) -> str:
-        """Of a prepared folder its manifest's, else the identity of every file (:func:`file_identity`)."""
+        """The manifest's, or the identities of all files (:func:`file_identity`)."""
         if self.prepared:
-            return manifest.read(self.folder).fingerprint
+            return read_manifest(self.folder).fingerprint
         files = sorted(path for path in self.folder.iterdir() if path.suffix in {".arrow", ".json"})
         parts = [f"{path.name}={file_identity(path)}" for path in files]
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """Return the folder, links resolved."""
         return {self.folder.resolve().as_posix()}
-
-
-def _is_integer_list(feature: Any) -> bool:
-    """Return whether a feature of ``dataset_info.json`` is a list of integers (written as a list by older
-    ``datasets``)."""
-    inner = feature[0] if isinstance(feature, list) and feature else feature
-    inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
-    listed = inner is not feature
-    return listed and isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))

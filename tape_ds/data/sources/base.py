@@ -177,7 +177,7 @@ class TokenSource(Source):
 
     @abstractmethod
     def check_tokenizer(self, identity: str) -> list[Problem]:
-        """Whether the ids are those of this tokenizer (:func:`tape_ds.data.packing.tokenizer_fingerprint`), as far as
+        """Whether the ids are those of this tokenizer (:func:`tape_ds.data.tokenized.tokenizer_fingerprint`), as far as
         the data say whose they are."""
 
     def shards(self, split: str) -> list[Shard]:

@@ -46,7 +46,7 @@ class TokenFileRecord:
     tokens: int
     documents: int
     tokenizer: str
-    """Fingerprint, see :func:`tape_ds.data.packing.tokenizer_fingerprint`."""
+    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
     vocabulary: int
     """Entries of the tokenizer."""
     sha256: str

@@ -67,12 +67,12 @@ def _start(context: RunContext, fingerprints: Callable[[], Mapping[str, str]]) -
     the run fits the devices. ``fingerprints`` makes those of the training data."""
     recipe = context.recipe
     decides = {**identity.of(recipe, context.tokenizer, fingerprints(), context.base), **context.identity}
-    comparison.check(recipe, decides)  # before a process group is made
+    comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))  # before a process group is made
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     rank_sync, output = RankSync(), Path(arguments.output_dir)
     lock(output, rank_sync)
-    raise_if_any(from_all_ranks(comparison.unshared(output, rank_sync), rank_sync))
+    raise_if_any(from_all_ranks(run_lock.not_shared(output, rank_sync), rank_sync))
 
     resumed = None
     if recipe.trains:

@@ -14,9 +14,10 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.dataset import TrainingSequences
-from tape_ds.data.mixing import MixedSequences, mix
-from tape_ds.data.packing import pack, scored_rows
+from tape_ds.data.order import TrainingSequences
+from tape_ds.data.mix import MixedSequences, mix
+from tape_ds.data.pack import pack
+from tape_ds.data.tokenized import scored_rows
 from tape_ds.data.pose import PoseSequences
 from tape_ds.data.selection import select, token_counts
 from tape_ds.data.sources import weights

@@ -29,9 +29,11 @@ from tape_ds.data.chat import sequences as chat_sequences
 from tape_ds.data.chat.sequences import CutConversations
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls import sequences as scrolls_sequences
-from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
+from tape_ds.data.order import AnswerSequences
+from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.data.selection import token_counts
-from tape_ds.distributed.distributed_map import share_out
+from tape_ds.data.tokenized import FIELD_OF
+from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import rows as rows_of_vocabulary
@@ -59,7 +61,7 @@ class AnswerScores(ScoredAround[AnswerLoss]):
         return f"scoring {len(self.questions):,} answers {', '.join(variants)} training"
 
     def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
-        return {when: answers.score(model, self.questions, each=share_out) for when in variants}
+        return {when: answers.score(model, self.questions, each=distributed_map) for when in variants}
 
     def asked(self, found: AnswerLoss) -> Any:
         return found.examples, found.targets
@@ -277,7 +279,7 @@ class ScrollsTuning(Finetuning):
         """A training sequence for each reference answer; of the held-out questions one for each."""
         data = recipe.data
         read = partial(
-            scrolls_sequences.tokenized,
+            scrolls_sequences.tokenize,
             data.dataset,
             data_dir=data.data_dir,
             tokenizer=tokenizer,
@@ -318,7 +320,7 @@ class ChatTuning(Finetuning):
             if split == "heldout" and not (held_out and data.eval_examples):
                 continue
             for spec in specs:
-                source = conversations.parse(spec, chat_sequences.packing.FIELD_OF[split])
+                source = conversations.parse(spec, FIELD_OF[split])
                 found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
         return found
 

@@ -18,7 +18,7 @@ from tape_ds.errors import raise_if_any
 from tape_ds.methods import init_weights
 from tape_ds import encodings
 from tape_ds.models.llama import evaluated_at
-from tape_ds.distributed.distributed_map import share_out
+from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.config.generated import GeneratedRecipe
 from tape_ds.config.scale import check_model
 from tape_ds.run_folder import RESULTS
@@ -113,7 +113,7 @@ class GeneratedRun(Run):
             asked = list(group)
             samples = [sample for _, some in asked for sample in some]
             with evaluated_at(bare(model), length):
-                right = iter(exact_match.judge(bare(model), vocabulary, samples, each=share_out))
+                right = iter(exact_match.judge(bare(model), vocabulary, samples, each=distributed_map))
             found |= {test: [next(right) for _ in some] for test, some in asked}
         return self.scores([(test, found[test]) for test, _ in self.held_out])
 

@@ -10,11 +10,12 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from tape_ds import paths
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.dataset import TrainingSequences
-from tape_ds.data.mixing import MixedSequences, mix
-from tape_ds.data.packing import pack, scored_rows, tokenize
+from tape_ds.data.order import TrainingSequences
+from tape_ds.data.mix import MixedSequences, mix
+from tape_ds.data.pack import pack
+from tape_ds.data.tokenized import scored_rows, tokenize
 from tape_ds.data.sources import weights
-from tape_ds.data.streaming import StreamedSequences
+from tape_ds.data.stream import StreamedSequences
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods import init_weights
 from tape_ds import encodings

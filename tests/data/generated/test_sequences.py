@@ -9,11 +9,12 @@ from collections import Counter
 import pytest
 import torch
 
-from tape_ds.data.dataset import collate
-from tape_ds.data.generated import addressing, arithmetic, vocabulary
+from tape_ds.data.generated import addressing, arithmetic
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
+from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.data.generated.tasks import TASKS, make
+from tape_ds.data.order import collate
 
 ADDRESSING = [name for name, task in TASKS.items() if not isinstance(task, ArithmeticTask)]
 
@@ -26,7 +27,7 @@ def served(name, trained=None, samples=640, seed=3, step_sequences=16, **options
 @pytest.mark.parametrize("name", TASKS)
 def test_exactly_the_answers_are_targets(name):
     made = served(name)
-    tokenizer = vocabulary.tokenizer(made.task)
+    tokenizer = tokenizer_of(made.task)
     for index in range(50):
         sample, item = made.sample(index), made[index]
         targets = list(sample.answers)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tape_ds.data.scrolls import datasets
+from tape_ds.data.scrolls import examples
 from tape_ds.errors import UserError
 
 
 def test_table():
     """Order and metrics of the TAPE paper's Table 1; 200 tokens to answer, 1,000 to summarise."""
-    found = {each.name: (each.metric, each.answer_tokens) for each in datasets.DATASETS.values()}
+    found = {each.name: (each.metric, each.answer_tokens) for each in examples.DATASETS.values()}
     assert found == {
         "qasper": ("f1", 200),
         "contract_nli": ("exact_match", 200),
@@ -18,14 +18,14 @@ def test_table():
         "summ_screen_fd": ("rouge", 1000),
         "gov_report": ("rouge", 1000),
     }
-    assert all(name == each.name for name, each in datasets.DATASETS.items())
+    assert all(name == each.name for name, each in examples.DATASETS.items())
 
 
 def test_what_is_made_here_is_none_of_them():
-    assert datasets.find("stdlib") is datasets.MADE and "stdlib" not in datasets.DATASETS
+    assert examples.find("stdlib") is examples.MADE and "stdlib" not in examples.DATASETS
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(UserError, match="did you mean 'quality'") as caught:
-        datasets.find("qualty", "--dataset")
+        examples.find("qualty", "--dataset")
     assert caught.value.problems[0].field == "--dataset"

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 
 from tape_ds.data.scrolls import examples
-from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.data.sources import opening
 from tape_ds.errors import UserError
 
@@ -95,15 +95,15 @@ def test_the_published_archive():
 @pytest.mark.parametrize(
     ("lines", "wrong"),
     [
-        ((row(), "{not JSON"), "line 2 is no JSON"),
+        ((row(), "{not JSON"), "line 2 is not JSON"),
         ((row(), row(text=" \n")), "line 2 has an empty input"),
-        ((row(text="half of a pair: \ud83d"),), "line 1 is no Unicode text"),
-        ((row(name="\udc00"),), "line 1 is no Unicode text"),
+        ((row(text="half of a pair: \ud83d"),), "line 1 is not Unicode text"),
+        ((row(name="\udc00"),), "line 1 is not Unicode text"),
         (("[1]",), "line 1 has no text under id, input, output"),
         ((row(), row(output=None)), "line 2 has no text under output"),
         (({"pid": "a", "input": 3, "output": "x"},), "line 1 has no text under id, input"),
         (("", " "), "holds no rows"),
-        (("\udcff",), "line 1 is no JSON ('utf-8' codec can't decode byte 0xff"),  # the byte 0xff, which no UTF-8 has
+        (("\udcff",), "line 1 is not JSON ('utf-8' codec can't decode byte 0xff"),  # the byte 0xff, which no UTF-8 has
     ],
 )
 def test_damaged_files_are_refused(tmp_path, lines, wrong):
@@ -210,4 +210,4 @@ def test_what_the_disk_can_tell_is_checked_without_reading(tmp_path):
     assert [each.field for each in examples.check("quasper", ("train",), folder)] == ["dataset"]
     assert [each.wrong for each in examples.check("qasper", ("train", "validation"), "./nowhere")] == ["no such folder"]
     assert examples.check("qasper", ("train",), None) == []
-    assert "made on the spot" in examples.check("stdlib", ("train",), folder)[0].wrong
+    assert "is generated" in examples.check("stdlib", ("train",), folder)[0].wrong

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer

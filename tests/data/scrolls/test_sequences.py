@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tape_ds.data.order import AnswerSequences
 from tape_ds.data.scrolls import sequences
-from tape_ds.data.scrolls.sequences import AnswerSequences, SequenceForm
+from tape_ds.data.scrolls.sequences import SequenceForm
 from tape_ds.data.selection import token_counts
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
@@ -37,7 +38,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(data):
-    return sequences.tokenized("qasper", "train", data, build_tokenizer(), FORM, data / "cache")
+    return sequences.tokenize("qasper", "train", data, build_tokenizer(), FORM, data / "cache")
 
 
 def served(made, samples=40, step_sequences=4, seed=3):
@@ -52,7 +53,7 @@ def test_every_reference_answer_has_a_sequence(made):
 def test_exactly_the_answer_and_its_end_are_targets(data, tmp_path, reference_format):
     tokenizer = build_tokenizer()
     form = SequenceForm(64, 8, reference_format)
-    found = sequences.tokenized("qasper", "train", data, tokenizer, form, tmp_path)
+    found = sequences.tokenize("qasper", "train", data, tokenizer, form, tmp_path)
     samples = served(found, samples=len(found), step_sequences=1)
     for index in range(len(found)):
         item, row = samples[index], found[samples.row_of(index)]
@@ -82,16 +83,16 @@ def test_what_was_cut_is_counted(made):
 def test_sequences_are_made_once(data, tmp_path):
     CountingTokenizer.texts = 0
     for _ in range(2):
-        sequences.tokenized("qasper", "train", data, build_tokenizer(), FORM, tmp_path)
+        sequences.tokenize("qasper", "train", data, build_tokenizer(), FORM, tmp_path)
     first = CountingTokenizer.texts
-    sequences.tokenized("qasper", "train", data, build_tokenizer(), SequenceForm(64, 7), tmp_path)
+    sequences.tokenize("qasper", "train", data, build_tokenizer(), SequenceForm(64, 7), tmp_path)
     assert CountingTokenizer.texts == 2 * first > 0
 
 
 def test_held_out_questions_are_spread_and_asked_once(data, tmp_path):
-    few = sequences.tokenized("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=3)
+    few = sequences.tokenize("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=3)
     assert few["id"] == ["q0", "q3", "q7"]
-    every = sequences.tokenized("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=500)
+    every = sequences.tokenize("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=500)
     assert every["id"] == [f"q{number}" for number in range(11)]
 
 
@@ -155,7 +156,7 @@ def test_sequences_are_bit_for_bit_those_of_before_conversations_were_served(
 ):
     """Of commit 63c4459, sixteen samples in their order."""
     assets = Path(__file__).parents[2] / "assets" / "scrolls"
-    found = sequences.tokenized(
+    found = sequences.tokenize(
         name, "train", assets, build_tokenizer(), SequenceForm(96, 8, reference_format), tmp_path
     )
     samples, digest = AnswerSequences(found, samples=16, seed=3, step_sequences=4), hashlib.sha256()

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from tape_ds.data.packing import tokenize, tokenizer_fingerprint
 from tape_ds.data.sources import parse, parse_all, token_file
+from tape_ds.data.tokenized import tokenize, tokenizer_fingerprint
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer
 from tests.disks import files, mounted

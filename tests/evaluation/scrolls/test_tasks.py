@@ -11,7 +11,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from tape_ds.data.scrolls import examples, prompts, sequences
-from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.errors import UserError
 from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
@@ -88,7 +88,7 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
     dataset, tokenizer = DATASETS[name], AutoTokenizer.from_pretrained(llama)
     max_tokens = room + prompts.reserved(dataset.answer_tokens)
     form = sequences.SequenceForm(max_tokens, dataset.answer_tokens)
-    trained = sequences.tokenized(name, "validation", DATA, tokenizer, form, tmp_path, questions=3)
+    trained = sequences.tokenize(name, "validation", DATA, tokenizer, form, tmp_path, questions=3)
     asked = [row["input_ids"][: -row["targets"]] for row in trained]
     cut = [row.cut_tokens > 0 for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))]
     assert set(cut) == {room == 120}

@@ -12,7 +12,7 @@ from transformers import set_seed
 from tape_ds import encodings, methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.methods import init_weights
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Sequences, arguments, end, run_worker

@@ -14,7 +14,7 @@ from transformers import TrainerCallback, set_seed
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Safety
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.resilience import guards
 from tape_ds.resilience.guards import StoppedByGuard

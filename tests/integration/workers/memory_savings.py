@@ -15,7 +15,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config import deepspeed_config
 from tape_ds.config.sections import Memory, Profile
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.models import convert
 from tape_ds.models.loading import configuration
 from tape_ds.training.callbacks import ApplyMemorySavings

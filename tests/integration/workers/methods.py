@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from tape_ds import methods
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.models import convert
 from tape_ds.models.loading import configuration
 from tape_ds.training.trainer import TapeTrainer

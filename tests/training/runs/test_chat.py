@@ -13,7 +13,7 @@ from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.data.chat import sequences
 from tape_ds.data.chat.sequences import rendered
-from tape_ds.data.dataset import IGNORED, collate
+from tape_ds.data.order import IGNORED, collate
 from tape_ds.errors import UserError
 from tape_ds.config.finetuning import load_chat
 from tape_ds.scoring import answers

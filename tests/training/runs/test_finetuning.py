@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
-from tape_ds.data.dataset import collate
+from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
 from tape_ds import encodings
 from tape_ds.config.finetuning import load

@@ -12,7 +12,7 @@ from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
 from tape_ds.data.sources.base import dated_identities
-from tape_ds.data.streaming import StreamedSequences
+from tape_ds.data.stream import StreamedSequences
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.llama import evaluated_at
 from tape_ds.config.pretraining import load

@@ -14,13 +14,12 @@ from accelerate.data_loader import BatchSamplerShard
 from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from tape_ds.data import mixing
-from tape_ds.data.dataset import TrainingSequences, collate
-from tape_ds.data.mixing import BLOCK, MixedSequences, mix
+from tape_ds.data.mix import BLOCK, MixedSequences, mix
+from tape_ds.data.order import TrainingSequences, collate
 from tape_ds.data.pose import Pose, PoseSequences
-from tape_ds.data.streaming import Stream, StreamedSequences
+from tape_ds.data.stream import Stream, StreamedSequences
 from tests.data.conftest import same
-from tests.data.test_streaming import GLOBAL_BATCH, batches_of_ranks
+from tests.data.test_stream import GLOBAL_BATCH, batches_of_ranks
 
 WINDOW = 8
 SHARES = {"books": 0.6, "code": 0.3, "sums": 0.1}
@@ -251,4 +250,4 @@ def test_the_draws_are_frozen():
         (0, 600),
         (0, 11894),
     ]
-    assert mixing.BLOCK == 2**14
+    assert BLOCK == 2**14

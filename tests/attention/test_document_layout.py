@@ -5,12 +5,12 @@ import torch
 from accelerate.utils import send_to_device
 
 from tape_ds.attention.attend import attend
-from tape_ds.attention.borders import (
-    Borders,
-    borders_of,
-    borders_of_packed_sequences,
+from tape_ds.attention.document_layout import (
+    DocumentLayout,
     check_packed_sequences,
     ids_of_positions,
+    layout_of_ids,
+    layout_of_packed_sequences,
 )
 from tests.attention.test_attend import DOCUMENTS, PLACES, inputs
 
@@ -21,7 +21,7 @@ def test_every_token_is_found_again(documents, places):
     """Document by document: its keys, and of these the queries, each once and in order; padding nowhere."""
     queries, offset = PLACES[places]
     ids = DOCUMENTS[documents]
-    packed = Borders(torch.tensor(ids), queries, offset).packed
+    packed = DocumentLayout(torch.tensor(ids), queries, offset).packed
     key_order = range(18) if packed.key_order is None else packed.key_order.tolist()
     query_order = range(2 * queries) if packed.query_order is None else packed.query_order.tolist()
     keys = [(row, place) for row, place in (divmod(at, 9) for at in key_order)]
@@ -41,7 +41,7 @@ def test_every_token_is_found_again(documents, places):
 
 
 def test_sequences_in_order_and_without_padding_are_read_where_they_lie():
-    packed = Borders(torch.tensor(DOCUMENTS["packed"]), 9).packed
+    packed = DocumentLayout(torch.tensor(DOCUMENTS["packed"]), 9).packed
     assert packed.key_order is packed.query_order is None
     assert packed.cu_keys.tolist() == packed.cu_queries.tolist() == [0, 3, 7, 9, 15, 18]
     assert packed.cu_keys.dtype == torch.int32 and (packed.longest_queries, packed.longest_keys) == (6, 6)
@@ -49,18 +49,20 @@ def test_sequences_in_order_and_without_padding_are_read_where_they_lie():
 
 @pytest.mark.parametrize("documents", [name for name in DOCUMENTS if name != "none"])
 def test_gaps_inside_documents_are_known(documents):
-    assert Borders(torch.tensor(DOCUMENTS[documents]), 9).contiguous == (documents in ("packed", "left", "right"))
+    assert DocumentLayout(torch.tensor(DOCUMENTS[documents]), 9).contiguous == (
+        documents in ("packed", "left", "right")
+    )
 
 
 def test_one_document_a_sequence_has_no_borders():
-    assert borders_of(torch.tensor([[4, 4], [0, 0]]), 2) is None
-    assert borders_of_packed_sequences(torch.tensor([0, 2, 4]), 2, sequences=2, tokens=2) is None
+    assert layout_of_ids(torch.tensor([[4, 4], [0, 0]]), 2) is None
+    assert layout_of_packed_sequences(torch.tensor([0, 2, 4]), 2, sequences=2, tokens=2) is None
 
 
 def test_a_collator_s_borders_are_those_of_the_ids():
     ids = torch.tensor([[0, 0, 0, 1], [2, 3, 3, 3]])
-    told = borders_of_packed_sequences(torch.tensor([0, 3, 4, 5, 8]), 3, sequences=2, tokens=4)
-    worked_out = borders_of(ids, 4)
+    told = layout_of_packed_sequences(torch.tensor([0, 3, 4, 5, 8]), 3, sequences=2, tokens=4)
+    worked_out = layout_of_ids(ids, 4)
     assert told.known and not worked_out.known and not told.may_pad
     assert torch.equal(told.ids_BS, ids) and told.ids_BS.dtype == torch.int32
     for one, other in zip(told.packed, worked_out.packed, strict=True):
@@ -87,18 +89,18 @@ def test_a_position_that_does_not_increase_starts_a_document():
 
 def test_borders_of_other_sequences_are_refused():
     q, k, v = inputs()
-    with pytest.raises(ValueError, match=r"borders of \[2, 8\] keys and 8 queries do not fit"):
-        attend(q, k, [v], borders=Borders(torch.zeros(2, 8), 8))
+    with pytest.raises(ValueError, match=r"a document layout of \[2, 8\] keys and 8 queries do not fit"):
+        attend(q, k, [v], layout=DocumentLayout(torch.zeros(2, 8), 8))
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "worked out"])
 def test_they_follow_a_block_to_its_device(told):
     """accelerate moves what a block of a model on several GPUs is given, if it has ``to``: masks stayed behind."""
     ids = torch.tensor([[0, 0, 1]])
-    borders = borders_of_packed_sequences(torch.tensor([0, 2, 3]), 2, 1, 3) if told else borders_of(ids, 3)
-    moved = send_to_device({"borders": borders}, torch.device("meta"))["borders"]
+    layout = layout_of_packed_sequences(torch.tensor([0, 2, 3]), 2, 1, 3) if told else layout_of_ids(ids, 3)
+    moved = send_to_device({"layout": layout}, torch.device("meta"))["layout"]
     assert moved.ids_BS.device.type == "meta" and moved.known == told
-    assert borders.to("meta") is moved, "made once for all blocks there"
-    assert borders.to("cpu") is borders
+    assert layout.to("meta") is moved, "made once for all blocks there"
+    assert layout.to("cpu") is layout
     if told:
         assert moved.packed.cu_keys.device.type == "meta" and moved.packed.longest_keys == 2

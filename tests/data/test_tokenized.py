@@ -10,8 +10,9 @@ import datasets
 import numpy as np
 import pytest
 
-from tape_ds.data import packing
-from tape_ds.data.packing import pack, tokenize, tokenizer_fingerprint
+from tape_ds.data import tokenized
+from tape_ds.data.pack import pack
+from tape_ds.data.tokenized import tokenize, tokenizer_fingerprint
 from tape_ds.errors import UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
@@ -67,7 +68,7 @@ def test_a_bos_that_a_text_begins_with_is_not_doubled(bos, tmp_path, cache, capl
 def test_second_run_does_not_tokenise(texts, tokenizer, cache, monkeypatch):
     first = tokenize([texts], tokenizer, "train", cache)
     assert CountingTokenizer.texts == 3
-    monkeypatch.setattr(packing, "encoded_rows", None)
+    monkeypatch.setattr(tokenized, "encoded_rows", None)
     again = tokenize([texts], build_tokenizer(), "train", cache)
     assert CountingTokenizer.texts == 3
     assert again.to_dict() == first.to_dict()
@@ -108,9 +109,9 @@ def test_saved_truncation_does_not_cut_documents(texts, tokenizer, cache):
 
 def test_batching_changes_nothing(texts, tokenizer, tmp_path, monkeypatch):
     whole = tokenize([texts], tokenizer, "train", tmp_path / "one")
-    monkeypatch.setattr(packing, "_BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(tokenized, "_BATCH_DOCUMENTS", 2)
     assert tokenize([texts], tokenizer, "train", tmp_path / "two").to_dict() == whole.to_dict()
-    monkeypatch.setattr(packing, "_BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(tokenized, "_BATCH_CHARACTERS", 1)
     assert tokenize([texts], tokenizer, "train", tmp_path / "three").to_dict() == whole.to_dict()
 
 
@@ -169,7 +170,7 @@ def test_pack_respects_a_selection(cache):
 def test_pack_reuses_its_cache(texts, tokenizer, cache, monkeypatch):
     sequences = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     assert len(folders(cache)) == 2
-    monkeypatch.setattr(packing, "FILL", {})
+    monkeypatch.setattr("tape_ds.data.pack.FILL", {})
     again = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     assert again.to_dict() == sequences.to_dict()
     monkeypatch.undo()
@@ -211,7 +212,8 @@ def test_same_cache_key_in_every_process(texts, tokenizer, cache):
     sequences = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     program = f"""
 from tests.data.conftest import CountingTokenizer, build_tokenizer
-from tape_ds.data.packing import pack, tokenize
+from tape_ds.data.pack import pack
+from tape_ds.data.tokenized import tokenize
 sequences = pack(tokenize([{texts!r}], build_tokenizer(), "train", {str(cache)!r}), 8, {str(cache)!r})
 print(CountingTokenizer.texts, sequences._fingerprint)
 """

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tape_ds import storage
-from tape_ds.data import manifest
-from tape_ds.data.manifest import DataManifest, Settings, ShardEntry
+from tape_ds.data.prepared import verify
+from tape_ds.data.sources import arrow
+from tape_ds.data.sources.arrow import DataManifest, Settings, ShardEntry
 
 SETTINGS = Settings("train", "abc", "some/name", ["stdlib"], "def", shard_tokens=100, parts=4)
 
@@ -25,7 +26,7 @@ def folder(tmp_path):
 
 
 def problems(folder):
-    return [problem.wrong for problem in manifest.check(folder, "train_data", "arrow:x")]
+    return [problem.wrong for problem in arrow.check_manifest(folder, "train_data", "arrow:x")]
 
 
 def edit(path, change):
@@ -36,7 +37,7 @@ def edit(path, change):
 
 
 def test_written_and_read(folder):
-    found = manifest.read(folder)
+    found = arrow.read_manifest(folder)
     assert found.settings == SETTINGS
     assert [entry.tokens for entry in found.shards] == [10, 11]
     assert (found.documents, found.tokens) == (2, 21)
@@ -62,21 +63,21 @@ def test_missing_and_short_shards_are_named_at_once(folder):
 
 
 def test_a_flipped_bit_is_seen_by_the_hash_alone(folder):
-    entry = manifest.read(folder).shards[1]
-    assert manifest.damage(folder, entry) is None
-    (folder / entry.file).write_bytes(b"thrfe")
+    assert verify(folder) == []
+    (folder / "00001-00000.arrow").write_bytes(b"thrfe")
     assert problems(folder) == []
-    assert manifest.damage(folder, entry) == "shard 00001-00000.arrow is damaged: its SHA-256 is another"
-    (folder / entry.file).unlink()
-    assert manifest.damage(folder, entry) == "shard 00001-00000.arrow is missing"
+    (problem,) = verify(folder)
+    assert problem.wrong == "shard 00001-00000.arrow is damaged: its SHA-256 is another"
+    (folder / "00001-00000.arrow").unlink()
+    assert [problem.wrong for problem in verify(folder)] == ["shard 00001-00000.arrow is missing"]
 
 
 def test_unfinished_is_told_from_other_folders(folder, tmp_path_factory):
-    (folder / manifest.MANIFEST).unlink()
-    assert not manifest.is_prepared(folder)
-    (folder / manifest.RECORDS).mkdir()
-    assert manifest.is_prepared(folder)
-    (found,) = manifest.check(folder, "train_data", "arrow:x")
+    (folder / arrow.MANIFEST).unlink()
+    assert not arrow.is_prepared(folder)
+    (folder / arrow.RECORDS).mkdir()
+    assert arrow.is_prepared(folder)
+    (found,) = arrow.check_manifest(folder, "train_data", "arrow:x")
     assert "not finished" in found.wrong
     assert "resumes" in found.remedy
     assert (found.field, found.value) == ("train_data", "arrow:x")
@@ -91,20 +92,20 @@ def test_unfinished_is_told_from_other_folders(folder, tmp_path_factory):
     ],
 )
 def test_damaged_manifest_is_refused(folder, change, wrong):
-    edit(folder / manifest.MANIFEST, change)
+    edit(folder / arrow.MANIFEST, change)
     (found,) = problems(folder)
     assert found.startswith("manifest.json is damaged or of another version")
     assert wrong in found
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
-        manifest.read(folder)
+        arrow.read_manifest(folder)
 
 
 def test_manifest_that_is_no_manifest(folder):
     for content in ("{", "[]", "3"):
-        (folder / manifest.MANIFEST).write_text(content)
+        (folder / arrow.MANIFEST).write_text(content)
         assert len(problems(folder)) == 1
 
 
 def test_manifest_of_another_version(folder, monkeypatch):
-    monkeypatch.setattr(manifest, "FORMAT", 3)
+    monkeypatch.setattr(arrow, "FORMAT", 3)
     assert "its format is 2, this program reads 3" in problems(folder)[0]

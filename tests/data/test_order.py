@@ -13,9 +13,9 @@ from accelerate.data_loader import prepare_data_loader
 from scipy.stats import chisquare
 from torch.utils.data import DataLoader, SequentialSampler
 
-from tape_ds.data.dataset import TrainingSequences, collate
+from tape_ds.data.order import TrainingSequences, collate
+from tape_ds.data.pack import cut
 from tape_ds.data.pose import Pose, PoseSequences
-from tape_ds.data.sequences import cut
 from tests.data.conftest import same
 
 
@@ -112,7 +112,7 @@ def test_orders_of_two_epochs_are_kept_and_no_more():
     first = [sequences.row_of(index) for index in range(30)]
     for index in range(90):
         sequences.row_of(index)
-    assert len(sequences.order._kept) == 2
+    assert len(sequences.order._cached) == 2
     assert [sequences.row_of(index) for index in range(30)] == first
 
 
@@ -142,7 +142,7 @@ def test_length_of_the_run_changes_no_sample():
 def test_same_samples_in_every_process():
     """Hash seeds and processes change nothing; the sum is that of this process."""
     program = """
-from tests.data.test_dataset import training_sequences, packed
+from tests.data.test_order import training_sequences, packed
 sequences = training_sequences()
 print([sequences[i]["position_ids"].tolist() + sequences[i]["input_ids"].tolist() for i in range(20)])
 """

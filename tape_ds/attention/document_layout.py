@@ -21,7 +21,7 @@ FEW_QUERIES = 16
 """Up to this many queries in a sequence are a step of decoding: a mask for them is small, and nothing is worked out."""
 
 
-class Packed(NamedTuple):
+class PackedLayout(NamedTuple):
     """The tokens of all documents one after the other, padding left out."""
 
     cu_queries: Tensor
@@ -37,7 +37,7 @@ class Packed(NamedTuple):
     """int64 [P]: places in [B * S] of the keys; None as for the queries."""
 
 
-class Borders:
+class DocumentLayout:
     """Documents and padding of sequences of S keys, T of which are queries.
 
     Args:
@@ -47,21 +47,21 @@ class Borders:
         packed: what the caller knows already; None: worked out when it is first asked for.
     """
 
-    def __init__(self, ids_BS: Tensor, queries: int, offset: int | Tensor = 0, packed: Packed | None = None):
+    def __init__(self, ids_BS: Tensor, queries: int, offset: int | Tensor = 0, packed: PackedLayout | None = None):
         self.ids_BS = ids_BS
         self.queries = queries
         self.offset = offset
-        self._made: dict[Hashable, Any] = {} if packed is None else {Packed: packed}
+        self._made: dict[Hashable, Any] = {} if packed is None else {PackedLayout: packed}
 
     @property
-    def packed(self) -> Packed:
+    def packed(self) -> PackedLayout:
         """Where the documents' tokens are; waits for the device, once, where the caller did not say it."""
-        return self.once(Packed, _pack)
+        return self.cached(PackedLayout, _pack)
 
     @property
     def known(self) -> bool:
         """Whether :attr:`packed` is there already."""
-        return Packed in self._made
+        return PackedLayout in self._made
 
     @property
     def may_pad(self) -> bool:
@@ -71,24 +71,24 @@ class Borders:
     @property
     def contiguous(self) -> bool:
         """Whether no padding and no other document's token is between two tokens of a document."""
-        return self.once("contiguous", _contiguous)
+        return self.cached("contiguous", _contiguous)
 
-    def to(self, device: Any, non_blocking: bool = False) -> "Borders":
+    def to(self, device: Any, non_blocking: bool = False) -> "DocumentLayout":
         """Return the same on another device, made once: accelerate moves a block's arguments to where the block is."""
         ids_BS = self.ids_BS.to(device, non_blocking=non_blocking)
         if ids_BS is self.ids_BS:
             return self
 
-        def moved(_: "Borders") -> "Borders":
+        def moved(_: "DocumentLayout") -> "DocumentLayout":
             def there(x: Any) -> Any:
                 return x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x
 
-            packed = Packed(*map(there, self.packed)) if self.known else None
-            return Borders(ids_BS, self.queries, there(self.offset), packed)
+            packed = PackedLayout(*map(there, self.packed)) if self.known else None
+            return DocumentLayout(ids_BS, self.queries, there(self.offset), packed)
 
-        return self.once(ids_BS.device, moved)
+        return self.cached(ids_BS.device, moved)
 
-    def once(self, key: Hashable, make: Callable[["Borders"], Made]) -> Made:
+    def cached(self, key: Hashable, make: Callable[["DocumentLayout"], Made]) -> Made:
         """Return ``make(self)``, computed for the first layer that asks and kept under ``key`` for the others."""
         if key not in self._made:
             self._made[key] = make(self)
@@ -96,17 +96,17 @@ class Borders:
         return made
 
 
-def borders_of(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> Borders | None:
+def layout_of_ids(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> DocumentLayout | None:
     """Return the borders of sequences whose documents are told by their ids.
 
     None where no sequence has padding or a second document; a compiled graph cannot look and always gets borders.
     """
     if not torch.compiler.is_compiling() and bool(((ids_BS == ids_BS[:, :1]) & (ids_BS >= 0)).all()):
         return None
-    return Borders(ids_BS, queries, offset)
+    return DocumentLayout(ids_BS, queries, offset)
 
 
-def borders_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> Borders | None:
+def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> DocumentLayout | None:
     """Return the borders of sequences filled with documents to the last token, as a collator tells them.
 
     It waits for no device.
@@ -125,7 +125,7 @@ def borders_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: in
         return None
     cu_seq_lens = cu_seq_lens.int()
     ids_BT = ids_of_packed_sequences(cu_seq_lens, sequences, tokens)
-    return Borders(ids_BT, tokens, packed=Packed(cu_seq_lens, cu_seq_lens, longest, longest, None, None))
+    return DocumentLayout(ids_BT, tokens, packed=PackedLayout(cu_seq_lens, cu_seq_lens, longest, longest, None, None))
 
 
 def ids_of_packed_sequences(cu_seq_lens: Tensor, sequences: int, tokens: int) -> Tensor:
@@ -160,22 +160,22 @@ def check_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, to
         raise ValueError(f"max_length_q = {longest}: a document has {max(cu_seq_lens.diff().tolist())} tokens")
 
 
-def _contiguous(borders: Borders) -> bool:
-    order = borders.packed.key_order
+def _contiguous(layout: DocumentLayout) -> bool:
+    order = layout.packed.key_order
     if order is None:
         return True
     jumps = order.diff() != 1
-    jumps[borders.packed.cu_keys[1:-1].long() - 1] = False  # from a document to the next
+    jumps[layout.packed.cu_keys[1:-1].long() - 1] = False  # from a document to the next
     return not bool(jumps.any())
 
 
-def _pack(borders: Borders) -> Packed:
+def _pack(layout: DocumentLayout) -> PackedLayout:
     """Find the documents' tokens; documents may be interleaved, and padding may be anywhere."""
-    ids_BS, queries, offset = borders.ids_BS, borders.queries, borders.offset
+    ids_BS, queries, offset = layout.ids_BS, layout.queries, layout.offset
     sequences, keys = ids_BS.shape
     if not ids_BS.numel():
         nothing = torch.zeros(1, dtype=torch.int32, device=ids_BS.device)
-        return Packed(nothing, nothing, 0, 0, None, None)
+        return PackedLayout(nothing, nothing, 0, 0, None, None)
     span = ids_BS.max().long().clamp_min(0) + 1
     number_B1 = torch.arange(sequences, device=ids_BS.device)[:, None]
     owners = torch.where(ids_BS < 0, sequences * span, number_B1 * span + ids_BS).flatten()  # padding comes last
@@ -190,4 +190,4 @@ def _pack(borders: Borders) -> Packed:
     if len(order) < ids_BS.numel() or bool((order.diff() != 1).any()):
         key_order, query_order = order, (order // keys * queries + places)[asks]
     longest = [int(cu.diff().max()) if len(cu) > 1 else 0 for cu in (cu_queries, cu_keys)]
-    return Packed(cu_queries.int(), cu_keys.int(), longest[0], longest[1], query_order, key_order)
+    return PackedLayout(cu_queries.int(), cu_keys.int(), longest[0], longest[1], query_order, key_order)

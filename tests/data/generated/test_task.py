@@ -3,15 +3,15 @@
 import pytest
 from transformers import AutoTokenizer
 
-from tape_ds.data.generated import vocabulary
+from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.data.generated.tasks import TASKS
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_word_is_a_token_there_and_back(name, tmp_path):
     task = TASKS[name]
-    vocabulary.tokenizer(task).save_pretrained(tmp_path)
-    for tokenizer in (vocabulary.tokenizer(task), AutoTokenizer.from_pretrained(tmp_path)):
+    tokenizer_of(task).save_pretrained(tmp_path)
+    for tokenizer in (tokenizer_of(task), AutoTokenizer.from_pretrained(tmp_path)):
         special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
         assert special == (0, 1, 2, 3)
         text = ("" if task.by_character else " ").join(task.vocabulary[4:])
@@ -21,4 +21,4 @@ def test_a_word_is_a_token_there_and_back(name, tmp_path):
 
 
 def test_what_is_no_letter_of_the_task_is_unknown():
-    assert vocabulary.tokenizer(TASKS["addition"])("1a\n").input_ids == [5, 1, 1]
+    assert tokenizer_of(TASKS["addition"])("1a\n").input_ids == [5, 1, 1]

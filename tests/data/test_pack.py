@@ -4,9 +4,10 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
-from tape_ds.data import sequences
-from tape_ds.data.sequences import FILL, Packing, cut, ended, single, whole
+from tape_ds.data import pack
+from tape_ds.data.pack import FILL, Packing, cut, single, whole
 
 
 def arrays(*documents):
@@ -53,7 +54,7 @@ def test_golden_whole():
 
 def test_golden_whole_gives_the_oldest_sequence_out(monkeypatch):
     """Worked by hand, two open sequences of 4: 7 8 9 fits neither 1 2 3 nor 4 5 6, so the older is given out."""
-    monkeypatch.setattr(sequences, "OPEN_SEQUENCES", 2)
+    monkeypatch.setattr(pack, "OPEN_SEQUENCES", 2)
     found = both(whole(arrays([1, 2, 3], [4, 5, 6], [7, 8, 9], [0]), 4))
     assert [ids for ids, _ in found] == [[1, 2, 3], [4, 5, 6, 0], [7, 8, 9]]
 
@@ -61,15 +62,16 @@ def test_golden_whole_gives_the_oldest_sequence_out(monkeypatch):
 def test_golden_whole_gives_full_sequences_out_at_once(monkeypatch):
     """Worked by hand, two open sequences of 4: 7 to 14 fill two sequences on their own. They would have driven out both
     sequences that still had room, and 0 and 15 would have had a sequence each."""
-    monkeypatch.setattr(sequences, "OPEN_SEQUENCES", 2)
+    monkeypatch.setattr(pack, "OPEN_SEQUENCES", 2)
     found = both(whole(arrays([1, 2, 3], [4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14], [0], [15]), 4))
     assert [ids for ids, _ in found] == [[7, 8, 9, 10], [11, 12, 13, 14], [1, 2, 3, 0], [4, 5, 6, 15]]
 
 
-def test_golden_ends():
+def test_golden_ends(tmp_path):
     """A document that ends already gets no second end."""
-    assert [tokens.tolist() for tokens in ended(arrays([1, 2], [3, 9], [9, 3]), 9)] == [[1, 2, 9], [3, 9], [9, 3, 9]]
-    assert next(ended(arrays([1]), 9)).dtype == np.int32
+    documents = Dataset.from_dict({"input_ids": [[1, 2], [3, 9], [9, 3]]})
+    (sequence,) = pack.pack(documents, 8, tmp_path, "cut", end=9)["input_ids"]
+    assert sequence == [1, 2, 9, 3, 9, 9, 3, 9]
 
 
 def test_every_packing_has_a_name():

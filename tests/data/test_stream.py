@@ -15,10 +15,9 @@ from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
-from tape_ds.data import streaming
-from tape_ds.data.dataset import collate, generator
+from tape_ds.data.order import collate, generator
 from tape_ds.data.sources import Document, Shard
-from tape_ds.data.streaming import Stream, StreamedSequences, StreamError, shuffled
+from tape_ds.data.stream import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
 from tape_ds.resilience.watchdog import Watchdog
 from tests.data.conftest import build_tokenizer, same
@@ -180,7 +179,7 @@ def test_loader_processes_change_nothing(open_sequences, workers):
 
 def test_a_forked_worker_leaves_our_files_alone(open_sequences, folder, monkeypatch):
     """Forked while a stream worker reads, a process that read on would move the place in the file they share."""
-    monkeypatch.setattr(streaming, "BUFFER_DOCUMENTS", 1)
+    monkeypatch.setattr("tape_ds.data.stream.BUFFER_DOCUMENTS", 1)
     write(folder / "large.jsonl", texts_of(7, 1500))
 
     def large():
@@ -390,7 +389,11 @@ def test_golden_order(stream):
     visits = stream.visits(0)
     assert [next(visits) for _ in range(6)] == [(0, 0), (0, 4), (0, 3), (1, 1), (1, 2), (1, 0)]
     assert order(shuffled(documents(8), generator(3, 3, 0, 5))) == [7, 5, 0, 3, 6, 2, 1, 4]
-    orders = [[document.name for document in stream.documents(*visit)] for visit in ((0, 0), (1, 0), (0, 1))]
+    visits = ((0, 0), (1, 0), (0, 1))
+    orders = [
+        [document.name for document in shuffled(stream.shards[shard].documents(), generator(3, 3, epoch, shard))]
+        for epoch, shard in visits
+    ]
     assert orders == [
         ["0:2", "0:0", "0:4", "0:3", "0:1"],
         ["0:2", "0:1", "0:0", "0:4", "0:3"],
@@ -400,7 +403,7 @@ def test_golden_order(stream):
 
 def test_shuffling_loses_and_doubles_nothing(monkeypatch):
     for buffer in (1, 2, 7, 100):
-        monkeypatch.setattr(streaming, "BUFFER_DOCUMENTS", buffer)
+        monkeypatch.setattr("tape_ds.data.stream.BUFFER_DOCUMENTS", buffer)
         assert sorted(order(shuffled(documents(50), np.random.default_rng(0)))) == list(range(50))
     assert list(shuffled([], np.random.default_rng(0))) == []
 
@@ -413,7 +416,7 @@ def test_shuffling_within_the_buffer_is_uniform():
 @pytest.mark.parametrize(("limit", "value"), [("BUFFER_DOCUMENTS", 6), ("BUFFER_CHARACTERS", 60)])
 def test_the_buffer_is_bounded(monkeypatch, limit, value):
     """With room for six, document n is not met before n - 6 others have left."""
-    monkeypatch.setattr(streaming, limit, value)
+    monkeypatch.setattr(f"tape_ds.data.stream.{limit}", value)
     read = []
 
     def counted():

@@ -1,19 +1,19 @@
 """Sources mixed by weight: each gives a share of the tokens of the training sequences, exact in expectation.
 
-As in :mod:`tape_ds.data.dataset`, sample ``i`` is a pure function of (seed, i). Every source has sequences of its own
-(packed, drawn by PoSE or streamed), shuffled with a seed of its own, and goes through them in epochs of its own: a
-small one begins again while a large one is in its first. Which source sample ``i`` is of is drawn from (seed, i) alone,
-and it is the source's next sequence: its number is how many samples before ``i`` were of this source, which is counted
-from the draws. So nothing has to be stored, and the number of processes changes nothing.
+As in :mod:`tape_ds.data.order`, sample ``i`` is a pure function of (seed, i). Every source has separate sequences
+(packed, drawn by PoSE or streamed), a separate seed and separate epochs: a small one begins again while a large one is
+in its first. The source of sample ``i`` is drawn from (seed, i), and the sample is the source's next sequence: its
+number is the count of samples before ``i`` from this source, known from the draws. So nothing is stored, and the number
+of processes does not matter.
 
-A source is drawn with a probability in proportion to ``share / mean tokens of its sequences``, so that shares are of
-tokens also where sequences are not all full.
+The probability of a source is proportional to ``share / mean tokens of its sequences``, so that shares are of tokens
+also where sequences are not full.
 
-**Streamed sources.** Sample ``i`` is of stream worker ``i % W`` of its source, whose sequences are counted for each
-worker alone. So ranks read with workers of their own as without weights (:mod:`tape_ds.data.streaming`).
+**Streamed sources.** Sample ``i`` is from stream worker ``i % W`` of its source, whose sequences are counted for each
+worker separately. So each rank reads with different workers, as without weights (:mod:`tape_ds.data.stream`).
 
-``datasets.interleave_datasets`` is not used: its probabilities are those of examples, however long they are; it ends
-with the first source, or begins it anew unshuffled; and a stream of it is resumed from a state, not from a number.
+``datasets.interleave_datasets`` is not used: its probabilities are of examples, whatever their length; it ends with the
+first source, or restarts it unshuffled; and a stream of it is resumed from a state, not from a number.
 """
 
 import functools
@@ -24,36 +24,31 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from tape_ds.data.dataset import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
+from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
 from tape_ds.data.selection import token_counts
 from tape_ds.data.sources.weights import Entry, percent, shares_of, specs_of
-from tape_ds.data.streaming import StreamedSequences
+from tape_ds.data.stream import StreamedSequences
 
 Built = TypeVar("Built", bound=TrainingSequences | StreamedSequences)
 
-BLOCK = 2**14
-"""Samples whose sources are drawn together, which decides the draws."""
+BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
 
 
 @dataclass(frozen=True)
 class WeightedSource:
-    """One source of the mixture."""
-
     spec: str
     share: float
-    """Of all tokens; those of all sources sum up to 1."""
+    """Of all tokens; the shares of all sources sum to 1."""
     sequences: TrainingSequences | StreamedSequences
-    """Its samples, as many as the run may ask for."""
     lengths: np.ndarray
-    """Tokens of each of its sequences, int64 [sequences]; [1] where all have as many."""
+    """Tokens of each sequence, int64 [sequences]; [1] where all are equal."""
 
     @property
     def stream_workers(self) -> int:
-        """Streams that its sequences come in, which take turns."""
         return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
 
     def tokens(self, count: int) -> int:
-        """Return tokens of its first ``count`` samples."""
+        """Return the tokens of the first ``count`` samples."""
         epochs, rest = divmod(count, len(self.lengths))
         whole = epochs * int(self.lengths.sum())
         if isinstance(self.sequences, StreamedSequences) or rest == 0:
@@ -61,8 +56,7 @@ class WeightedSource:
         return whole + int(self.lengths[self.sequences.order(epochs)[:rest]].sum())
 
     def describe(self, count: int, samples: int) -> str:
-        """Return what the source is and how often its sequences come in a run that takes ``count`` of ``samples``
-        samples from it."""
+        """Describe the source in a run that takes ``count`` of ``samples`` samples from it."""
         taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} sequences"
         if isinstance(self.sequences, StreamedSequences):
             return f"{taken}, streamed by {self.stream_workers} workers"
@@ -72,13 +66,12 @@ class WeightedSource:
 
 
 class MixedSequences(torch.utils.data.Dataset):
-    """A run's samples out of several sources; items as of :class:`tape_ds.data.dataset.TrainingSequences`."""
+    """A run's samples out of several sources; items as of :class:`tape_ds.data.order.TrainingSequences`."""
 
     def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
-        """Serve ``samples`` samples.
-
+        """
         Args:
-            parts: two or more; their order is part of the draws.
+            parts: two or more; their order decides the draws.
             samples: how many samples the run consumes.
             seed: 0 or more.
         """
@@ -87,7 +80,7 @@ class MixedSequences(torch.utils.data.Dataset):
         self.seed = seed
         weights = np.array([part.share / part.lengths.mean() for part in parts])
         self.probabilities = tuple((weights / weights.sum()).tolist())
-        # Of each block the samples before it, for each source and worker; grows as it is asked for.
+        # the samples before each block, for each source and worker; extended on demand
         self._before = [[np.zeros(part.stream_workers, np.int64) for part in parts]]
 
     def __len__(self) -> int:
@@ -96,18 +89,18 @@ class MixedSequences(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        source, own = self.place(index)
-        return self.parts[source].sequences[own]
+        source, number = self.place(index)
+        return self.parts[source].sequences[number]
 
     def documents_read(self) -> int:
-        """Return about how many documents its streams have read so far."""
+        """Return about how many documents the streams have read so far."""
         parts = [part.sequences for part in self.parts]
         return sum(part.documents_read() for part in parts if isinstance(part, StreamedSequences))
 
     def place(self, index: int) -> tuple[int, int]:
-        """Return the number of the source of sample ``index``, and the sample's number among that source's."""
+        """Return the source of sample ``index``, and the sample's number in that source."""
         block, at = divmod(index, BLOCK)
-        drawn = self._drawn(block)
+        drawn = _sources(self.seed, self.probabilities, block)
         source = int(drawn[at])
         workers = self.parts[source].stream_workers
         worker = index % workers
@@ -115,30 +108,27 @@ class MixedSequences(torch.utils.data.Dataset):
         return source, int(before) * workers + worker
 
     def counts(self, samples: int) -> list[int]:
-        """Return how many of the first ``samples`` samples are of each source."""
+        """Return how many of the first ``samples`` samples are from each source."""
         block, at = divmod(samples, BLOCK)
-        drawn, before = self._drawn(block)[:at], self._counts(block)
-        return [int(each.sum() + np.count_nonzero(drawn == source)) for source, each in enumerate(before)]
+        drawn, before = _sources(self.seed, self.probabilities, block)[:at], self._counts(block)
+        return [int(workers.sum() + np.count_nonzero(drawn == source)) for source, workers in enumerate(before)]
 
     def tokens(self, samples: int) -> dict[str, int]:
-        """Return the tokens that each source gives to the first ``samples`` samples, by its spec."""
+        """Return the tokens of the first ``samples`` samples from each source, by spec."""
         counts = self.counts(samples)
         return {part.spec: part.tokens(count) for part, count in zip(self.parts, counts, strict=True)}
 
     @property
     def origin(self) -> str:
-        """What is taken of each source, and how often it repeats, a line each."""
+        """A line for each source: its samples, and how often it repeats."""
         counts = self.counts(self.samples)
         return "\n".join(part.describe(n, self.samples) for part, n in zip(self.parts, counts, strict=True))
 
-    def _drawn(self, block: int) -> np.ndarray:
-        return _sources(self.seed, self.probabilities, block)
-
     def _counts(self, block: int) -> list[np.ndarray]:
-        """Return samples before a block, for each source int64 [workers]."""
+        """Return the samples before a block, for each source int64 [workers]."""
         while len(self._before) <= block:
             done = len(self._before) - 1
-            drawn, counts = self._drawn(done), []
+            drawn, counts = _sources(self.seed, self.probabilities, done), []
             for source, before in enumerate(self._before[done]):
                 workers = (done * BLOCK + np.flatnonzero(drawn == source)) % len(before)
                 counts.append(before + np.bincount(workers, minlength=len(before)))
@@ -155,31 +145,27 @@ def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndar
 def mix(
     entries: Sequence[Entry], build: Callable[[list[str], int], Built], *, samples: int, seed: int
 ) -> Built | MixedSequences:
-    """Return a run's samples: of a plain list what is built of all its sources together; where they have weights,
-    samples of which each source gives its share of the tokens.
+    """Return a run's samples: of a plain list all its sources together; of weighted sources a mixture.
 
     Args:
         entries: a checked list of data, see :mod:`tape_ds.data.sources.weights`.
-        build: specs and a seed -> the sequences of these sources; where there are weights, ``samples`` of them.
+        build: specs and a seed -> the sequences of these sources; with weights, ``samples`` of them.
         samples: of a run with weights.
-        seed: of the run. With one seed for all, two sources would be cut and shuffled by the same random numbers.
+        seed: of the run; each weighted source gets another, or two would be shuffled by the same random numbers.
     """
     specs, shares = specs_of(entries), shares_of(entries)
     if shares is None:
         return build(specs, seed)
     parts = []
     for number, (spec, share) in enumerate(zip(specs, shares, strict=True)):
-        own = int(generator(seed, SEED_OF_SOURCE, number).integers(2**63))
-        sequences = build([spec], own)
-        parts.append(WeightedSource(spec, share, sequences, _lengths(sequences)))
+        sequences = build([spec], int(generator(seed, SEED_OF_SOURCE, number).integers(2**63)))
+        if isinstance(sequences, StreamedSequences):
+            lengths = np.array([sequences.stream.window])
+        else:
+            lengths = token_counts(sequences.stored)
+            if sequences.pose is not None:  # whole documents are stored
+                lengths = np.minimum(lengths, sequences.pose.window)
+            if lengths.min() == lengths.max():
+                lengths = lengths[:1]
+        parts.append(WeightedSource(spec, share, sequences, lengths))
     return MixedSequences(parts, samples=samples, seed=seed)
-
-
-def _lengths(sequences: TrainingSequences | StreamedSequences) -> np.ndarray:
-    """Return the tokens of each sequence, int64 [sequences]; [1] where all have as many."""
-    if isinstance(sequences, StreamedSequences):
-        return np.array([sequences.stream.window])
-    lengths = token_counts(sequences.stored)
-    if sequences.pose is not None:  # what is stored are whole documents
-        lengths = np.minimum(lengths, sequences.pose.window)
-    return lengths[:1] if lengths.min() == lengths.max() else lengths

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tape_ds.distributed import place
+from tape_ds.distributed import process_info
 
 DEEPSPEED = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_SIZE": "8", "CROSS_RANK": "1"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
@@ -19,14 +19,14 @@ TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
     ],
 )
 def test_a_place_is_what_the_launcher_says(given, rank, on_node, node, alone, leads):
-    found = place.here(given)
+    found = process_info.current(given)
     assert (found.rank, found.on_node, found.node) == (rank, on_node, node)
-    assert (found.is_alone, found.leads) == (alone, leads)
+    assert (found.is_single_node, found.leads_node) == (alone, leads)
 
 
 def test_a_machine_is_named_by_its_number_and_its_name():
-    found = place.here(DEEPSPEED)
-    assert found.machine == f"node_rank 1 ({found.host})" and place.here({}).machine == found.host
+    found = process_info.current(DEEPSPEED)
+    assert found.machine == f"node_rank 1 ({found.host})" and process_info.current({}).machine == found.host
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_machine_is_named_by_its_number_and_its_name():
     ids=["deepspeed", "torchrun", "machines with other numbers of ranks", "not said how many"],
 )
 def test_another_ranks_machine_is_known_where_all_have_as_many(given, rank, machine):
-    assert place.here(given).machine_of(rank) == machine
+    assert process_info.current(given).machine_of(rank) == machine

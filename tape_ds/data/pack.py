@@ -1,0 +1,144 @@
+"""Documents packed into training sequences by :func:`cut`, :func:`single` or :func:`whole`; :func:`pack` caches them.
+
+The three take token arrays [n_i] and a sequence's ``length``, and yield ``{"input_ids", "document_ids"}``, both int32
+[t]. ``document_ids`` count from 0 in each sequence. The rest of a document that is cut is a document of the next
+sequence, without what came before.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tape_ds.data import cache
+from tape_ds.errors import Problem
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+PackedSequence = dict[str, np.ndarray]
+Packing = Literal["cut", "single", "whole"]
+
+OPEN_SEQUENCES = 64  # that whole() fills at a time
+# Part of every key: raise it when the code below gives other output for the same input.
+FORMAT = 1
+
+
+def pack(
+    documents: "Dataset",
+    length: int,
+    cache_dir: str | Path,
+    packing: Packing = "cut",
+    end: int | None = None,
+    *,
+    specs: Sequence[str] = (),
+) -> "Dataset":
+    """Return sequences of at most ``length`` tokens, filled with ``documents``.
+
+    Args:
+        documents: with a column ``input_ids``; their order is kept.
+        length: tokens per sequence, 2 or more.
+        cache_dir: the key is the dataset's fingerprint and the other arguments.
+        packing: a name of :data:`FILL`. Only ``whole`` gives sequences shorter than ``length``.
+        end: a token after each document that does not end with it; None: no token.
+        specs: the documents' data specs, for messages.
+
+    Returns:
+        Rows ``{input_ids: list<int32>, document_ids: list<int32>}``.
+
+    Raises:
+        UserError: the documents do not fill one sequence.
+    """
+    from datasets import Features, List, Value
+
+    column = List(Value("int32"), -1 if packing == "whole" else length)
+    features = Features({"input_ids": column, "document_ids": column})
+    key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
+    of = f" of {', '.join(specs)}" * bool(specs)
+    wrong = f"no document{of} alone fills" if packing == "single" else f"not even all documents{of} together fill"
+    too_few = Problem("window", length, f"{wrong} a sequence", "name more data, or make the window smaller")
+
+    def arrays() -> Iterator[np.ndarray]:
+        for batch in documents.with_format("arrow", columns=["input_ids"]).iter(batch_size=64):
+            for row in batch.column("input_ids").combine_chunks():
+                tokens = row.values.to_numpy()
+                if end is not None and not (len(tokens) and tokens[-1] == end):
+                    tokens = np.append(tokens, np.array(end, tokens.dtype))
+                yield tokens
+
+    def rows() -> Iterator[dict[str, Any]]:
+        return cache.some(FILL[packing](arrays(), length), too_few)
+
+    return cache.rows(cache_dir, key, features, rows)
+
+
+def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
+    """Yield sequences of exactly ``length``: the documents concatenated, and cut regardless of their borders.
+
+    The last tokens, fewer than ``length`` of the whole corpus, are dropped: a padded sequence would have the weight of
+    a full one.
+    """
+    ids, owners = np.empty(length, np.int32), np.empty(length, np.int32)
+    filled = owner = 0
+    for tokens in documents:
+        at = 0
+        while at < len(tokens):
+            take = min(length - filled, len(tokens) - at)
+            ids[filled : filled + take] = tokens[at : at + take]
+            owners[filled : filled + take] = owner
+            filled, at, owner = filled + take, at + take, owner + 1
+            if filled == length:
+                yield {"input_ids": ids.copy(), "document_ids": owners.copy()}
+                filled = owner = 0
+
+
+def single(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
+    """Yield sequences of exactly ``length``, each of one document, so that every token can attend to all before it; the
+    rest of a document is dropped."""
+    for tokens in documents:
+        for start in range(0, len(tokens) - length + 1, length):
+            yield _joined([tokens[start : start + length]])
+
+
+def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
+    """Yield sequences of at most ``length`` without cutting a document that fits a sequence; nothing is dropped.
+
+    A longer document is cut into full sequences, yielded at once, and its rest is placed like a short document. First
+    fit over :data:`OPEN_SEQUENCES` sequences: a document goes into the oldest with enough room. If none has, the oldest
+    is yielded and the collator pads it. So a sequence's documents were near one another, and memory is bounded.
+    """
+    sequences: list[list[np.ndarray]] = []
+    room: list[int] = []
+    for tokens in documents:
+        for start in range(0, len(tokens), length):
+            piece = tokens[start : start + length]
+            if len(piece) == length:
+                yield _joined([piece])
+                continue
+            at = next((at for at, free in enumerate(room) if free >= len(piece)), None)
+            if at is None and len(sequences) == OPEN_SEQUENCES:
+                room.pop(0)
+                yield _joined(sequences.pop(0))
+            if at is None:
+                at = len(sequences)
+                sequences.append([])
+                room.append(length)
+            sequences[at].append(piece)
+            room[at] -= len(piece)
+            if room[at] == 0:
+                room.pop(at)
+                yield _joined(sequences.pop(at))
+    yield from map(_joined, sequences)
+
+
+def _joined(pieces: list[np.ndarray]) -> PackedSequence:
+    owners = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces])
+    return {"input_ids": np.concatenate(pieces).astype(np.int32), "document_ids": owners}
+
+
+FILL: dict[Packing, Callable[[Iterable[np.ndarray], int], Iterator[PackedSequence]]] = {
+    "cut": cut,
+    "single": single,
+    "whole": whole,
+}

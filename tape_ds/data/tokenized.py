@@ -1,0 +1,214 @@
+"""Documents tokenised once into a cache, and memory-mapped from then on.
+
+Each data spec has a ``datasets.Dataset`` folder (:mod:`tape_ds.data.cache`), named after a hash of everything that
+decides its contents: the source's fingerprint, the tokenizer's, the settings, and :data:`FORMAT`.
+
+**Special tokens.** A document is encoded as ``tokenizer(text)`` does it: Llama begins each with BOS and ends it with
+nothing, SmolLM2 adds neither. A BOS that the text itself begins with is not doubled. No EOS is appended, so that
+training and scoring have the same ids for the same text; ``document_ids``, not a token, mark the borders of packed
+documents (:func:`tape_ds.data.pack.pack` adds an end on request).
+"""
+
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tape_ds import storage
+from tape_ds.data import cache
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.bad_rows import BadRows, SourceBadRows
+from tape_ds.data.prompting import appended
+from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
+from tape_ds.errors import UserError, raise_if_any
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+# Part of every key: raise it when the code below gives other output for the same input.
+FORMAT = 1
+
+# A batch of texts for the tokenizer ends at either; the ids do not depend on it.
+_BATCH_DOCUMENTS = 256
+_BATCH_CHARACTERS = 2**21
+
+FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
+
+
+def tokenize(
+    specs: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    split: str,
+    cache_dir: str | Path,
+    bad_rows: BadRows | None = None,
+) -> "Dataset":
+    """Return the token ids of every document of ``specs``, in their order.
+
+    Args:
+        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, once their
+            ids are known to be in the tokenizer's vocabulary. A prepared folder is read in place, once it is known to
+            be complete and of this tokenizer.
+        tokenizer: any of transformers; with its special tokens, never truncating.
+        split: ``"train"`` or ``"heldout"``.
+        cache_dir: created if necessary.
+        bad_rows: where unreadable rows count; by default the first is refused.
+
+    Returns:
+        Rows ``{name: string, input_ids: list<int32>}``.
+
+    Raises:
+        UserError: an invalid spec or its data.
+    """
+    from datasets import concatenate_datasets
+
+    bad_rows, identity = bad_rows or BadRows(), tokenizer_fingerprint(tokenizer)
+    sources = parse_all(specs, FIELD_OF[split], bad_rows)
+    return concatenate_datasets(
+        [tokenize_source(source, tokenizer, identity, split, Path(cache_dir), bad_rows) for source in sources]
+    )
+
+
+def scored_rows(
+    specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", cache_dir: str | Path, bad_rows: BadRows | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of :func:`tokenize` for held-out documents, without the end that a tokenizer appends to every
+    text: it is not scored."""
+    bad_rows, identity = bad_rows or BadRows(), tokenizer_fingerprint(tokenizer)
+    for source in parse_all(specs, FIELD_OF["heldout"], bad_rows):
+        added = 0 if source.tokenised else appended(tokenizer)
+        for row in tokenize_source(source, tokenizer, identity, "heldout", Path(cache_dir), bad_rows):
+            yield {**row, "input_ids": row["input_ids"][: len(row["input_ids"]) - added]}
+
+
+def tokenize_source(
+    source: Source,
+    tokenizer: "PreTrainedTokenizerBase",
+    identity: str,
+    split: str,
+    cache_dir: Path,
+    bad_rows: BadRows,
+) -> "Dataset":
+    """Return the documents of one source: a prepared folder in place, all else from the cache."""
+    from datasets import load_from_disk
+
+    if isinstance(source, TokenSource):
+        raise_if_any(source.check_tokenizer(identity))
+    if isinstance(source, ArrowFolder) and source.prepared:
+        return load_from_disk(str(source.folder))
+    # the key of a tokenizer with BOS changed when doubled ones were left out
+    once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
+    source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
+
+    def name() -> str:
+        data = source.fingerprint()
+        return cache.key("documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once)
+
+    def token_rows() -> Iterator[dict[str, Any]]:
+        if not isinstance(source, TokenSource):
+            yield from encoded_rows(source.documents(split), tokenizer)
+            return
+        for name, ids in source.token_rows():
+            if len(ids) == 0:
+                continue
+            lowest, highest = int(ids.min()), int(ids.max())
+            if lowest < 0 or highest >= len(tokenizer):
+                outside = f"outside the tokenizer's vocabulary of {len(tokenizer)}"
+                wrong = f"{name} has token ids {lowest} .. {highest}, {outside}"
+                raise UserError(source.problem(wrong, "tokenise the text again with this model's tokenizer"))
+            yield {"name": name, "input_ids": ids.astype(np.int32)}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        return cache.some(token_rows(), source.problem("no document has any token", "name data that hold text"))
+
+    return cache.rows(cache_dir, cache.known(cache_dir, name), document_features(), rows, source_bad_rows)
+
+
+def document_features() -> "Features":
+    """Return the columns of tokenised documents."""
+    from datasets import Features, List, Value
+
+    return Features({"name": Value("string"), "input_ids": List(Value("int32"))})
+
+
+def encode(
+    documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase"
+) -> Iterator[tuple[Document, np.ndarray]]:
+    """Yield every document with its token ids, int32 [n], n >= 0, in order; read and encoded in batches.
+
+    A BOS that the tokenizer puts before every text is there once, also if the text begins with it.
+    """
+
+    def batches() -> Iterator[list[Document]]:
+        batch: list[Document] = []
+        characters = 0
+        for document in documents:
+            batch.append(document)
+            characters += len(document.text)
+            if len(batch) == _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
+        if batch:
+            yield batch
+
+    begin, doubled = tokenizers.begins(tokenizer), 0
+    for batch in batches():
+        # verbose=False: no warning about the native length, which these documents are meant to exceed
+        encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
+        # arrays at once: a stream may pause in the middle of a batch, and the tokenizer's own answer is far larger
+        arrays = [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
+        del encoded
+        for document, ids in zip(batch, arrays, strict=True):
+            again = len(ids) > 1 and ids[0] == ids[1] == begin
+            doubled += again
+            yield document, ids[1:] if again else ids
+    if doubled:
+        logger.warning(
+            "%s documents begin with %s, and the tokenizer puts it before every text: one of the two is left out",
+            f"{doubled:,}",
+            tokenizer.bos_token,
+        )
+
+
+def encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
+    """Yield the rows of :func:`tokenize` for ``documents``, except those without a token."""
+    for document, ids in encode(documents, tokenizer):
+        if len(ids):
+            yield {"name": document.name, "input_ids": ids}
+
+
+def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+    """Return a document's ids without a first BOS and a last EOS."""
+    first = int(len(ids) > 0 and ids[0] == tokenizer.bos_token_id)
+    last = int(len(ids) > first and ids[-1] == tokenizer.eos_token_id)
+    return ids[first : len(ids) - last]
+
+
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Hash what decides the ids: the backend's JSON, the special tokens and whether they are added.
+
+    Truncation and padding are left out: every call sets them.
+    """
+    settings = {
+        "class": type(tokenizer).__name__,
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "bos": getattr(tokenizer, "add_bos_token", None),
+        "eos": getattr(tokenizer, "add_eos_token", None),
+        "split_special": getattr(tokenizer, "split_special_tokens", False),
+        "added": sorted((index, str(token)) for index, token in tokenizer.added_tokens_decoder.items()),
+    }
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        settings["backend"] = {name: part for name, part in state.items() if name not in {"truncation", "padding"}}
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            settings["files"] = [storage.digest(Path(path)) for path in sorted(tokenizer.save_vocabulary(folder))]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
