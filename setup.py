@@ -23,6 +23,8 @@ setup(
     package_data={
         "tape_ds.export": ["card.md.jinja"],
         "tape_ds.attention": ["table.json"],
+        "tape_ds.scoring": ["tasks/**/*"],
+        "tape_ds.scoring.pages": ["page.html"],
         **{shipped(name): ["*"] for name in folders},
     },
 )

@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="samples of each implementation; default: the group's own")
     parser.add_argument("--out", type=Path, default=choose.RESULTS, help="folder of the tables, or a .jsonl")
     parser.add_argument("--toys", action="store_true", help="one tiny shape of each group: its times mean nothing")
-    parser.add_argument("--list", action="store_true", help="say what would be run")
+    parser.add_argument("--list", action="store_true", help="print what would be run")
     options = parser.parse_args(argv)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")

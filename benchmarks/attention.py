@@ -1,8 +1,8 @@
 """Attention over a text: RoPE's, and TAPE's by every backend of torch and of the model.
 
-TAPE's value is ``[v | e]``, twice as wide as the key. What wants equal widths is called twice with the same queries and
-keys, and is given the halves apart: no copy is put on its account. Everything is in memory as projections
-leave it, [B, T, H, K], but for ``[v | e]`` in one tensor: that is contiguous, as the model's concatenation leaves it.
+TAPE's value is ``[v | e]``, twice as wide as the key. Implementations of equal widths are called twice with the same
+queries and keys and one half each, without copies. Memory layouts are those of projections, [B, T, H, K], except that
+``[v | e]`` in one tensor is contiguous, as after the model's concatenation.
 
 Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K head size, V value width.
 """
@@ -46,7 +46,7 @@ class PackingLayout(NamedTuple):
 
     values: Callable[[Tensor, Tensor], Parts]
     at_once: bool = False
-    """Whether one call takes all pieces and gives as many; else there is a call for each."""
+    """One call for all pieces; otherwise a call for each."""
 
 
 def _joined(parts: Parts) -> Tensor:
@@ -58,8 +58,8 @@ APART = PackingLayout(lambda v, e: (v, e))
 ALONE = PLAIN._replace(at_once=True)
 TOGETHER = APART._replace(at_once=True)
 WIDE = PackingLayout(lambda v, e: (_joined((v, e)),))
+# Backends of the model that come first: a run may be cut short, and the others compile for long or are missing
 USUAL = ("varlen", "triton", "sdpa", "auto")
-"""Backends of the model that come first: a run may be cut short, and the others compile for long or are missing."""
 
 
 class Implementation(NamedTuple):
@@ -69,7 +69,7 @@ class Implementation(NamedTuple):
     make: Make
     """Makes the call; raises where the machine lacks something."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    """What must hold while it runs, forward and backward."""
+    """The context that it runs in, forward and backward."""
 
 
 def implementations(shape: AttentionShape, device: torch.device) -> Iterator[Implementation]:
@@ -151,7 +151,7 @@ def _runner(
 
 
 def truth_of(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> Truth:
-    """By plain matrices in fp64; and how far the same matrices in the inputs' precision are from that."""
+    """Compute the truth by plain matrices in fp64, and the error of the same in the inputs' precision."""
     with_state = encoding != BASELINE
     exact, plain = (_by_heads(each, with_state, lengths) for each in (inputs.double(), inputs))
     return expected_from(exact, plain, inputs.q.dtype)

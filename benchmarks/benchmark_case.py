@@ -18,15 +18,13 @@ from torch import Tensor
 
 from benchmarks.measure import Runner, Summary, TimedSample, bytes_of, clock, interleaved, peak_bytes, summarise
 
-BASELINE = "rope"
-"""The encoding that the others' times are divided by."""
+BASELINE = "rope"  # the encoding that the others' times are divided by
 TIMED, WRONG, REFUSED = "timed", "wrong", "refused"
-FIRST = 3
-"""Samples of an implementation before all are timed in turn."""
+FIRST = 3  # samples of an implementation before all are timed in turn
 STRETCHES = 16
 FACTOR = 2.0
+# Relative error that is always allowed: plain PyTorch is exact by luck at times
 FLOOR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-4, torch.bfloat16: 2e-3}
-"""Relative error that is nobody's fault: plain PyTorch is exact by luck at times."""
 
 
 class Setting(NamedTuple):
@@ -67,7 +65,7 @@ class Finding(NamedTuple):
     reason: str = ""
     """Why it was refused, or which tensor is wrong."""
     error: float | None = None
-    """Of the tensor that is furthest from the truth for what is allowed, see :func:`error_of`."""
+    """The error of the worst tensor relative to its allowed error, see :func:`error_of`."""
     allowed: float | None = None
     times: Mapping[str, Summary] = MappingProxyType({})
     """Milliseconds of the parts that are known: "forward" and "backward", or the "total" alone."""
@@ -100,8 +98,7 @@ def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtyp
 
 
 def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returned: Tensor | None = None) -> Runner:
-    """Return a call of these inputs, in their order; where something comes back, also the gradients of those that want
-    one."""
+    """Return a runner of a call with these inputs, in their order, and of the gradients that they require."""
     wanted = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
 
     def forward() -> Tensor:
@@ -120,7 +117,7 @@ def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returne
 def truth_of(
     formula: Callable[..., Tensor], inputs: Mapping[str, Tensor], dtype: torch.dtype, returned: Tensor | None = None
 ) -> Truth:
-    """Return what an :func:`operation` ought to give: its plain formula's in fp64, beside the same in ``dtype``."""
+    """Return the truth of an :func:`operation`: its plain formula in fp64, with the error of the same in ``dtype``."""
     exact, plain = (
         operation(
             formula,
@@ -139,7 +136,7 @@ def fused_operation(
     returned: Tensor,
     dtype: torch.dtype,
 ) -> BenchmarkCase:
-    """Return an operation of ours beside its plain formula, eager and compiled, on each encoding's inputs."""
+    """Compare an operation of ours with its plain formula, eager and compiled, on each encoding's inputs."""
     makers: dict[str, Callable[[], Callable[..., Tensor]]] = {
         "ours": lambda: ours,
         "eager": lambda: formula,
@@ -241,7 +238,7 @@ def _tidy(device: torch.device) -> None:
 
 
 def _reason(error: Exception, warned: list[str]) -> str:
-    """Return the library's own words: torch says in warnings why none of its kernels fits."""
+    """Return the library's message: torch warns why none of its kernels fits."""
     lines = [line for text in [str(error), *warned] for line in text.strip().splitlines()[:1]]
     lines = [" ".join(re.sub(r"\(Triggered internally[^)]*\)", "", line).split()) for line in lines]
     whole = "; ".join(dict.fromkeys(line for line in lines if line)) or repr(error)

@@ -27,11 +27,10 @@ SDPA = {
     "math": SDPBackend.MATH,
 }
 ON_CPU = ("flash", "math")
-REPEATING = ("efficient",)
-"""Backends that refuse grouped queries: their keys and values are repeated, as a user would."""
+REPEATING = ("efficient",)  # backends that refuse grouped queries: their keys and values are repeated, as a user would
+# Those that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 sequences of 1,024
+# tokens, on a CPU of one
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
-"""Those that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 sequences of 1,024
-tokens, on a CPU of one."""
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,10 @@ from tape_ds.results import now
 
 WORK = ROOT / ".cache"
 LEAST_SECONDS = 5  # a stage is not begun with less
-GRACE = 3
-"""Seconds at the end of a stage's limit in which it may stop by itself, and print where it was."""
-REHEARSAL = 4
-"""By how much longer all limits are in a rehearsal."""
-LOGGED = 1 << 20
-"""Bytes that are kept of a log: its end."""
-SKIPPED = 77
-"""Exit code of a stage that cannot do here what it is for."""
+GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
+REHEARSAL = 4  # by how much longer all limits are in a rehearsal
+LOGGED = 1 << 20  # bytes that are kept of a log: its end
+SKIPPED = 77  # exit code of a stage that cannot do here what it is for
 DONE, FAILED, LATE, LACKING = "done", "failed", "late", "skipped"
 
 
@@ -55,11 +51,11 @@ class Stage(NamedTuple):
     name: str
     seconds: int
     words: str
-    """What is run, by this Python where it begins with ``-``. ``{rows}``, ``{work}``, ``{device}`` and ``{toys}`` are
+    """The command, of this Python if it begins with ``-``. ``{rows}``, ``{work}``, ``{device}`` and ``{toys}`` are
     filled in."""
     needs: tuple[str, ...] = ()  # modules or programs
     toy: str | None = None
-    """What a rehearsal runs instead."""
+    """The command of a rehearsal."""
     variables: dict[str, str] = {}
 
 
@@ -223,7 +219,7 @@ class Part:
         return (DONE, last) if code == 0 else (FAILED, f"exit code {code}; {last}")
 
     def has(self, name: str, stage: Stage) -> bool:
-        """Whether the program that a stage is, or a module that it needs, is installed here or was carried here."""
+        """Return whether a stage's program, or a module that it needs, is installed or was carried here."""
         if stage.words.startswith(name):
             return shutil.which(name) is not None
         return importlib.util.find_spec(name) is not None or (self.work / carried.SITE / name).exists()
@@ -236,7 +232,7 @@ class Part:
         return [sys.executable if word == "python" else word for word in shlex.split(words.format(**filled_in))]
 
     def start(self, stage: Stage, log: Path) -> "subprocess.Popen[bytes]":
-        """Return a process in a session of its own, so that all it starts can be ended together."""
+        """Start a process in a new session, so that all its children can be ended together."""
         own = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "BENCHMARK_ROWS": str(self.rows)}
         own |= {"TRITON_CACHE_DIR": str(self.work / carried.CACHE)} | stage.variables
         if self.kernels_are_built:  # such a machine may have no C compiler

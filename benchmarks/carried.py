@@ -30,10 +30,9 @@ from tools.compile_gate import cache
 WHEELS = ["deepspeed", "hjson", "msgpack", "ninja", "py-cpuinfo", "einops", "liger-kernel"]
 WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 """What a launcher needs beyond an image with torch, transformers, accelerate and peft."""
+# Folders of unpacked wheels and of Triton's cache, and the file that names its compiler
 SITE, CACHE, KEY = "site", "triton", "triton_key.txt"
-"""Folders of unpacked wheels and of Triton's cache, and the file that names its compiler."""
-LIMIT = 40 << 20
-"""Bytes: what is carried shares its limit with the checkout."""
+LIMIT = 40 << 20  # bytes: what is carried shares its limit with the checkout
 
 
 def main(argv: list[str]) -> int:
@@ -94,8 +93,8 @@ def unpack(folder: Path, work: Path) -> dict[str, Any]:
     }
 
 
+# Of the compile gate's calls those of the models that the campaign runs
 CALLED = r"^H=32 G=(32|8) K=128|^H=12 G=12 K=64|^H=8 G=(1|8) K=(128|64)"
-"""Of the compile gate's calls those of the models that the campaign runs."""
 
 
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -26,14 +26,11 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.installation import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-TABLE = ROOT / "tape_ds" / "model" / "attention" / "table.json"
+TABLE = ROOT / "tape_ds" / "attention" / "table.json"
 PREFIX = "attend "
-GROUPS = ("attention", "decode")
-"""Those that ``auto`` learns from."""
-SPAN = 2
-"""A measured length holds for lengths from half of it to twice it."""
-DECODED = 16
-"""A step of decoding of one token holds for as many as the decoding kernel takes."""
+GROUPS = ("attention", "decode")  # those that ``auto`` learns from
+SPAN = 2  # a measured length holds for lengths from half of it to twice it
+DECODED = 16  # a step of decoding of one token holds for as many as the decoding kernel takes
 
 
 class ShapeKind(NamedTuple):
@@ -121,7 +118,7 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
 
 
 def fastest(shapes: list[list[table.BenchmarkRow]]) -> str | None:
-    """Of the backends that have a time at every one of these shapes; None where there is none."""
+    """Return the fastest backend among those with a time at all of these shapes, or None."""
     times = [
         {
             row.implementation.removeprefix(PREFIX): row.total_p50

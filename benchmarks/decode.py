@@ -14,12 +14,12 @@ from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Settin
 from benchmarks.measure import Runner
 from benchmarks.shapes import Decode
 
+# Those that ``choose`` chooses from, and what it has chosen
 BACKENDS = {"cuda": ("triton", "sdpa", "flash", "auto"), "cpu": ("auto",)}
-"""Those that ``choose`` chooses from, and what it has chosen."""
 
 
 def case(shape: Decode, setting: Setting) -> BenchmarkCase:
-    """Return every implementation over one cache; RoPE's is the first half of TAPE's values, in memory of its own."""
+    """Return every implementation over one cache; RoPE's is a copy of the first half of TAPE's values."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def draw(heads: int, tokens: int, width: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""What an encoding costs: a whole model's forward, loss and backward by each, beside RoPE's.
+"""The cost of an encoding: a whole model's forward, loss and backward by each, compared with RoPE's.
 
 The weights are the same, as far as encodings share them. ``randpe`` has no part: it is RoPE at positions that each
-forward draws anew, so no two of its outcomes can be compared. What an encoding itself learns has no part in the
+forward draws again, so no two of its outcomes can be compared. What an encoding itself learns has no part in the
 comparison with the truth: some of its gradients are sums that cancel, or are 0 whatever the text (FIRE's last bias adds
 one number to every score), and a relative error means nothing there. The tests compare them term by term.
 """

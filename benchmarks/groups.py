@@ -34,8 +34,8 @@ class Group(NamedTuple):
         return found
 
 
+# Samples, by kind of device, of a single operation or not
 REPEATS = {("cuda", True): 50, ("cuda", False): 20, ("cpu", True): 11, ("cpu", False): 5}
-"""Samples, by kind of device, of a single operation or not."""
 GROUPS = {
     "smoke": Group(
         "two layers of 7B's width: loss, every gradient, a step of AdamW and a decode, against a wider precision",
@@ -124,11 +124,11 @@ def _toys(model: BenchmarkModel, width: int, cache: int) -> dict[str, list[Shape
     }
 
 
+# For ``--toys``, by kind of device: everything runs, and its times mean nothing. CUDA's are what its kernels take.
 TOYS = {
     "cpu": _toys(BenchmarkModel("tiny", 3, 1, 40), 8, 50),
     "cuda": _toys(BenchmarkModel("small", 3, 2, 256), 64, 1_000),
 }
-"""For ``--toys``, by kind of device: everything runs, and its times mean nothing. CUDA's are what its kernels take."""
 
 
 def toys() -> dict[str, Group]:

@@ -16,6 +16,7 @@ from benchmarks.campaign import SKIPPED
 from tape_ds.kernels import jit
 from tape_ds.kernels.tape_attention import tape_attention
 
+# Forward and backward of each kernel in short, then what is easily wrong: tails, documents, padding full of NaN
 FIRST = (
     r"test_tape_attention.*::test_(output_and_gradients|documents|half_precision|tensor_cores)\b",
     r"test_position_mix.*::test_(triton|large_on_a_gpu)\b",
@@ -24,9 +25,7 @@ FIRST = (
     r"test_tape_attention.*::test_(padding|keys_that|blocks_of|strided|a_state)",
     r"test_position_mix.*::test_triton_",
 )
-"""Forward and backward of each kernel in short, then what is easily wrong: tails, documents, padding full of NaN."""
-EACH = 6
-"""Cases of one test before the next has its turn."""
+EACH = 6  # cases of one test before the next has its turn
 
 
 def pytest_sessionstart() -> None:

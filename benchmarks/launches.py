@@ -74,6 +74,7 @@ def _launches(text: str) -> tuple[Launch, ...]:
     return tuple(Launch(*map(int, each.split("x"))) for each in text.split())
 
 
+# By kernel, and whether sequences are packed: rows x columns x warps x stages
 SOUND = {
     ("forward", False): _launches(
         "64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x4x2 64x64x4x3 64x64x8x2 64x64x8x3 "
@@ -89,9 +90,7 @@ SOUND = {
     ("dK dQ", False): _launches("128x64x8x2 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3"),
     ("dK dQ", True): _launches("64x64x8x2 64x32x4x2 64x32x4x3 64x64x8x3 128x64x8x2"),
 }
-"""By kernel, and whether sequences are packed: rows x columns x warps x stages."""
-INTERPRETED = 2
-"""As many are tried by Triton's interpreter, which takes seconds for each."""
+INTERPRETED = 2  # as many are tried by Triton's interpreter, which takes seconds for each
 
 
 def case(shape: Sweep, setting: Setting) -> BenchmarkCase:

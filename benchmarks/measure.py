@@ -1,8 +1,8 @@
-"""How times and memory are taken, on a CPU and on a GPU.
+"""Measurement of times and memory, on a CPU and on a GPU.
 
-A sample of a GPU lies between two CUDA events: before it, a write larger than the second-level cache empties that
-cache, and an idle kernel keeps the GPU busy while Python queues the work, so that a short operation is timed by itself
-and not by the speed of its launches. Whole models are timed without that head start. On a CPU a sample is wall time.
+A sample of a GPU is the time between two CUDA events. Before it, a write larger than the second-level cache empties
+that cache, and an idle kernel keeps the GPU busy while Python queues the work, so that the time of a short operation
+does not include its launches. Whole models are timed without that head start. On a CPU a sample is wall time.
 """
 
 import time
@@ -12,20 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FLUSHED_BYTES = 256 << 20
-"""More than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)."""
-HEAD_START_CYCLES = 2_000_000
-"""About a millisecond."""
+FLUSHED_BYTES = 256 << 20  # more than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)
+HEAD_START_CYCLES = 2_000_000  # about a millisecond
 
 
 class Runner(NamedTuple):
-    """One implementation, ready to run as often as wanted."""
+    """One implementation, ready to run."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], object] | None
     """Takes what ``forward`` gave; None where there is nothing to differentiate, or no telling the two apart."""
     outcome: Callable[[], dict[str, Tensor]]
-    """What it computes, gradients included, for the comparison with the truth; runs before anything is timed."""
+    """Compute output and gradients, for the comparison with the truth before anything is timed."""
     held: int
     """Bytes of its inputs and parameters: memory it needs besides what it allocates."""
 

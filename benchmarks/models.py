@@ -40,8 +40,8 @@ TINY = {
 }
 SMALL = TINY | {"hidden_size": 256, "max_position_embeddings": 256}
 SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B, "tiny": TINY, "small": SMALL}
+# A model is compared with the truth on its first tokens: the truth holds every layer's whole matrices in fp64
 CHECKED_TOKENS = 256
-"""A model is compared with the truth on its first tokens: the truth holds every layer's whole matrices in fp64."""
 ENCODINGS = (BASELINE, "tape")
 
 
@@ -166,13 +166,13 @@ def outcome(model: nn.Module, ids_BT: Tensor, **options: Any) -> dict[str, Tenso
 
 
 def loss(model: nn.Module, ids_BT: Tensor, **options: Any) -> Tensor:
-    """Of predicting each token from those before it, with the gradients of the last time forgotten."""
+    """Return the loss of predicting each token, after resetting the gradients."""
     model.zero_grad(set_to_none=True)
     return model(input_ids=ids_BT, labels=ids_BT, use_cache=False, **options).loss
 
 
 def truth(model: TapeForCausalLM, ids_BT: Tensor, exact: torch.dtype = torch.float64, **packing: Any) -> Truth:
-    """By the ``reference`` attention in a wider precision, beside the same model in its own."""
+    """Compute the truth by the ``reference`` attention in a wider precision, and its error in the model's own."""
     models = (by_reference(model, dtype).train() for dtype in (exact, model.dtype))
     wide, plain = (outcome(each, ids_BT, **packing) for each in models)
     return expected_from(wide, plain, model.dtype)

@@ -16,11 +16,11 @@ from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 from tape_ds.methods import groups
 
+# Encodings and attention backends, by kind of device
 COMPARED = {
     "cuda": ((BASELINE, "auto"), ("tape", "varlen"), ("tape", "triton")),
     "cpu": ((BASELINE, "sdpa"), ("tape", "sdpa")),
 }
-"""Encodings and attention backends, by kind of device."""
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:

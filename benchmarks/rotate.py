@@ -14,7 +14,7 @@ from tape_ds.kernels.rotate import rotate
 
 
 def straightforward(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None) -> Tensor:
-    """As Llama's code writes it: cosines and sines K wide each, in the precision of ``x``."""
+    """Rotate as Llama's code does: cosines and sines K wide each, in the precision of ``x``."""
     e_BGTK = start_B1TK if state_BGTK is None else start_B1TK + state_BGTK
     e_BGTK = e_BGTK.to(x_BHTK.dtype)
     if e_BGTK.shape[1] not in (1, x_BHTK.shape[1]):

@@ -1,4 +1,4 @@
-"""What a shape is, and the labels by which tables call them.
+"""Shapes, and their labels in tables.
 
 A label is the letters of its sizes, ``B1 H32 G8 T8192 K128``: B batch, H query heads, G key/value heads, I position
 rank, T queries (and tokens of a row), S keys of a cache, K head size, L layers, N documents packed into each row. Where
@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 
+# By the name of a shape's field
 LETTERS = {
     "batch": "B",
     "heads": "H",
@@ -22,14 +23,13 @@ LETTERS = {
     "layers": "L",
     "documents": "N",
 }
-"""By the name of a shape's field."""
 
 
 @dataclass(frozen=True)
 class Shape:
     @property
     def label(self) -> str:
-        """How tables call it: its fields in their order, one without a letter as it is."""
+        """Its name in tables: its fields in order, one without a letter as it is."""
         return " ".join(f"{LETTERS.get(name, '')}{size}" for name, size in vars(self).items() if size is not None)
 
 
@@ -46,7 +46,7 @@ class AttentionShape(Shape):
 @dataclass(frozen=True)
 class Sweep(Shape):
     kernel: str
-    """Of :data:`benchmarks.launches.KERNELS`."""
+    """A name of :data:`benchmarks.launches.KERNELS`."""
     attention: AttentionShape
 
     @property
@@ -82,7 +82,7 @@ class BenchmarkModel(Shape):
     """Sequences of T tokens through the first layers of a model."""
 
     name: str
-    """Of :data:`benchmarks.models.SIZES`."""
+    """A name of :data:`benchmarks.models.SIZES`."""
     layers: int
     batch: int
     tokens: int

@@ -18,10 +18,9 @@ from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
-DECODED = 4
-"""Tokens, after the others have filled the cache."""
+DECODED = 4  # tokens, after the others have filled the cache
+# Of AdamW; its first step moves every weight by about as much, which bf16 can still hold at their usual size
 RATE = 1e-4
-"""Of AdamW; its first step moves every weight by about as much, which bf16 can still hold at their usual size."""
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:

@@ -22,10 +22,8 @@ from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
 QUANTILES = ("p20", "p50", "p80")
-OURS = "ours"
-"""The baseline where nothing is RoPE."""
-SPEEDS = ("recipe", "encodings")
-"""Groups with a column of tokens a second."""
+OURS = "ours"  # the baseline where nothing is RoPE
+SPEEDS = ("recipe", "encodings")  # groups with a column of tokens a second
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
 
 
@@ -63,7 +61,7 @@ class BenchmarkRow:
 
 
 def provenance(setting: Setting) -> dict[str, str]:
-    """Return the columns that say where the numbers come from, once for a run."""
+    """Return the columns of a run's origin: device, date, commit, versions."""
     if setting.device.type == "cuda":
         device = name_of(setting.device)
         chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
@@ -178,7 +176,7 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
 
 
 def baseline(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
-    """Return what the times of one shape are divided by: the fastest RoPE; where there is none, ours."""
+    """Return the baseline of one shape: the fastest RoPE, or ours without RoPE."""
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     if not plain:
         return {row.implementation: row for row in timed if row.implementation == OURS}

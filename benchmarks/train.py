@@ -25,8 +25,7 @@ from tools.experiment.runs import Starting
 
 STEPS, SAVED = 3, 2
 SIZES = LLAMA_2_7B | {"num_hidden_layers": 2}
-VOCABULARY = 400
-"""Tokens of the text; a model may have embeddings for more."""
+VOCABULARY = 400  # tokens of the text; a model may have embeddings for more
 FIELDS = {
     "train_data": "stdlib:typing.py",
     "eval_data": "stdlib:this.py",

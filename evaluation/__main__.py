@@ -18,8 +18,9 @@ Exit codes: 0 done; 2 something to mend, all of it in one message, nothing was s
 import os
 import sys
 
+from tape_ds.arguments import without_local_rank
 from tape_ds.errors import command
-from tape_ds.scoring.options import hand_over, without_local_rank
+from tape_ds.scoring.options import hand_over
 
 COMMANDS = {
     "generate": None,

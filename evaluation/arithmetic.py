@@ -13,12 +13,11 @@ from tape_ds.data.generated import tasks
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test, ids_of
 from tape_ds.errors import Problem, command, raise_if_any
-from tape_ds.scoring import arithmetic_tables, exact_match, journal, models
-from tape_ds.scoring import options as shared
-from tape_ds.scoring.cost import Cost
-from tape_ds.scoring.exact_match import Answered
+from tape_ds.scoring import exact_match, heat_maps, models, resumable
+from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.scoring.generation import continue_prompts
 from tape_ds.scoring.models import FoundModel
+from tape_ds.scoring.resumable import Cost
 
 EXAMPLES = 3
 """Wrong answers of a cell that are kept."""
@@ -30,9 +29,9 @@ def main(argv: list[str] | None = None) -> int:
     options = arithmetic_options.parse(argv)
     model, task = prepare(options)
     name = "arithmetic" if isinstance(task, ArithmeticTask) else "addressing"
-    evaluation = journal.Evaluation(
+    evaluation = resumable.Evaluation(
         name,
-        journal.folder(options.output, model),
+        resumable.folder(options.output, model),
         model=model.about(),
         config=arithmetic_options.settings(options),
         data={f"{name}:{task.name}": task.fingerprint(options.tested)},
@@ -40,8 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     def show(figures: Mapping[str, Any]) -> None:
-        written = arithmetic_tables.write(figures, evaluation.folder, f"{options.task} by {model.name_or_path}")
-        print(arithmetic_tables.summary(figures))
+        written = heat_maps.write_generated(figures, evaluation.folder, f"{options.task} by {model.name_or_path}")
+        print(heat_maps.generated_summary(figures))
         print(", ".join(str(path) for path in written))
 
     return evaluation.run(lambda: ask_all(evaluation, options, model, task), show, overwrite=options.overwrite)
@@ -65,16 +64,16 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, Task]:
         )
     if isinstance(task, ArithmeticTask):
         problems += arithmetic_options.check_reach("--digits", options.tested, task)
-        problems += shared.check_lengths("--digits (in tokens)", [task.most_tokens(options.tested)], model)
+        problems += models.check_lengths("--digits (in tokens)", [task.most_tokens(options.tested)], model)
     else:
         tokens = [task.tokens((length,)) for length in options.tested]
-        problems += shared.check_lengths("--lengths (in tokens)", tokens, model)
+        problems += models.check_lengths("--lengths (in tokens)", tokens, model)
     raise_if_any(problems)
     return model, task
 
 
 def ask_all(
-    evaluation: journal.Evaluation, options: argparse.Namespace, found: FoundModel, task: Task
+    evaluation: resumable.Evaluation, options: argparse.Namespace, found: FoundModel, task: Task
 ) -> dict[str, Any]:
     """Load the model, ask what no earlier start has asked, and return the figures."""
     model = found.load()
@@ -103,7 +102,7 @@ def ask(model: PreTrainedModel, options: argparse.Namespace, test: Test) -> dict
         together = options.batch_size * test.tokens
         found = exact_match.judge(model, test.task.vocabulary, samples, batch_tokens=together)
         if not isinstance(test.task, ArithmeticTask):
-            return Answered.of(test, found).to_dict()
+            return AnswerCount.of(test, found).to_dict()
         wrong = [sample for sample, right in zip(samples, found, strict=True) if not all(right)]
         first, second = test.size
         return {

@@ -81,7 +81,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", list[int]]:
     if not ids:
         problems.append(Problem("--prompt", prompt, "the tokenizer makes no token of it", "give another text"))
     length = len(ids) + options.max_new_tokens
-    raise_if_any(problems + shared.check_lengths("tokens of prompt and reply", [length], found))
+    raise_if_any(problems + models.check_lengths("tokens of prompt and reply", [length], found))
     shared.note_beyond([length], found)
     return found, ids
 

@@ -33,9 +33,9 @@ from tape_ds.scoring import options as shared
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    from tape_ds.scoring.harness_tasks import Loaded
-    from tape_ds.scoring.journal import Evaluation
+    from tape_ds.scoring.harness_tasks import LoadedTasks
     from tape_ds.scoring.models import FoundModel
+    from tape_ds.scoring.resumable import Evaluation
 
 NAME = "harness"
 REFUSED = {
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
     options = parse(argv)
     found, config = prepare(options)
-    from tape_ds.scoring import harness_results, harness_tasks, journal, scrolls
+    from tape_ds.scoring import harness_tasks, resumable
 
     deciding = settings(options, config)
     if config.apply_chat_template:
@@ -66,9 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     config.metadata = {"max_tokens": options.max_length} | config.metadata  # the tasks of SCROLLS cut by it
     tasks = harness_tasks.load(config)
-    evaluation = journal.Evaluation(
+    evaluation = resumable.Evaluation(
         NAME,
-        journal.folder(options.output, found),
+        resumable.folder(options.output, found),
         model=found.about(),
         config=deciding,
         data=tasks.fingerprints(config.num_fewshot),
@@ -76,9 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     return evaluation.run(
         lambda: evaluate(evaluation, options, config, found, tasks),
-        lambda figures: print(harness_results.table(figures)),
+        lambda figures: print(harness_tasks.table(figures)),
         overwrite=options.overwrite,
-        beside=scrolls.files(evaluation.folder, tasks.tasks),
+        beside=harness_tasks.submission_files(evaluation.folder, tasks.tasks),
     )
 
 
@@ -96,7 +96,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     found = models.find(options, problems)
     with collecting(problems):
         options.max_length = options.max_length or found.native_length
-        problems += shared.check_lengths("--max_length", [options.max_length], found)
+        problems += models.check_lengths("--max_length", [options.max_length], found)
     raise_if_any(problems)
     if options.trust_remote_code or not found.tokenizer_has_code:
         config.metadata = {"tokenizer": found.tokenizer_name_or_path} | config.metadata
@@ -108,26 +108,26 @@ def evaluate(
     options: argparse.Namespace,
     config: "EvaluatorConfig",
     found: "FoundModel",
-    tasks: "Loaded",
+    tasks: "LoadedTasks",
 ) -> dict[str, Any]:
     """Return the figures, on the first rank alone; what an earlier start has answered is not asked again."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
     from tape_ds.distributed.rank_sync import RankSync
-    from tape_ds.scoring import harness_results, job, scrolls
-    from tape_ds.scoring.cost import Cost
+    from tape_ds.scoring import harness_tasks, resumable
     from tape_ds.scoring.language_model import HarnessModel
+    from tape_ds.scoring.resumable import Cost
 
     with ExitStack() as held:
-        job.from_first(lambda: evaluation.lock(held))
+        resumable.from_first(lambda: evaluation.lock(held))
         cost = Cost(found.device)
         lm = HarnessModel(
             found, max_length=options.max_length, truncate=options.truncate, batch_size=options.batch_size
         )
         lm.tasks = tasks.tasks
         tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(evaluation.folder / "lm_eval")}))
-        asked = scrolls.files(evaluation.folder, tasks.tasks)
+        asked = harness_tasks.submission_files(evaluation.folder, tasks.tasks)
         results = simple_evaluate(
             **arguments(config)
             | {
@@ -149,10 +149,10 @@ def evaluate(
         return {}
     samples = results.pop("samples", None)
     evaluation.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
-    scrolls.write(evaluation.folder, samples or {})
+    harness_tasks.write_submission(evaluation.folder, samples or {})
     report(config, tracker, results, samples if config.log_samples else None)
     cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
-    return {**harness_results.figures(results, cut), "cost": taken}
+    return {**harness_tasks.figures(results, cut), "cost": taken}
 
 
 def arguments(config: "EvaluatorConfig") -> dict[str, Any]:

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from evaluation import passkey_options
 from tape_ds.data.passkey import LARGEST_KEY, PasskeyQuestion, answer_ids, fingerprint, grid, published
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
-from tape_ds.scoring import heat_map, journal, models, passkey
+from tape_ds.scoring import heat_maps, models, passkey, resumable
 from tape_ds.scoring import options as shared
-from tape_ds.scoring.cost import Cost
 from tape_ds.scoring.models import FoundModel
 from tape_ds.scoring.passkey import Passkey, Reply
+from tape_ds.scoring.resumable import Cost
 from tape_ds.training import tables
 
 NAME = "passkey"
@@ -28,9 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
     options = passkey_options.parse(argv)
     model, tokenizer, questions = prepare(options)
-    evaluation = journal.Evaluation(
+    evaluation = resumable.Evaluation(
         NAME,
-        journal.folder(options.output, model),
+        resumable.folder(options.output, model),
         model=model.about(),
         config=passkey_options.settings(options),
         data={f"passkey:{options.form}": fingerprint(options.form)},
@@ -89,16 +89,16 @@ def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list
 def beyond(options: argparse.Namespace, model: FoundModel, questions: Sequence[PasskeyQuestion]) -> list[Problem]:
     """Lengths past a model's last position; a published prompt has the tokens that its characters give."""
     if options.protocol == "grid" or model.position_limit is None:
-        return shared.check_lengths("--lengths", options.lengths, model)
+        return models.check_lengths("--lengths", options.lengths, model)
     longest = dict.fromkeys(options.lengths, 0)
     for question in questions:
         needed = len(question.write().ids) + options.new_tokens
         longest[question.length] = max(longest[question.length], needed)
-    return shared.check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
+    return models.check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
 
 
 def ask_all(
-    evaluation: journal.Evaluation,
+    evaluation: resumable.Evaluation,
     options: argparse.Namespace,
     found: FoundModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -161,9 +161,9 @@ def summarise(pairs: Sequence[tuple[PasskeyQuestion, Reply]], form: str) -> dict
 
 def report(figures: Mapping[str, Any], folder: Path, title: str, model: FoundModel) -> None:
     """The pictures and tables beside the result, and the table and the wrong replies on the terminal."""
-    written = heat_map.write(figures["cells"], folder, title=title, native_length=model.known_length)
+    written = heat_maps.write_passkeys(figures["cells"], folder, title=title, native_length=model.known_length)
     print(f"\n{title}\n")
-    print(heat_map.markdown(figures["cells"]))
+    print(heat_maps.passkey_table(figures["cells"]))
     by_length = [Passkey.from_dict(each) for each in figures["passkeys"]]
     tables.print_passkeys({model.name_or_path: by_length}, model.known_length or by_length[-1].length)
     print(", ".join(str(path) for path in written))

@@ -8,12 +8,12 @@ from typing import Any
 
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, collecting, command, raise_if_any
-from tape_ds.scoring import journal, models, perplexity_options, texts, window_jobs
+from tape_ds.scoring import models, perplexity_options, resumable, scored_texts, window_jobs
 from tape_ds.scoring import options as shared
 from tape_ds.scoring.causal_lm import unscorable
-from tape_ds.scoring.cost import Cost
 from tape_ds.scoring.models import FoundModel
 from tape_ds.scoring.perplexity_options import Scoring
+from tape_ds.scoring.resumable import Cost
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.scoring.window_jobs import Jobs, Texts
 from tape_ds.training import tables
@@ -26,9 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     """Check, read, score, write, print."""
     options = perplexity_options.parse(argv)
     model, sources = prepare(options)
-    evaluation = journal.Evaluation(
+    evaluation = resumable.Evaluation(
         NAME,
-        journal.folder(options.output, model),
+        resumable.folder(options.output, model),
         model=model.about(),
         config=perplexity_options.settings(options),
         data={source.spec: source.fingerprint() for source in sources},
@@ -55,7 +55,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
     model = models.find(options, problems)
-    problems += shared.check_lengths("--lengths", options.lengths, model)
+    problems += models.check_lengths("--lengths", options.lengths, model)
     if options.bos and model.tokenizer().bos_token_id is None:
         problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
     if (reason := unscorable(model.config)) is not None:
@@ -95,7 +95,7 @@ def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: Fou
 
 
 def score(
-    evaluation: journal.Evaluation,
+    evaluation: resumable.Evaluation,
     options: argparse.Namespace,
     found: FoundModel,
     sources: list[Source],
@@ -106,11 +106,13 @@ def score(
         UserError: texts that cannot be read, or are too short; the model is not loaded then.
     """
     tokenizer = found.tokenizer()
-    parts: dict[str, list[texts.ScoredText]] = {}
+    parts: dict[str, list[scored_texts.ScoredText]] = {}
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):
-            parts[source.spec] = texts.read(source, tokenizer, bare=options.bos, **perplexity_options.choice(options))
+            parts[source.spec] = scored_texts.read(
+                source, tokenizer, bare=options.bos, **perplexity_options.choice(options)
+            )
     raise_if_any(problems)
     scoring = perplexity_options.scoring_of(options, tokenizer)
     jobs = plan(parts, options, scoring, found)

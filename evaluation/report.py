@@ -1,8 +1,8 @@
 """One page that compares runs: ``python -m evaluation report RUNS... --output PAGE``.
 
 RUNS are folders (a run's, an evaluation's, or one with several of them below) or stored results; ``NAME=FOLDER`` names
-a column. ``report.html`` in the folder PAGE is one file that needs nothing else: losses, perplexity, passkeys, SCROLLS,
-tasks of lm-eval, and what was run.
+a column. ``report.html`` in the folder PAGE is one file that needs nothing else: losses, perplexity, passkeys, tasks of
+lm-eval, and what was run.
 
 No model is loaded, and the same results give the same bytes. Exit codes: 0 done; 2 something to mend.
 """
@@ -50,7 +50,6 @@ def page(found: Sequence[columns.Column], unused: Sequence[columns.Unused], titl
         "Loss by position": scores.losses(found, names),
         "Perplexity by length": scores.perplexities(found, names),
         "Passkeys found": scores.passkeys(found, names),
-        "SCROLLS": scores.scrolls(found, names),
         "MMLU, ARC and other tasks": scores.harness(found, names),
         "What was run": facts.section(found, unused),
     }

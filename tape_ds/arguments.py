@@ -5,6 +5,7 @@ import difflib
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tape_ds.errors import GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
@@ -73,3 +74,17 @@ def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
         for name, value in given.items()
         if value is not None and value < 1
     ]
+
+
+def named(typed: str) -> tuple[str | None, str]:
+    """Split ``NAME=MODEL``; an existing path that contains ``=`` has no name."""
+    name, equals, name_or_path = typed.partition("=")
+    return (name, name_or_path) if equals and name and not Path(typed).exists() else (None, typed)
+
+
+def without_local_rank(words: Sequence[str]) -> list[str]:
+    """Remove what launchers put first on a command line: ``--local_rank=0``, or the words ``--local_rank 0``."""
+    name, _, value = words[0].partition("=") if words else ("", "", "")
+    if name not in ("--local_rank", "--local-rank"):
+        return list(words)
+    return list(words[1:] if value else words[2:])

@@ -93,7 +93,6 @@ class DiskError(UserError):
 
 
 def raise_if_any(problems: list[Problem]) -> None:
-    """Raise one :class:`UserError` with all ``problems``, if there are any."""
     if problems:
         raise UserError(problems)
 
@@ -101,11 +100,7 @@ def raise_if_any(problems: list[Problem]) -> None:
 @contextlib.contextmanager
 def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
     """Add the problems of a :class:`UserError` within the block to ``problems``, each once, and continue after it.
-
-    Args:
-        problems: those found so far.
-        field: how the block's fields are written here: ``"--{}"`` for options.
-    """
+    ``field`` is how the block's fields are written here: ``"--{}"`` for options."""
     try:
         yield
     except UserError as error:

@@ -153,6 +153,7 @@ _RANGES = {
     ("ge", "le"): "give {ge} to {le}",
     ("ge", "lt"): "give a number from {ge} to below {lt}",
     ("gt", "lt"): "give a number above {gt} and below {lt}",
+    ("gt", "le"): "give a number above {gt}, {le} at most",
     ("gt",): "give a number above {gt}",
     ("ge",): "give {ge} or more",
 }

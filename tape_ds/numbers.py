@@ -31,7 +31,6 @@ def length(tokens: int) -> str:
 
 
 def gibibytes(value: float | None) -> str:
-    """Return bytes as GiB with two decimals."""
     return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"
 
 

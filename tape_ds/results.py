@@ -60,9 +60,9 @@ class Result:
     started: str
     """ISO 8601, UTC."""
     seed: int | None = None
-    """Of data order and initialisation; None if nothing is random."""
+    """Seed of data order and initialisation; None if nothing is random."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of Python and the installed packages of the stack."""
+    """Versions of Python and the installed packages of the stack."""
     hardware: dict[str, Any] = field(default_factory=dict)
     """CPU model, cores, memory in bytes and GPUs of the machine that wrote the result, and the number of processes."""
     commit: dict[str, Any] | None = None

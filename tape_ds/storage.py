@@ -34,12 +34,8 @@ _ANY_MESSAGE = re.compile("|".join(map(re.escape, _MESSAGES)))
 def write_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Let ``write`` fill a temporary file next to ``path``, and rename it when it is on the disk.
 
-    Args:
-        path: its folder is created; an existing file is replaced and gives its permissions.
-        write: given the path of the temporary file, empty; if it raises, nothing is left.
-
-    Raises:
-        OSError: the disk refused; names ``path``, whatever the library that wrote raised.
+    The folder is created, and an existing file replaced, which passes its permissions on. If ``write`` raises, nothing
+    is left; a refusal of the disk becomes an OSError that names ``path``, whatever the library raised.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.writing")
@@ -61,7 +57,6 @@ def write_file(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """:func:`write_file` of UTF-8 text."""
     write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
@@ -90,7 +85,6 @@ def sync(path: Path) -> None:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

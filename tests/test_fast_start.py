@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATION = ("", "generate", "perplexity", "passkey", "arithmetic", "harness", "report")
 TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
+EXPERIMENTS = tuple(f"tools.experiments.{name}" for name in ("flops", "pose_coverage", "stability", "visualise"))
 LAUNCHERS = tuple(
     f"launchers/{name}.py"
     for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_arithmetic")
@@ -45,7 +46,8 @@ def run(code):
 @pytest.mark.parametrize("word, code", [("--help", 0), ("--halp", 2)])
 def test_commands_read_their_line_before_anything_heavy(word, code):
     started = [["-m", "evaluation", *command.split()] for command in EVALUATION]
-    started += [[script] for script in (*LAUNCHERS, *TOOLS)] + [["-m", "tools.experiment"]]
+    started += [[script] for script in (*LAUNCHERS, *TOOLS)]
+    started += [["-m", name] for name in ("tools.experiment", *EXPERIMENTS)]
     run(STARTED.format(commands=[([*words, word], code) for words in started], heavy=HEAVY))
 
 

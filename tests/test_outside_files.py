@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tape_ds import results
+from tape_ds.checkpoint import source_model
 from tape_ds.config import files as recipe_files
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
-from tape_ds.export import source_model
 from tape_ds.export.card import Wishes
 from tape_ds.models.loading import configuration, extendable
 from tests.evaluation.test_models import adapter, found

@@ -20,7 +20,7 @@ from tape_ds.arguments import DTYPES, Parser, add_base_anyway
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
-    from tape_ds.export.source_model import SourceModel
+    from tape_ds.checkpoint.source_model import SourceModel
 
 
 @command
@@ -82,7 +82,7 @@ def check(options: argparse.Namespace) -> "SourceModel":
     if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
-    from tape_ds.export import source_model
+    from tape_ds.checkpoint import source_model
 
     with collecting(problems):
         source = source_model.find(options.source, base_anyway=options.base_anyway)

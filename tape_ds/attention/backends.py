@@ -72,7 +72,7 @@ def choose(backend: str, call: AttentionCall) -> str:
 
 
 class StoredChoice(NamedTuple):
-    """One line of the table: what is fastest for these calls, and where that was measured."""
+    """A row of the table: the fastest backend for these calls, and its measurement."""
 
     device: str
     """"cpu", or "sm_90" for compute capability 9.0."""
@@ -95,12 +95,11 @@ _ROWS = tuple(StoredChoice(**row) for row in json.loads(TABLE.read_text(encoding
 
 
 def table() -> tuple[StoredChoice, ...]:
-    """Return the stored rows."""
     return _ROWS
 
 
 class Chip(NamedTuple):
-    """What runs a call."""
+    """Device of a call."""
 
     type: str
     """"cpu", "cuda"."""
@@ -115,27 +114,15 @@ def chip_of(device: torch.device) -> Chip:
     return Chip("cuda", "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
 
 
-def _elementwise(call: AttentionCall) -> bool:
-    """Return whether the call's bias is a function of one query and one key."""
-    return isinstance(call.bias, ScoreBias) and call.bias.element is not None
-
-
-def _learns_bias(call: AttentionCall) -> bool:
-    """Return whether a backward gives the bias's parameters a gradient.
-
-    FlexAttention's adds it for every score by atomic additions, to few addresses: by their count seconds a layer, and
-    never measured.
-    """
-    return isinstance(call.bias, ScoreBias) and call.bias.learned and torch.is_grad_enabled()
-
-
 def _auto(call: AttentionCall) -> str:
     device, chip = chip_of(call.q.device)
     if call.changes_scores:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
         # last, would compile it anew.
         what = "scores with the encoding's bias, a soft cap or sinks"
-        takes_flex = device == "cuda" and call.q.shape[2] >= FLEX_QUERIES and not _learns_bias(call)
+        # Its backward adds a learned bias's gradient for every score by atomic additions to few addresses.
+        learns = isinstance(call.bias, ScoreBias) and call.bias.learned and torch.is_grad_enabled()
+        takes_flex = device == "cuda" and call.q.shape[2] >= FLEX_QUERIES and not learns
         if takes_flex and (missing("flex", device) or _why_not("flex", call)) is None:
             _say(f"flex (auto on cuda: {what} inside the kernel, no T x S matrix)")
             return "flex"
@@ -154,7 +141,7 @@ def _auto(call: AttentionCall) -> str:
 
 
 def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
-    """Return what is taken without a measurement on this chip, and why."""
+    """Return the default without a measurement on this chip, and the reason."""
     masked = call.layout is not None or call.window is not None
     if masked and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
         unfit = _why_not("varlen", call)
@@ -183,7 +170,7 @@ def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
 
 
 def missing(name: str, device_type: str) -> str | None:
-    """Return what this machine lacks for a backend, whatever the call."""
+    """Return what this machine lacks for a backend, for any call."""
     if NEEDS_CUDA[name] and device_type not in _GPUS:
         return "needs a CUDA device"
     if name == "flash":
@@ -196,10 +183,11 @@ def missing(name: str, device_type: str) -> str | None:
 
 
 def _why_not(name: str, call: AttentionCall) -> str | None:
-    """Why a backend cannot compute this call."""
+    """Return why a backend cannot compute this call."""
     if (reason := cannot(name, call.needs)) is not None:
         return reason
-    if call.bias is not None and name == "flex" and not _elementwise(call):
+    elementwise = isinstance(call.bias, ScoreBias) and call.bias.element is not None
+    if call.bias is not None and name == "flex" and not elementwise:
         return "cannot compute this encoding's bias"
     if name not in ("flash", "triton", "varlen"):
         return None

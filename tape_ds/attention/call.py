@@ -31,32 +31,30 @@ class AttentionCall(NamedTuple):
 
     @property
     def document_ids(self) -> Tensor | None:
-        """[B, S], -1 = padding; None where there is neither padding nor a second document."""
+        """[B, S], -1 = padding; None for one document without padding."""
         return None if self.layout is None else self.layout.ids_BS
 
     @property
     def v(self) -> Tensor:
-        """The value of a call that has one."""
         (value,) = self.values
         return value
 
     @property
     def trains(self) -> bool:
-        """Whether anybody asks for a gradient."""
+        """Whether a gradient is computed."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, *self.values))
 
     @property
     def needs(self) -> list[str]:
-        """Names of those :data:`NEEDS` that this call has."""
         return [name for name in NEEDS if getattr(self, name) is not None]
 
     @property
     def changes_scores(self) -> bool:
-        """Whether scores are more than scaled products: none of torch's fused kernels takes the call as it is."""
+        """Whether scores are more than scaled products, which torch's fused kernels cannot compute."""
         return self.bias is not None or self.softcap is not None or self.sinks is not None
 
     def part(self, start: int, stop: int) -> "AttentionCall":
-        """Return the call of the queries ``start .. stop`` alone, over those keys alone that they may see."""
+        """Return the call of the queries ``start .. stop``, over the keys that they may see."""
         first, last = 0, self.k.shape[2]
         if not isinstance(self.offset, Tensor):
             last = self.offset + stop
@@ -130,7 +128,7 @@ def complete(
 
 
 def allowed_keys(call: AttentionCall) -> Tensor:
-    """Return the mask that a call stands for: bool [B or 1, T, S], True where a query may see a key."""
+    """Return the mask of a call: bool [B or 1, T, S], True where a query may see a key."""
     document_ids = call.document_ids
     query_positions = torch.arange(call.q.shape[2], device=call.q.device) + call.offset
     key_positions = torch.arange(call.k.shape[2], device=call.q.device)
@@ -145,7 +143,7 @@ def allowed_keys(call: AttentionCall) -> Tensor:
 
 
 def blank_padding(call: AttentionCall) -> AttentionCall:
-    """Zero whatever padding holds: a weight of 0 times NaN would still be NaN, forward and backward."""
+    """Zero padding: a weight of 0 times NaN would still be NaN, forward and backward."""
     if call.layout is None or not call.layout.may_pad:
         return call
     padding_B1S1 = (call.layout.ids_BS < 0)[:, None, :, None]
@@ -156,10 +154,10 @@ def blank_padding(call: AttentionCall) -> AttentionCall:
 
 
 def has_flash(x: Tensor) -> bool:
-    """Return whether torch's FlashAttention runs where ``x`` is: not on NVIDIA's GPUs before Ampere, a V100 for one."""
+    """Return whether torch's FlashAttention runs on the device of ``x``; NVIDIA's GPUs need Ampere or newer."""
     return not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
 def fp32_kept(q: Tensor) -> torch.autocast:
-    """Autocast would turn matrix products that are fp32 on purpose back into bf16."""
+    """Switch autocast off, which would cast fp32 matrix products to bf16."""
     return torch.autocast(q.device.type, enabled=False)

@@ -22,7 +22,7 @@ FEW_QUERIES = 16
 
 
 class PackedLayout(NamedTuple):
-    """The tokens of all documents one after the other, padding left out."""
+    """Tokens of all documents one after the other, without padding."""
 
     cu_queries: Tensor
     """int32 [N + 1]: document n has the queries ``cu_queries[n] .. cu_queries[n + 1]``; perhaps none."""
@@ -55,26 +55,25 @@ class DocumentLayout:
 
     @property
     def packed(self) -> PackedLayout:
-        """Where the documents' tokens are; waits for the device, once, where the caller did not say it."""
+        """Document boundaries; computing them waits for the device once, unless the caller gave them."""
         return self.cached(PackedLayout, _pack)
 
     @property
     def known(self) -> bool:
-        """Whether :attr:`packed` is there already."""
         return PackedLayout in self._made
 
     @property
     def may_pad(self) -> bool:
-        """False where it is known that no token is padding."""
+        """Whether a token may be padding."""
         return not self.known or self.packed.key_order is not None
 
     @property
     def contiguous(self) -> bool:
-        """Whether no padding and no other document's token is between two tokens of a document."""
+        """Whether the tokens of each document are adjacent."""
         return self.cached("contiguous", _contiguous)
 
     def to(self, device: Any, non_blocking: bool = False) -> "DocumentLayout":
-        """Return the same on another device, made once: accelerate moves a block's arguments to where the block is."""
+        """Return a copy on another device, made once: accelerate moves a block's arguments to the block's device."""
         ids_BS = self.ids_BS.to(device, non_blocking=non_blocking)
         if ids_BS is self.ids_BS:
             return self
@@ -89,7 +88,7 @@ class DocumentLayout:
         return self.cached(ids_BS.device, moved)
 
     def cached(self, key: Hashable, make: Callable[["DocumentLayout"], Made]) -> Made:
-        """Return ``make(self)``, computed for the first layer that asks and kept under ``key`` for the others."""
+        """Return ``make(self)``, computed once and kept under ``key`` for later layers."""
         if key not in self._made:
             self._made[key] = make(self)
         made: Made = self._made[key]
@@ -129,7 +128,7 @@ def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int
 
 
 def ids_of_packed_sequences(cu_seq_lens: Tensor, sequences: int, tokens: int) -> Tensor:
-    """Return the document ids int32 [B, T] that ``cu_seq_lens`` stands for."""
+    """Return document ids int32 [B, T] from cumulative lengths."""
     places = torch.arange(sequences * tokens, device=cu_seq_lens.device)
     return torch.bucketize(places, cu_seq_lens[1:], right=True, out_int32=True).view(sequences, tokens)
 

@@ -49,7 +49,7 @@ RELEASES = (
 
 
 def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return a call for which :func:`why_not` gives None."""
+    """Compute a call for which :func:`why_not` returns None."""
     options: dict[str, Any] = {"softmax_scale": call.scale, "causal": True}
     if call.window is not None:
         options["window_size"] = (call.window - 1, 0)
@@ -77,7 +77,7 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Why the installed release does not take this call."""
+    """Return why the installed release cannot compute this call."""
     release = flash_functions().release if call.needs else None
     if release is not None and not release.windows_and_caps:
         return f"has no window and no soft cap in {release.name}, whose first versions left them out of the gradients"
@@ -131,7 +131,7 @@ def missing() -> str | None:
 
 
 def installed(release: Release) -> bool:
-    """Return whether it is there, itself and not another that has a module of that name."""
+    """Return whether the package is installed, not another one with a module of that name."""
     name = release.distribution
     try:
         return importlib.util.find_spec(release.module) is not None and (name is None or bool(version(name)))

@@ -74,7 +74,7 @@ def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
 
 
 def kernel_options(queries: int, columns: int) -> dict[str, int] | None:
-    """Return what FlexAttention is told of its blocks for keys and values that are so many columns wide together."""
+    """Return FlexAttention's block sizes for keys and values of this many columns together."""
     return SMALL_BLOCKS if columns > WIDE_COLUMNS and queries >= FLEX_QUERIES else None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.attention.call import AttentionCall
-from tape_ds.attention.document_layout import FEW_QUERIES, DocumentLayout
+from tape_ds.attention.document_layout import FEW_QUERIES
 from tape_ds.attention.sdpa import attention_by_sdpa
 from tape_ds.attention.varlen import attention_by_varlen
 from tape_ds.attention.varlen import why_not as why_not_varlen
@@ -16,7 +16,7 @@ from tape_ds.kernels import decode_attention, tape_attention
 
 
 def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return a call for which :func:`why_not` gives None."""
+    """Compute a call for which :func:`why_not` returns None."""
     assert isinstance(call.offset, int)
     halves = _halves(call)
     if _decodes(call):
@@ -27,7 +27,11 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
         packed = call.q.device.type != "cpu" and call.layout is not None and call.q.shape[2] > FEW_QUERIES
         return attention_by_varlen(call) if packed and why_not_varlen(call) is None else attention_by_sdpa(call)
     else:
-        documents = None if call.layout is None else call.layout.cached("kernels", _for_kernels)
+        documents = (
+            None
+            if call.layout is None
+            else call.layout.cached("kernels", lambda layout: tape_attention.document_borders(layout.ids_BS))
+        )
         outs = tape_attention.tape_attention(
             call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
         )
@@ -36,7 +40,7 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Why the kernels cannot compute this call."""
+    """Return why the kernels cannot compute this call."""
     halves, width = _halves(call), call.q.shape[-1]
     if _decodes(call) or (len(halves) == 1 and halves[0].shape[-1] <= width):
         return None
@@ -49,17 +53,13 @@ def why_not(call: AttentionCall) -> str | None:
 
 
 def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return the value, and the position state where there is one: two tensors, or views of one that holds both."""
+    """Return the value and the position state, if any: two tensors, or views of one."""
     return call.v.split(call.q.shape[-1], dim=-1) if len(call.values) == 1 else call.values
 
 
 def _decodes(call: AttentionCall) -> bool:
-    """Return whether this is a step of decoding: few queries, and nobody asks for a gradient."""
+    """Return whether this is a decoding step: few queries, no gradient."""
     halves = _halves(call)
     if call.trains or not call.scale > 0 or len(halves) > 2:
         return False
     return decode_attention.why_not(call.q, call.k, *halves) is None
-
-
-def _for_kernels(layout: DocumentLayout) -> Tensor:
-    return tape_attention.document_borders(layout.ids_BS)

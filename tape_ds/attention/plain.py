@@ -16,7 +16,8 @@ from tape_ds.kernels import reference
 
 
 def attention_by_reference(call: AttentionCall) -> Tensor:
-    """fp32 throughout, [B, H, T, S] weights in memory: the truth in tests, and what ``output_attentions`` needs."""
+    """fp32 throughout, [B, H, T, S] weights in memory: ground truth of tests, and the source of
+    ``output_attentions``."""
     return attention_with_weights(call)[0]
 
 

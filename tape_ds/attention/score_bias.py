@@ -19,7 +19,7 @@ ElementFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class ScoreBias(NamedTuple):
-    """What is added to ``scale * q k``: ``block`` of the marks."""
+    """Added to ``scale * q k``: ``block`` of the marks."""
 
     query_marks: Tensor
     """[B or 1, heads or 1, T, N]."""
@@ -41,7 +41,6 @@ class ScoreBias(NamedTuple):
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])
 
     def part(self, queries: slice, keys: slice) -> ScoreBias:
-        """Return the bias of these queries and keys alone."""
         return self._replace(query_marks=self.query_marks[:, :, queries], key_marks=self.key_marks[:, :, keys])
 
 
@@ -56,5 +55,5 @@ class ContentBias(NamedTuple):
 
 
 def elementwise(function: ElementFunction, query_marks: Tensor, key_marks: Tensor, heads: Tensor) -> Tensor:
-    """``function`` over blocks of scalar marks [B or 1, 1, t, 1] and [B or 1, 1, s, 1] -> [B or 1, H, t, s]."""
+    """Return ``function`` of blocks of scalar marks [B or 1, 1, t, 1] and [B or 1, 1, s, 1]: [B or 1, H, t, s]."""
     return function(query_marks, key_marks.transpose(-1, -2), heads[None, :, None, None])

@@ -72,13 +72,12 @@ def _of_one_value(call: AttentionCall) -> Tensor:
 
 
 def _is_small(call: AttentionCall, layout: DocumentLayout) -> bool:
-    """Return whether one mask costs less than a call for every document."""
     scores = call.q.shape[0] * call.q.shape[2] * call.k.shape[2]
     return scores <= MASK_ENTRIES * len(layout.packed.cu_keys)
 
 
 def _unmasked(call: AttentionCall) -> Tensor:
-    """Return one document, no padding: no mask larger than QUERY_BLOCK x S, or than QUERY_BLOCK and a window's keys."""
+    """Compute one document without padding, with masks of at most QUERY_BLOCK queries."""
     queries = call.q.shape[2]
     if queries == 1:  # its window is all keys that are left
         return fused(call.q, call.k, call.v, None, False, call.scale)
@@ -101,7 +100,7 @@ def _masked(call: AttentionCall) -> Tensor:
 
 
 def _masked_block(call: AttentionCall) -> Tensor:
-    """Return a call whose padding is zeros."""
+    """Compute a call whose padding is zeros."""
     allowed_BTS = allowed_keys(call)
     # A row without any key is a softmax over nothing. It sees everything (zeros, mostly) and is then dropped, so that
     # neither its output nor its gradient can be NaN on any of torch's backends.
@@ -111,7 +110,7 @@ def _masked_block(call: AttentionCall) -> Tensor:
 
 
 def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
-    """Return a call for every document; what the host needs for that is asked of the device once for all layers."""
+    """Call attention once a document; the lengths are read from the device once for all layers."""
     query_counts, key_counts = layout.cached("lengths", _lengths)
 
     def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: PackedLayout) -> Tensor:
@@ -128,7 +127,6 @@ def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
 
 
 def _lengths(layout: DocumentLayout) -> tuple[list[int], list[int]]:
-    """Return queries and keys of each document."""
     queries, keys = (cu.diff().tolist() for cu in (layout.packed.cu_queries, layout.packed.cu_keys))
     return queries, keys
 
@@ -209,7 +207,7 @@ def _sdpa(
 
 
 def _flash_first() -> AbstractContextManager[None]:
-    """Torch's kernels with cuDNN's behind its other fused ones; a kernel that somebody switched off stays off."""
+    """Prefer torch's other fused kernels to cuDNN's; disabled kernels stay disabled."""
     cuda = torch.backends.cuda
     enabled = {
         SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),

@@ -117,12 +117,12 @@ class _Piece(NamedTuple):
     groups: int
 
     def cut(self, x: Tensor, dim: int) -> Tensor:
-        """The piece's tokens of ``x``, a view: dimension ``dim`` (T) -> N, g."""
+        """Return a view of the piece's tokens: dimension ``dim`` (T) -> N, g."""
         return x.narrow(dim, self.start, self.groups * self.length).unflatten(dim, (self.groups, self.length))
 
 
 def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
-    """Return the groups of a sequence in their order: perhaps a half one, the full ones, perhaps a shorter last one."""
+    """Return the groups of a sequence in order: possibly a half one, the full ones, possibly a shorter last one."""
     begin = min(group // 2, tokens) if shifted else 0
     full, rest = divmod(tokens - begin, group)
     pieces = (_Piece(0, begin, 1), _Piece(begin, group, full), _Piece(tokens - rest, rest, 1))
@@ -130,7 +130,7 @@ def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
 
 
 def _halves(heads: int) -> list[tuple[int, int, bool]]:
-    """First query head, the one behind the last, and whether their borders are shifted."""
+    """Return first query head, end, and whether the groups are shifted."""
     middle = heads - heads // 2
     return [(0, middle, False), (middle, heads, True)][: 1 if heads == 1 else 2]
 
@@ -172,7 +172,7 @@ def cut_ahead(layout: DocumentLayout | None, attention: Any) -> None:
 
 
 def _cut(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
-    """DocumentLayout of a piece's groups as sequences of their own; the same for all layers."""
+    """Layout of a piece's groups as separate sequences; the same for all layers."""
     return layout.cached(piece, functools.partial(_cut_anew, piece=piece))
 
 

@@ -29,7 +29,7 @@ _WIDEST = 256
 
 
 def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return a call for which :func:`why_not` gives None; a sequence without borders is one document."""
+    """Compute a call for which :func:`why_not` returns None; a sequence without a layout is one document."""
     packed = whole_sequences(call) if call.layout is None else call.layout.packed
     if call.q.is_cuda and not torch.compiler.is_compiling():
         use_flash_attention_3()
@@ -72,7 +72,7 @@ def use_flash_attention_3() -> None:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Why its kernels do not run here, or do not take this call."""
+    """Return why its kernels do not run here, or cannot compute this call."""
     if (reason := why_not_documents(call)) is not None:
         return reason
     if not has_flash(call.q):

@@ -1,7 +1,7 @@
-"""Rows that cannot be read: refused, or left out on purpose up to a limit, counted and named.
+"""Unreadable rows: refused, or left out up to a limit, counted and named.
 
-Which rows are bad follows from the data alone. The limit only decides whether a run is refused, so that every process,
-every resume and every limit that is large enough reads the same documents.
+Which rows are bad depends on the data alone; the limit only decides whether a run is refused. So every process, every
+resume and every sufficient limit reads the same documents.
 """
 
 import json
@@ -18,13 +18,10 @@ from tape_ds.fields import Section
 
 logger = logging.getLogger(__name__)
 
-NAMED = 10
-"""Rows that a message names one by one."""
+NAMED = 10  # rows that a message lists
 
 
 class Skip(Section):
-    """What is left out of the data on purpose."""
-
     bad_rows: int = Field(0, ge=0)
     """Rows of the data that may be left out because they cannot be read: null or without the field, no JSON, no UTF-8,
     no conversation, or one with what is not rendered. Each is counted and named; one more ends the run. 0: the first
@@ -37,21 +34,20 @@ class BadRows:
     FILE = "bad_rows.json"
 
     def __init__(self, limit: int | None = None, *, tell: bool = False):
-        """Take up to ``limit`` rows.
-
+        """
         Args:
-            limit: None: no row, and the reader has no such setting that a message could name.
-            tell: log each row when it is met, as for a stream, whose bad rows are not known before the run.
+            limit: the most rows; None: no row, in a reader without such a setting.
+            tell: log each row when it is found, for a stream, whose bad rows are not known before the run.
         """
         self.limit = limit
         self.tell = tell
         self._found: dict[tuple[Any, str], Problem] = {}
 
     def add(self, problem: Problem) -> None:
-        """Leave a row out; the same one counts once, however often it is read.
+        """Leave a row out; it counts once, however often it is read.
 
         Raises:
-            UserError: it is one more than the limit.
+            UserError: the limit is exceeded.
         """
         place = (problem.value, problem.wrong)
         if place in self._found:
@@ -69,24 +65,24 @@ class BadRows:
         raise UserError(problem)
 
     def write(self, file: Path) -> None:
-        """Store what was left out, if anything was."""
+        """Store the rows that were left out, if any."""
         if self._found:
-            rows = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in self.problems]
+            rows = [[row.field, redacted(str(row.value)), row.wrong, row.remedy] for row in self.problems]
             storage.write_json(file, rows)
 
     def read(self, file: Path, **known: str) -> None:
-        """Add what was stored, if there is such a file; ``known``: fields of a problem that are others now.
+        """Add the stored rows, if the file exists, with the current values ``known`` of a problem's fields.
 
         Raises:
-            UserError: it is more than the limit.
+            UserError: the limit is exceeded.
         """
         if file.exists():
-            for each in json.loads(file.read_text(encoding="utf-8")):
-                self.add(replace(Problem(*each), **known))
+            for row in json.loads(file.read_text(encoding="utf-8")):
+                self.add(replace(Problem(*row), **known))
 
     @property
     def problems(self) -> list[Problem]:
-        """What is wrong with each row, in the order in which they were met."""
+        """The problem of each row, in the order in which they were found."""
         return list(self._found.values())
 
     def __str__(self) -> str:
@@ -105,9 +101,5 @@ class SourceBadRows(BadRows):
         self._of_run, self._known = of_run, {"field": field, "value": spec}
 
     def count(self, file: Path) -> None:
-        """Count what was stored there for the run.
-
-        Raises:
-            UserError: with these there are more than the limit.
-        """
+        """Count the rows stored in ``file`` for the run."""
         self._of_run.read(file, **self._known)

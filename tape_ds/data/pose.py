@@ -1,11 +1,11 @@
 """PoSE: long positions from short windows, by skipping (Zhu et al., 2023, arXiv 2309.10400).
 
-A window of ``c`` tokens is cut into chunks. Each chunk keeps its inner order, but the positions jump forward between
-chunks, so that over many draws every distance up to the target length is seen at the cost of ``c`` tokens. The content
-jumps too: chunks are pieces of one document, in order, with text left out between them by a draw of its own.
+A window of ``c`` tokens is cut into chunks. Positions jump forward between chunks, so that over many draws every
+distance up to the target length is seen at the cost of ``c`` tokens. The content jumps too, by a separate draw: chunks
+are pieces of one document, in order, with text left out between them.
 
 The rules are those of the authors' code (``train_preprocess_function_pose`` in ``train_pose.py``) for two chunks,
-carried on to any number:
+generalised to any number:
 
 - Lengths: of ``r`` tokens left for ``k`` chunks, the next takes 1 .. ceil(r / k), uniformly; the last takes the rest.
   For two chunks: the first has 1 .. (c + 1) // 2.
@@ -32,23 +32,20 @@ from tape_ds.fields import Section
 
 
 class Pose(Section):
-    """How samples are drawn from documents."""
-
     chunks: int = Field(1, ge=1)
     """1: sequences are packed. 2 or more: sequences are drawn from one document in that many chunks, positions skipping
     ahead between them up to target_length (PoSE)."""
     reach: int | None = Field(None, ge=1)
     """PoSE draws from this many windows at a document's start; null: from all of it. The published code has 5."""
     content: Literal["skipped", "contiguous", "aligned"] = "skipped"
-    """The text between PoSE's chunks: ``skipped`` (left out, by a draw of its own), ``contiguous`` (none left out) or
+    """The text between PoSE's chunks: ``skipped`` (left out, by a separate draw), ``contiguous`` (none left out) or
     ``aligned`` (as much left out as positions are skipped, as far as the document reaches)."""
     skips: Literal["uniform", "sorted"] = "uniform"
     """PoSE's positions: ``uniform`` (each chunk's skip after the one before) or ``sorted`` (all skips at once, in
     order: no crowding near target_length). Two chunks: the same."""
 
     def problems(self, window: int, target: int) -> Iterator[Problem]:
-        """Why no sequence of ``window`` tokens can be drawn so that it reaches ``target``; of one chunk, which options
-        are without a meaning."""
+        """Yield why sequences of ``window`` tokens cannot reach ``target``, or options that one chunk does not have."""
         if self.chunks == 1:
             for name, value in self.flat("pose_").items():
                 if name != "pose_chunks" and value != Pose().flat("pose_")[name]:
@@ -71,23 +68,17 @@ class PoseSequences:
     pose: Pose
 
     def draw(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return one training sequence from one document.
+        """Return ``(input_ids, position_ids)`` from one document [n], n >= 1.
 
-        Args:
-            tokens: the document, [n], n >= 1.
-            rng: draws lengths, then content, then positions. The content is drawn whatever becomes of it, so that
-                sequences which differ in :attr:`Pose.content` alone have the same positions.
-
-        Returns:
-            ``(input_ids, position_ids)``, both [min(n, window)], the ids in the document's dtype, positions int64,
-            rising strictly from 0 to ``target - 1`` at most. A document shorter than the window gives all its tokens,
-            in order, with skipped positions; the collator pads the sequence.
+        Both are [min(n, window)]; positions are int64 and rise strictly from 0 to ``target - 1`` at most. A document
+        shorter than the window gives all its tokens with skipped positions; the collator pads the sequence.
         """
         pose = self.pose
         if pose.reach is not None:
             tokens = tokens[: pose.reach * self.window]
         count = min(len(tokens), self.window)
         lengths = draw_lengths(count, pose.chunks, rng)
+        # drawn also if unused, so that sequences which differ in Pose.content alone have the same positions
         moved = draw_shifts(len(lengths), len(tokens) - count, rng)
         if pose.skips == "sorted":
             shifts = draw_sorted_shifts(len(lengths), self.target - count, rng)
@@ -102,7 +93,7 @@ class PoseSequences:
 
 
 def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarray:
-    """Chunk lengths, int64 [chunks], each 1 or more, summing to ``count`` (fewer chunks when ``count`` is smaller)."""
+    """Return chunk lengths, int64 [chunks], each 1 or more, with sum ``count``; fewer chunks if it is smaller."""
     lengths: list[int] = []
     for left in range(min(chunks, count), 1, -1):
         rest = count - sum(lengths)
@@ -111,7 +102,7 @@ def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarra
 
 
 def draw_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Shifts, int64 [chunks]: the first 0, each next one uniform between the one before and ``room``, included."""
+    """Return int64 [chunks]: the first is 0, each next one uniform between the previous one and ``room``, included."""
     shifts = [0]
     for _ in range(chunks - 1):
         shifts.append(int(rng.integers(shifts[-1], room, endpoint=True)))
@@ -119,5 +110,5 @@ def draw_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def draw_sorted_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Shifts, int64 [chunks]: the first 0, the others drawn from 0 .. ``room``, both ends included, then sorted."""
+    """Return int64 [chunks]: the first is 0, the others drawn from 0 .. ``room``, both included, then sorted."""
     return np.array([0, *sorted(int(rng.integers(0, room, endpoint=True)) for _ in range(chunks - 1))], dtype=np.int64)

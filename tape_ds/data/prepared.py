@@ -138,7 +138,7 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
     """Read a finished folder completely and return a problem for each damaged shard."""
     folder = Path(folder)
     if not is_prepared(folder):
-        return [Problem("check", str(folder), f"no prepared data: there is no {MANIFEST}", "check the path")]
+        return [Problem("check", str(folder), f"no prepared data: it has no {MANIFEST}", "check the path")]
 
     def damage(shard: ShardEntry) -> str | None:
         wrong = wrong_size(folder, shard)

@@ -1,16 +1,16 @@
-"""A tokenizer of one's own: byte-pair encoding trained by sentencepiece with Llama's settings.
+"""Tokenizers trained, loaded and saved; trained ones are byte-pair encodings of sentencepiece with Llama's settings.
 
-Training from scratch needs one where none is given, and fair comparisons of encodings need it to be the same every
-time: the same documents and settings give the same files, byte for byte.
+Training from scratch trains one unless one is given. The same documents and settings give the same files, byte for
+byte, so that comparisons of encodings are fair.
 
-**Pieces** (:data:`SETTINGS`, those that Llama's published ``tokenizer.model`` records): a space is the letter ``▁``, a
-text begins with one more of them, digits stand alone, runs of spaces may be a piece, and what no piece covers (a
-newline among it) is spelt in bytes, ``<0x0A>``. Ids 0, 1, 2 are ``<unk>``, ``<s>``, ``</s>``.
+**Pieces** (:data:`SETTINGS`, those in Llama's published ``tokenizer.model``): a space is the letter ``▁``, with one
+more at a text's beginning; digits are separate; runs of spaces may be a piece; and everything without a piece (such as
+a newline) is written in bytes, ``<0x0A>``. Ids 0, 1, 2 are ``<unk>``, ``<s>``, ``</s>``.
 
-**The folder** is read by ``AutoTokenizer``, and its ``tokenizer.model`` by programs that use sentencepiece. The class
-is transformers' general ``TokenizersBackend``: its ``LlamaTokenizer`` (5.23) loses a space at a text's beginning. Every
-text is encoded with BOS before it and nothing after it, and decodes to itself, but for the letter ``▁`` (U+2581), which
-becomes a space. Special tokens spelt out in a text are text: a page that shows ``</s>`` does not end a document.
+**The folder** is read by ``AutoTokenizer``, and its ``tokenizer.model`` by sentencepiece. The class is transformers'
+general ``TokenizersBackend``: its ``LlamaTokenizer`` (5.23) loses a space at a text's beginning. Every text is encoded
+with BOS before it and nothing after it, and decodes to itself, except that the letter ``▁`` (U+2581) becomes a space.
+Special tokens written in a text are text: a page that shows ``</s>`` does not end a document.
 """
 
 import io
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Part of every key: raise it when the code below gives another tokenizer for the same documents.
 FORMAT = 1
 
+# the settings of Llama's tokenizer that differ from sentencepiece's defaults
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe",
     "character_coverage": 0.99995,
@@ -48,19 +49,12 @@ SETTINGS: dict[str, Any] = {
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": True,
 }
-"""What Llama's tokenizer was trained with, as far as it differs from sentencepiece's own settings."""
+MAX_CHARACTERS = 100_000_000  # of text for training; more changes the pieces little
 
-MAX_CHARACTERS = 100_000_000
-"""How much text is read for training unless given; more changes the pieces little."""
-
+# Classes that in transformers 4 rebuild the beginning and end of a text from ``add_bos_token`` and ``add_eos_token``.
 _REBUILDING = ("LlamaTokenizer", "CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
-"""Classes that in transformers 4 rebuild what a text begins and ends with, by ``add_bos_token`` and
-``add_eos_token``."""
-_UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
-# Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.
-_LINE = 1024
-# Parts of the data that are open at once while the sample is drawn.
-_OPEN = 16
+_LINE = 1024  # sentencepiece drops lines above 4,192 bytes, and a letter has at most 4
+_OPEN_SHARDS = 16  # while the sample is drawn
 
 
 def train(
@@ -71,21 +65,18 @@ def train(
     max_characters: int = MAX_CHARACTERS,
     field: str = "train_data",
 ) -> "PreTrainedTokenizerBase":
-    """Train on the training documents of ``specs`` and save in ``folder``.
+    """Train on the training documents of ``specs``, save in ``folder`` and load from there.
 
     Args:
         specs: of text, see :mod:`tape_ds.data.sources`.
-        vocab_size: exactly this many tokens, special ones and 256 bytes among them.
-        folder: not there yet; its parents are made.
-        max_characters: at most so much text, drawn by :func:`sample`.
-        field: what messages call the specs.
-
-    Returns:
-        What ``AutoTokenizer.from_pretrained(folder)`` gives.
+        vocab_size: tokens, including special ones and 256 bytes.
+        folder: new; its parents are created.
+        max_characters: the most text, drawn by :func:`sample`.
+        field: of the specs, for messages.
 
     Raises:
-        UserError: a spec, no text behind it, a vocabulary that the text is too small or too varied for (with the
-            nearest possible size), a folder that is there.
+        UserError: an invalid spec, no text, a vocabulary that the text is too small or too varied for (with the nearest
+            possible size), an existing folder.
     """
     from transformers import AutoTokenizer
 
@@ -100,11 +91,8 @@ def train(
 def cached(
     specs: Sequence[str], vocab_size: int, cache_dir: str | Path, skip_bad_rows: int | None = None
 ) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of :func:`train`, trained by the first process that asks and read from ``cache_dir`` ever
-    after. Up to ``skip_bad_rows`` rows that cannot be read are left out.
-
-    Its folder is named after the documents' fingerprints and every setting; see :mod:`tape_ds.data.cache`.
-    """
+    """Return the tokenizer of :func:`train`, from ``cache_dir`` if it is there; it is trained by one process. Up to
+    ``skip_bad_rows`` unreadable rows are left out."""
     from transformers import AutoTokenizer
 
     sources = _text_sources(specs, "train_data", BadRows(skip_bad_rows))
@@ -126,13 +114,13 @@ def load(
     """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
     Args:
-        name_or_path: of it.
-        field: where it stands.
-        trust_remote_code: whether a class that comes with it may be run (transformers itself would stop and ask); None:
-            no, and the command has no such option.
+        name_or_path: of the tokenizer.
+        field: of the recipe, or an option, for messages.
+        trust_remote_code: run a class that comes with it (transformers itself would stop and ask); None: do not, and
+            the command has no such option.
 
     Raises:
-        UserError: there is none, it cannot be read, or it needs such a class.
+        UserError: a missing or unreadable tokenizer, or one that needs such a class.
     """
     from transformers import AutoTokenizer
 
@@ -143,22 +131,22 @@ def load(
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust_remote_code))
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
-    except Exception as error:  # of a file of another form transformers raises whatever it meets, tokenizers a bare one
+    except Exception as error:  # of a damaged file transformers raises anything, and tokenizers a bare Exception
         remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
         raise unreadable(error, "tokenizer", field, name_or_path, remedy, trust_remote_code) from error
 
 
 def begins(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return the BOS that a tokenizer puts before every text; None: it puts none."""
+    """Return the BOS that a tokenizer puts before every text, or None."""
     begin: int | None = tokenizer.bos_token_id
     return begin if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else None
 
 
 def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str]:
-    """Return a line for a run's outline where a Llama's tokenizer begins no text with the BOS that the model knows.
+    """Return a line for a run's outline if a Llama's tokenizer does not add the model's BOS to texts.
 
     transformers 5 reads a ``tokenizer.model`` that way unless tokenizer_config.json has ``add_bos_token``. A
-    tokenizer.json has decided it, and tokenizers of other families begin texts without.
+    tokenizer.json settles it, and tokenizers of other families add none.
     """
     if not type(tokenizer).__name__.startswith(("LlamaTokenizer", "CodeLlamaTokenizer")):
         return {}
@@ -172,13 +160,13 @@ def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str
 
 
 def save(tokenizer: "PreTrainedTokenizerBase", folder: str | Path) -> None:
-    """Save a tokenizer as ``save_pretrained`` does, but so that transformers 4 reads the same one (from 4.45; earlier
-    ones cannot read today's ``tokenizer.json``)."""
+    """Save a tokenizer so that transformers 4.45 and later read it too (earlier ones cannot read its
+    ``tokenizer.json``)."""
     tokenizer.save_pretrained(folder)
     path = Path(folder) / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    for of_this_machine in ("backend", "is_local", "local_files_only"):
-        config.pop(of_this_machine, None)
+    for local in ("backend", "is_local", "local_files_only"):
+        config.pop(local, None)
     if config["tokenizer_class"] == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
         config["model_input_names"] = tokenizer.model_input_names  # else token_type_ids too, which generate refuses
@@ -186,7 +174,7 @@ def save(tokenizer: "PreTrainedTokenizerBase", folder: str | Path) -> None:
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     template = tokenizer.chat_template  # which 4.45 does not read from its own file
     if isinstance(template, dict):
-        config["chat_template"] = [{"name": name, "template": each} for name, each in template.items()]
+        config["chat_template"] = [{"name": name, "template": text} for name, text in template.items()]
     elif template is not None:
         config["chat_template"] = template
     if config["tokenizer_class"].removesuffix("Fast") in _REBUILDING:
@@ -196,17 +184,17 @@ def save(tokenizer: "PreTrainedTokenizerBase", folder: str | Path) -> None:
 
 
 def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
-    """Texts from all over the data, ``max_characters`` together at most, the same ones every time.
+    """Yield texts from all over the data, at most ``max_characters`` together, always the same.
 
-    The shards of all sources (files, mostly) stand in one shuffled order that depends on their number alone. They are
-    read from their beginnings, sixteen at a time, a document of each in turn; so data larger than the limit are
-    sampled evenly over at least sixteen shards, and smaller data are used whole.
+    The shards of all sources (files, mostly) are shuffled in an order that depends on their number alone, and read from
+    their beginnings, sixteen at a time, a document of each in turn. So data larger than the limit are sampled evenly
+    over at least sixteen shards, and smaller data are used completely.
     """
     shards = [shard for source in sources for shard in source.shards("train")]
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(shards))
     left = max_characters
-    for start in range(0, len(order), _OPEN):
-        reading = deque(shards[index].documents() for index in order[start : start + _OPEN])
+    for start in range(0, len(order), _OPEN_SHARDS):
+        reading = deque(shards[index].documents() for index in order[start : start + _OPEN_SHARDS])
         while reading:
             documents = reading.popleft()
             document = next(documents, None)
@@ -230,7 +218,7 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
     """Return a trained ``tokenizer.model``."""
     from sentencepiece import SentencePieceTrainer
 
-    # a list, because an error of the data would come out of sentencepiece's hands as another
+    # a list, because sentencepiece would replace an error of the data by another
     lines = [
         line[start : start + _LINE]
         for text in sample(sources, max_characters)
@@ -242,7 +230,7 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
         raise UserError(Problem(sources[0].field, specs, "no document has any text", "name data that hold text"))
     model = io.BytesIO()
     try:
-        # one thread: the result is then the same on every machine; 2 = errors alone are logged, and raised besides
+        # one thread: the same result on every machine; 2: only errors are logged, and they are raised too
         SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=model,
@@ -265,7 +253,7 @@ def _save(model: bytes, folder: Path) -> None:
 
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)
-    special = {"unk_token": _UNKNOWN, "bos_token": _BEGIN, "eos_token": _END}
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=sentencepiece_tokenizer.backend(folder / "tokenizer.model"),
         add_bos_token=True,

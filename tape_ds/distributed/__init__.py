@@ -1,1 +1,1 @@
-"""How the work on one model is shared by several processes beside DeepSpeed's ZeRO: applied to a model from outside."""
+"""Processes that work on one model: their layout, meeting, exchanges, and sequence and tensor parallelism."""

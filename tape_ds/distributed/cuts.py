@@ -1,4 +1,4 @@
-"""Parameters of which every process of a tensor-parallel group has a piece, and how they become whole again."""
+"""Cut parameters into pieces for the processes of a tensor-parallel group, and put them together again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,55 +13,54 @@ from tape_ds.distributed.group import RankGroup
 
 @dataclass(frozen=True)
 class TensorCut:
-    """How a parameter was cut."""
+    """How a parameter was cut: ``sizes`` are those of the pieces along ``dim``, by process."""
 
     group: RankGroup
     dim: int
     sizes: tuple[int, ...]
-    """Of each process's piece along ``dim``."""
 
     def whole(self, piece: Tensor) -> Tensor:
-        """Return all pieces put together; every process of the group must call it."""
+        """Return the whole parameter; every process of the group must call it."""
         missing = max(self.sizes) - piece.shape[self.dim]
         padded = F.pad(piece.detach(), (*(0, 0) * (piece.dim() - 1 - self.dim), 0, missing)) if missing else piece
         pieces = zip(self.group.gather(padded.detach()), self.sizes, strict=True)
         return torch.cat([each.narrow(self.dim, 0, size) for each, size in pieces], dim=self.dim)
 
     def numel(self, piece: Tensor) -> int:
-        """Return numbers of the whole."""
         return piece.numel() // piece.shape[self.dim] * sum(self.sizes)
 
 
 def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGroup) -> None:
-    """Keep this process's piece, in place: whoever holds the parameter sees it. A parameter is cut once, however often
-    it is tied."""
+    """Keep this process's piece, in place; a tied parameter is cut once."""
     if cut_of(parameter) is not None:
         return
     parameter.data = parameter.data.split(list(sizes), dim=dim)[group.index].clone()
     parameter.grad = None
     marked: Any = parameter
     marked.tensor_cut = TensorCut(group, dim, tuple(sizes))
-    marked.tensor_model_parallel = True  # by which an engine's norm of the gradients counts every piece, others once
+    marked.tensor_model_parallel = True  # DeepSpeed's gradient norm then counts every piece, and other parameters once
 
 
 def cut_of(parameter: Tensor) -> TensorCut | None:
-    """Return how it was cut; None where it is whole in every process."""
-    found: TensorCut | None = getattr(parameter, "tensor_cut", None)
-    return found
+    """Return how a parameter was cut; None if it is whole."""
+    tensor_cut: TensorCut | None = getattr(parameter, "tensor_cut", None)
+    return tensor_cut
 
 
 def whole_numel(parameter: Tensor) -> int:
-    """Return numbers of the whole parameter, a piece of which every process has, or a shard of ZeRO-3's."""
-    found = cut_of(parameter)
-    numel: int = getattr(parameter, "ds_numel", parameter.numel()) if found is None else found.numel(parameter)
+    """Return the number of elements of the whole parameter, given a piece of it, or a shard of ZeRO-3's."""
+    tensor_cut = cut_of(parameter)
+    numel: int = getattr(parameter, "ds_numel", parameter.numel())
+    if tensor_cut is not None:
+        numel = tensor_cut.numel(parameter)
     return numel
 
 
 def described(model: nn.Module) -> dict[str, Any]:
-    """For a checkpoint: how many processes share the model, and by parameter name along which dimension it was cut
-    into pieces of which sizes. Empty where nothing is cut."""
-    cuts = {name: found for name, each in model.named_parameters() if (found := cut_of(each)) is not None}
+    """Return what a checkpoint stores: the group's size, and dimension and sizes by parameter name; empty if nothing is
+    cut."""
+    cuts = {name: cut for name, parameter in model.named_parameters() if (cut := cut_of(parameter)) is not None}
     if not cuts:
         return {}
     size = next(iter(cuts.values())).group.size
-    return {"size": size, "cuts": {name: [each.dim, list(each.sizes)] for name, each in cuts.items()}}
+    return {"size": size, "cuts": {name: [cut.dim, list(cut.sizes)] for name, cut in cuts.items()}}

@@ -1,7 +1,7 @@
-"""The network interface over which gloo connects the machines of a job.
+"""Choose the network interface over which gloo connects the machines of a job.
 
-Gloo takes the address that the host's own name has, which is 127.0.1.1 where Debian and Ubuntu wrote /etc/hosts: no
-other machine reaches it, and every job over several machines makes a gloo group, NCCL's too.
+Gloo takes the address of the host's own name, which is 127.0.1.1 where Debian and Ubuntu wrote /etc/hosts: no other
+machine reaches it, and every job on several machines makes a gloo group, under NCCL too.
 """
 
 import contextlib
@@ -13,12 +13,11 @@ from collections.abc import Iterable
 import psutil
 
 GLOO = "GLOO_SOCKET_IFNAME"
-"""The environment variable that gloo reads."""
+"""Environment variable that gloo reads."""
 
 
 def own_address(peer: str) -> str | None:
-    """Return this machine's address on the way to ``peer``; None where that is this machine under a loopback name, or
-    is unknown."""
+    """Return this machine's address on the route to ``peer``; None if it is a loopback address or unknown."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, target in socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
@@ -30,14 +29,11 @@ def own_address(peer: str) -> str | None:
 
 
 def use_interface_towards(peers: Iterable[str]) -> None:
-    """Have gloo take the interface that leads to the first of ``peers`` on another machine, unless the user chose one.
-
-    Args:
-        peers: names or addresses.
-    """
+    """Have gloo use the interface on the route to the first of ``peers`` (names or addresses) on another machine,
+    unless the user set one."""
     if GLOO in os.environ:
         return
     names = {each.address: name for name, addresses in psutil.net_if_addrs().items() for each in addresses}
-    found = (names.get(address) for peer in peers if (address := own_address(peer)) is not None)
-    if (name := next(filter(None, found), None)) is not None:
+    interfaces = (names.get(address) for peer in peers if (address := own_address(peer)) is not None)
+    if (name := next(filter(None, interfaces), None)) is not None:
         os.environ[GLOO] = name

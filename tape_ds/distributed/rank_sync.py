@@ -1,7 +1,6 @@
-"""What all ranks of a job tell each other outside of the model: a few numbers at every step, a decision now and then.
+"""Exchange a few numbers or objects between all ranks, from the CPU.
 
-Gradients go over the backend of the devices; this goes over gloo, from the CPU, so that it neither waits for a GPU nor
-stands in the way of its collectives.
+Gradients use the devices' backend; this uses gloo, which neither waits for a GPU nor delays its collectives.
 """
 
 from collections.abc import Sequence
@@ -12,15 +11,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-_groups: dict[Any, Any] = {}  # by the job's process group: one mesh of sockets for a job
+_groups: dict[Any, Any] = {}  # by the job's process group: each gloo group is a full mesh of sockets
 
 
 def join(timeout: timedelta | None = None) -> Any:
-    """Return the gloo group of all ranks, made by the first call, which all ranks must do together.
-
-    Args:
-        timeout: of a collective; None: gloo's own, half an hour.
-    """
+    """Return the gloo group of all ranks, which must make the first call together; default ``timeout``: gloo's, half an
+    hour."""
     world = distributed.group.WORLD
     if world not in _groups:
         is_gloo = distributed.get_backend() == "gloo"
@@ -29,47 +25,41 @@ def join(timeout: timedelta | None = None) -> Any:
 
 
 class RankSync:
-    """The ranks of the job; a job of one process needs no process group. Every method must be called by all ranks."""
+    """The ranks of the job; a single process needs no process group. All ranks must call every method."""
 
     @cached_property
     def world(self) -> int:
-        """Number of ranks."""
         return distributed.get_world_size() if distributed.is_initialized() else 1
 
     @cached_property
     def rank(self) -> int:
-        """This one's number."""
         return distributed.get_rank() if distributed.is_initialized() else 0
 
-    @cached_property
-    def _group(self) -> Any:
-        return join()
-
     def numbers(self, own: Sequence[float]) -> list[list[float]]:
-        """Return every rank's numbers, by rank; all ranks give equally many."""
-        mine = torch.tensor(own, dtype=torch.float64)
+        """Return every rank's numbers, by rank; all ranks give the same count."""
+        numbers = torch.tensor(own, dtype=torch.float64)
         if self.world == 1:
-            return [mine.tolist()]
-        found = [torch.empty_like(mine) for _ in range(self.world)]
-        distributed.all_gather(found, mine, group=self._group)
-        return [each.tolist() for each in found]
+            return [numbers.tolist()]
+        gathered = [torch.empty_like(numbers) for _ in range(self.world)]
+        distributed.all_gather(gathered, numbers, group=join())
+        return [each.tolist() for each in gathered]
 
     def objects(self, own: Any) -> list[Any]:
-        """Return every rank's object, by rank; pickled on the way."""
+        """Return every rank's object, by rank; they are pickled."""
         if self.world == 1:
             return [own]
-        found: list[Any] = [None] * self.world
-        distributed.all_gather_object(found, own, group=self._group)
-        return found
+        gathered: list[Any] = [None] * self.world
+        distributed.all_gather_object(gathered, own, group=join())
+        return gathered
 
     def any(self, own: str | None) -> str | None:
-        """Return what some rank says, the lowest that says anything; None where none does."""
+        """Return the text of the lowest rank that has one."""
         return next((text for text in self.objects(own) if text is not None), None)
 
     def first(self, own: Any) -> Any:
-        """Rank 0's object, on every rank."""
+        """Return rank 0's object on every rank."""
         if self.world == 1:
             return own
-        held = [own]
-        distributed.broadcast_object_list(held, src=0, group=self._group)
-        return held[0]
+        objects = [own]
+        distributed.broadcast_object_list(objects, src=0, group=join())
+        return objects[0]

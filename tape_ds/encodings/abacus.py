@@ -14,20 +14,14 @@ The encoding beside it counts as ever: this one stands around it, and has one in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from tape_ds.encodings import base, documents
-from tape_ds.encodings.options import Options
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.encodings.place_table import PlaceTable
-from tape_ds.models.inputs import dedupe_positions
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class AbacusEncoding(base.PositionEncoding):
@@ -37,7 +31,7 @@ class AbacusEncoding(base.PositionEncoding):
     digit. So a cache keeps both, and a number that is being generated is counted on.
     """
 
-    def __init__(self, config: TapeConfig, options: Options, inner: base.PositionEncoding):
+    def __init__(self, config: ModelConfig, options: Options, inner: base.PositionEncoding):
         super().__init__(config, options)
         self.inner = inner
         self.digits = PlaceTable(options.abacus_places, config.hidden_size)
@@ -50,7 +44,6 @@ class AbacusEncoding(base.PositionEncoding):
 
     @property
     def draws(self) -> bool:
-        """The offset of digits' places, too."""
         return self.shift > 0 or self.inner.draws
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
@@ -88,11 +81,9 @@ class AbacusEncoding(base.PositionEncoding):
         return x_BTD + added_BTD.masked_fill((positions_BT == 0)[..., None], 0).to(x_BTD.dtype)
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        """Return the inner encoding's."""
         return self.inner.start(self._inner_places(positions_BTN))
 
     def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
-        """Return the inner encoding's."""
         return self.inner.for_layers(self._inner_places(positions_BTN))
 
     def _inner_places(self, positions_BTN: Tensor) -> Tensor:
@@ -100,7 +91,7 @@ class AbacusEncoding(base.PositionEncoding):
         computed once too."""
         inner_BTN = positions_BTN[..., :-1]
         if self._alike is None or torch.compiler.is_compiling():
-            return dedupe_positions(inner_BTN)
+            return base.dedupe_positions(inner_BTN)
         return inner_BTN[:1] if self._alike else inner_BTN
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,11 +10,8 @@ from torch import Tensor
 
 from tape_ds.attention.score_bias import ScoreBias, elementwise
 from tape_ds.encodings import base
-from tape_ds.encodings.options import Options
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig, Options
 
 
 def slopes(heads: int) -> list[float]:
@@ -31,7 +27,7 @@ def slopes(heads: int) -> list[float]:
 
 
 class AlibiEncoding(base.PositionEncoding):
-    """Positions as they are; a cache keeps them, so that later queries know how far back each key is."""
+    """Plain positions, kept by a cache: later queries need the distance of each key."""
 
     remembers = 1
 
@@ -43,7 +39,7 @@ class AlibiLayer(base.PositionLayer):
     steepness = 1.0
     """Multiplies every slope."""
 
-    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: Options, layer_idx: int):
         super().__init__()
         own = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
         self.slopes = Constant(np.array(own, np.float32))
@@ -56,7 +52,6 @@ class AlibiLayer(base.PositionLayer):
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
-        """Distances in integers, products in fp32."""
         slopes_H = self.slopes.on(query_positions_BTN.device)[heads]
         heads_H = torch.arange(len(slopes_H), device=query_positions_BTN.device)
 

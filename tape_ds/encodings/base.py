@@ -12,30 +12,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
-from tape_ds.encodings.options import Options
+from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
-
 
 EVERY_HEAD = slice(None)
 
 
 def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
-    """Return the key/value heads, of ``groups``, that some of a model's query heads read."""
+    """Return which of ``groups`` key/value heads these query heads read."""
     read, heads_per_group = range(query_heads)[heads], query_heads // groups
     return slice(read[0] // heads_per_group, read[-1] // heads_per_group + 1)
 
 
+def dedupe_positions(position_ids: Tensor) -> Tensor:
+    """Return positions [1, T, ...] where those of all sequences are equal, as in packed training: angles and biases are
+    then computed once for the batch."""
+    # Comparing waits for the device, which is not worth it for single tokens.
+    if 1 in position_ids.shape[:2] or torch.compiler.is_compiling():
+        return position_ids
+    return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
+
+
 class TokenContext(NamedTuple):
-    """What a forward knows of its tokens beside their position ids."""
+    """Token ids, documents and cache of a forward."""
 
     ids_BT: Tensor | None
     """Token ids; None where the caller gave embeddings."""
@@ -67,7 +72,7 @@ class TokenContext(NamedTuple):
 
 
 class PositionEncoding(nn.Module):
-    """The part of an encoding that runs once per model forward; holds no state between forwards."""
+    """Part of an encoding that runs once per model forward; stateless between forwards."""
 
     translation_invariant = True
     """A promise: adding a constant to all positions leaves the logits unchanged."""
@@ -76,7 +81,7 @@ class PositionEncoding(nn.Module):
     remembers = 0
     """N where a later call needs the positions of earlier tokens: a cache then keeps them. 0: it does not; N is 1."""
 
-    def __init__(self, config: TapeConfig, options: Options):
+    def __init__(self, config: ModelConfig, options: Options):
         super().__init__()
         self.random_shift = options.random_shift
         self.reads_tokens = options.reads_tokens
@@ -84,7 +89,7 @@ class PositionEncoding(nn.Module):
 
     @property
     def draws(self) -> bool:
-        """Whether a forward in training draws random numbers, by torch's CPU generator."""
+        """Whether a forward in training draws from torch's CPU generator."""
         return self.random_shift > 0
 
     def positions_for(self, positions_BT: Tensor, concontext: TokenContext) -> Tensor:
@@ -97,7 +102,7 @@ class PositionEncoding(nn.Module):
         return self.shifted(positions_BT)[..., None]
 
     def shifted(self, positions_BT: Tensor) -> Tensor:
-        """Return the positions with the random offset of training, where one is asked for."""
+        """Return the positions with the random offset of training, if any."""
         if not self.training or not self.random_shift:
             return positions_BT
         return positions_BT + torch.randint(self.random_shift + 1, (), device="cpu").item()
@@ -112,12 +117,12 @@ class PositionEncoding(nn.Module):
         return x_BTD
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        """Return what all layers share, from the positions alone."""
+        """Return what all layers share, computed from the positions."""
         return None
 
 
 class PositionLayer(nn.Module):
-    """The part of an encoding that runs in every block."""
+    """Part of an encoding that runs in every block."""
 
     log_scaled = False
     """Whether ``log_scale`` is of this layer."""
@@ -127,7 +132,7 @@ class PositionLayer(nn.Module):
     """Whether attention without a fused kernel keeps a bias of this layer for the backward."""
 
     def __init__(self, *made_of: Any):
-        """Every layer is made of a configuration, its options and the layer's index; this one reads none of them."""
+        """Accept a configuration, options and the layer's index; unused here."""
         super().__init__()
 
     def observe(self, x_BTD: Tensor, heads: slice = EVERY_HEAD) -> Tensor | None:
@@ -173,7 +178,7 @@ class PositionLayer(nn.Module):
         return k_BGTX
 
     def carry(self, start: Tensor | None, state: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return columns [B, G, T, C] that ride along with the value through attention, in the dtype of ``like``."""
+        """Return columns [B, G, T, C] that attention moves with the value, in the dtype of ``like``."""
         return None
 
     def score_bias(
@@ -209,7 +214,7 @@ class PositionLayer(nn.Module):
         return state
 
     def state_columns(self) -> int:
-        """Return numbers of state per token that this layer reads and hands on."""
+        """Return numbers of state per token that this layer reads and passes on."""
         return 0
 
     def added_columns(self) -> int:
@@ -217,7 +222,7 @@ class PositionLayer(nn.Module):
         return 0
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Multiplications this layer adds to a plain block, per token, where a token sees ``keys`` keys."""
+        """Return multiplications per token that this layer adds to a plain block, where a token sees ``keys`` keys."""
         return 0.0
 
 
@@ -242,5 +247,4 @@ class Weight(Parameters):
         self.zero_init = zero_init
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """As ``zero_init`` says."""
         constant(self.weight, 0.0) if self.zero_init else normal(self.weight)

@@ -7,21 +7,17 @@ position ids are not read, so skipped positions (PoSE) mean nothing here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from tape_ds.encodings import base, documents
 from tape_ds.encodings.alibi import AlibiLayer
-from tape_ds.encodings.options import BipeOptions
+from tape_ds.encodings.catalogue import BipeOptions
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.place_table import PlaceTable
 from tape_ds.encodings.rope import RopeEncoding
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class BipeRopeEncoding(RopeEncoding):
@@ -32,7 +28,7 @@ class BipeRopeEncoding(RopeEncoding):
 
     remembers = 3
 
-    def __init__(self, config: TapeConfig, options: BipeOptions):
+    def __init__(self, config: ModelConfig, options: BipeOptions):
         super().__init__(config, options)
         self.separators = Constant(np.array(options.separators or (), np.int64))
         self.intra = PlaceTable(options.segment_length, config.hidden_size)
@@ -53,15 +49,11 @@ class BipeRopeEncoding(RopeEncoding):
         return context.of_this_call(torch.stack((segment_BS, intra_BS, ends_BS), dim=-1), context.ids_BT.shape[1])
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
-        """Adds the embedding of the place within the segment."""
         return x_BTD + self.intra(positions_BTN[..., 1]).to(x_BTD.dtype)
 
 
 class BipeAlibiEncoding(BipeRopeEncoding):
-    """The segments' numbers as they are."""
-
     def start(self, positions_BTN: Tensor) -> None:
-        """Nothing turns: the layers read the places."""
         return None
 
 

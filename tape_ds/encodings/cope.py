@@ -9,18 +9,14 @@ Shape letters: B batch, t a block of queries, s all keys up to its last one, H q
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from tape_ds.attention.score_bias import ContentBias
 from tape_ds.encodings import base
-from tape_ds.encodings.options import CopeOptions
+from tape_ds.encodings.catalogue import CopeOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class Places(base.Weight):
@@ -34,7 +30,7 @@ class Places(base.Weight):
 class CopeLayer(base.PositionLayer):
     """Adds ``q_i e[p_ij]``."""
 
-    def __init__(self, config: TapeConfig, options: CopeOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: CopeOptions, layer_idx: int):
         super().__init__()
         self.places = Places(options.positions, config.head_dim, zero_init=True)  # as published
         self.heads = config.num_attention_heads
@@ -47,7 +43,7 @@ class CopeLayer(base.PositionLayer):
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ContentBias:
-        """Products with all of e are made once a query, and then looked up: no [t, s, K] tensor."""
+        """Products with all rows of e are computed once a query, and then looked up: no [t, s, K] tensor."""
         e_PK = self.places()
         last, scale = len(e_PK) - 1, e_PK.shape[1] ** -0.5
 
@@ -62,5 +58,4 @@ class CopeLayer(base.PositionLayer):
         return ContentBias(block)
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the products with e; gates are of scores that attention has anyway."""
         return self.heads * self.places.weight.numel()

@@ -7,7 +7,7 @@ position (at least a learned threshold), so that any length is mapped to the sam
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings import base
 from tape_ds.encodings.alibi import AlibiEncoding
-from tape_ds.encodings.options import FireOptions
+from tape_ds.encodings.catalogue import FireOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 EPSILON = 1e-6
 
@@ -50,7 +48,6 @@ class FireNetwork(base.Parameters):
         return upcast(self.curvature).clone(), threshold, *(upcast(x).clone() for x in inner)
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """Weights normal, biases 0, the two scalars where the options put them."""
         for weight in (self.weight_in, self.weight_out):
             normal(weight)
         for weight, value in (
@@ -67,7 +64,7 @@ class FireLayer(base.PositionLayer):
 
     keeps_bias = True
 
-    def __init__(self, config: TapeConfig, options: FireOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: FireOptions, layer_idx: int):
         super().__init__()
         self.network = FireNetwork(options, config.num_attention_heads)
 
@@ -79,7 +76,6 @@ class FireLayer(base.PositionLayer):
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
-        """Logarithms and the network in fp32."""
         c, threshold, weight_in_J, bias_in_J, weight_out_HJ, bias_out_H = self.network()
         weight_out_HJ, bias_out_H = weight_out_HJ[heads], bias_out_H[heads]
 
@@ -102,5 +98,4 @@ class FireLayer(base.PositionLayer):
         return ScoreBias(*marks, block, element, learned=True, inner=len(weight_in_J))
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the network, for every key."""
         return keys * (self.network.weight_in.numel() + self.network.weight_out.numel())

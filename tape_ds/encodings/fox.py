@@ -17,19 +17,17 @@ heads of a group, K head size, X columns of a key, E columns of the sums, D hidd
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.encodings import base
+from tape_ds.encodings.catalogue import FoxOptions
 from tape_ds.encodings.documents import last_cached, running_sums
-from tape_ds.encodings.options import FoxOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 UNIT = 64.0
 """What a query's column holds: a power of two, so that every dtype has it exactly."""
@@ -41,25 +39,23 @@ _ALIGNED = 8
 class Gates(base.Parameters):
     """``w x + b`` for every query head."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.num_attention_heads, config.hidden_size))
         self.bias = nn.Parameter(torch.empty(config.num_attention_heads))
 
     def forward(self, x_BTD: Tensor, heads: slice) -> Tensor:
-        """[B, T, H], for some of the heads."""
         return F.linear(x_BTD, self.weight[heads], self.bias[heads])
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """Weights normal, biases 0."""
         normal(self.weight)
         constant(self.bias, 0.0)
 
 
 class FoxLayer(base.PositionLayer):
-    """Adds the columns of the sums to keys, and to queries those that read them."""
+    """Adds columns of sums to keys, and columns that read them to queries."""
 
-    def __init__(self, config: TapeConfig, options: FoxOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: FoxOptions, layer_idx: int):
         super().__init__()
         self.gates = Gates(config)
         self.head_dim = config.head_dim
@@ -123,7 +119,7 @@ class FoxLayer(base.PositionLayer):
         return torch.cat((k_BGTK, self._columns(sums_BGRT.transpose(2, 3), k_BGTX.dtype)), dim=-1)
 
     def _columns(self, numbers_BGTR: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return columns [B, G, T, E] whose products with a query's add what the numbers stand for to its scores."""
+        """Return columns [B, G, T, E] whose products with a query's columns add ``numbers`` to its scores."""
         rest = -numbers_BGTR * (self.head_dim**0.5 / UNIT)
         terms = []
         for _ in range(_TERMS.get(dtype, 1)):
@@ -145,10 +141,8 @@ class FoxLayer(base.PositionLayer):
         return F.pad(columns, (0, -(self.head_dim + columns.shape[-1]) % _ALIGNED))
 
     def added_columns(self) -> int:
-        """Return those of keys in 16 bits."""
         return self._padded(torch.empty(self.heads_per_group * _TERMS[torch.bfloat16])).numel()
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the gates, and the columns in the scores."""
         heads, hidden = self.gates.weight.shape
         return heads * hidden + heads * keys * (self._padded(torch.empty(self.heads_per_group)).numel())

@@ -19,7 +19,7 @@ Decided here, to build what it intends:
 import torch
 from torch import Tensor
 
-from tape_ds.encodings.options import BUCKETS
+from tape_ds.encodings.catalogue import BUCKETS
 from tape_ds.kernels.reference import upcast
 
 FLOOR = 1e-3

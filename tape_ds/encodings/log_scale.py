@@ -24,7 +24,7 @@ from tape_ds.encodings.documents import running_sums
 
 
 def keys_seen(context: TokenContext, tokens: int, device: torch.device) -> Tensor:
-    """Return n for each of the ``tokens`` of a call, int64 [B or 1, T]; of padding it means nothing."""
+    """Return n for each of the ``tokens`` of a call, int64 [B or 1, T]; undefined for padding."""
     places = torch.arange(tokens, device=device) + context.offset
     if context.documents_BS is None:
         return places[None] + 1
@@ -33,5 +33,5 @@ def keys_seen(context: TokenContext, tokens: int, device: torch.device) -> Tenso
 
 
 def factors(seen_BT: Tensor, window: int) -> Tensor:
-    """Return what queries are multiplied by, from ``window`` keys on above 1; fp32 [B or 1, 1, T, 1], rounded once."""
+    """Return factors on queries, above 1 from ``window`` keys on; fp32 [B or 1, 1, T, 1], rounded once."""
     return (seen_BT.double().log() / math.log(window)).clamp_min(1.0).float()[:, None, :, None]

@@ -3,21 +3,17 @@ arXiv:2305.19466). On texts longer than those of training its scores may be scal
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from tape_ds.encodings import base
-from tape_ds.encodings.options import NopeOptions
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
+from tape_ds.encodings.catalogue import NopeOptions
+from tape_ds.encodings.options import ModelConfig
 
 
 class NopeLayer(base.PositionLayer):
-    """Does nothing, but for the factor of ``score_scale``."""
+    """Scales queries by the factor of ``score_scale``, if any."""
 
-    def __init__(self, config: TapeConfig, options: NopeOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: NopeOptions, layer_idx: int):
         super().__init__()
         self.factor = options.score_factor(config.max_position_embeddings)
 

@@ -8,8 +8,7 @@ from tape_ds.encodings import base
 
 
 class PlaceTable(base.Weight):
-    """The learned embedding [rows, D] of a place; places beyond the last row share it."""
+    """Learned embedding [rows, D] of a place; places past the last row share it."""
 
     def forward(self, places: Tensor) -> Tensor:
-        """Places [...], 0 or more -> [..., D]."""
         return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)

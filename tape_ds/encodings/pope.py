@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +21,18 @@ from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 
 from tape_ds.encodings import base
-from tape_ds.encodings.options import PopeOptions
+from tape_ds.encodings.catalogue import PopeOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import Frequencies, RopeEncoding
 from tape_ds.kernels.reference import upcast
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 TURN = 2 * math.pi
 
 
 class PopeEncoding(RopeEncoding):
-    """Angles of the places, for a head's K channels."""
+    """Angles of the positions, for a head's K channels."""
 
-    def __init__(self, config: TapeConfig, options: PopeOptions):
+    def __init__(self, config: ModelConfig, options: PopeOptions):
         super().__init__(config, options)
         self.frequencies = Frequencies(self.rope_parameters, 2 * config.head_dim)  # RoPE's of a head twice as wide
 
@@ -49,9 +47,9 @@ class PopeEncoding(RopeEncoding):
 
 
 class Phases(base.Parameters):
-    """delta: what is added to a key's phase, for every key/value head and channel."""
+    """Learned offsets delta of the keys' phases, for every key/value head and channel."""
 
-    def __init__(self, config: TapeConfig, options: PopeOptions):
+    def __init__(self, config: ModelConfig, options: PopeOptions):
         super().__init__()
         self.uniform = options.delta_init == "uniform"
         self.delta = nn.Parameter(torch.empty(config.num_key_value_heads, config.head_dim))
@@ -65,7 +63,6 @@ class Phases(base.Parameters):
         return torch.remainder(upcast(self.delta[groups]), -TURN)
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """0, or drawn evenly from the range."""
         if self.uniform:
             init.uniform_(self.delta, -TURN, 0.0)
         else:
@@ -73,11 +70,11 @@ class Phases(base.Parameters):
 
 
 class PopeLayer(base.PositionLayer):
-    """Puts polar coordinates in place of queries and keys; updates nothing."""
+    """Replaces queries and keys by polar coordinates."""
 
     keeps_unrotated = True
 
-    def __init__(self, config: TapeConfig, options: PopeOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: PopeOptions, layer_idx: int):
         super().__init__()
         self.phases = Phases(config, options)
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
@@ -98,11 +95,9 @@ class PopeLayer(base.PositionLayer):
         return q_BHTX, checkpoint(polar, k_BGTK, start, observed[:, None], **again)
 
     def added_columns(self) -> int:
-        """Return as many as there were."""
         return self.head_dim
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return those of the added columns, in the scores."""
         return self.heads * keys * self.head_dim
 
 

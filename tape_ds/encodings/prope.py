@@ -5,18 +5,14 @@ Channels that turn least carry content, and over a long text they turn enough to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tape_ds.encodings.options import PropeOptions
+from tape_ds.encodings.catalogue import PropeOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import RopeEncoding
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class PropeEncoding(RopeEncoding):
-    """RoPE's cosines and sines; for the frequencies that are left out, those of no angle."""
+    """RoPE with angle 0 for the lowest frequencies."""
 
-    def __init__(self, config: TapeConfig, options: PropeOptions):
+    def __init__(self, config: ModelConfig, options: PropeOptions):
         super().__init__(config, options)
         self.frequencies.array[options.kept(self.head_dim) :] = 0.0  # after scaling; the highest stand first

@@ -7,19 +7,15 @@ step of cached decoding; here all layers of a forward share one draw, and evalua
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from tape_ds.encodings import base
-from tape_ds.encodings.options import RandpeOptions
+from tape_ds.encodings.catalogue import RandpeOptions
+from tape_ds.encodings.on_device import Constant, refuse_above
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import RopeEncoding
-from tape_ds.models.on_device import Constant, refuse_above
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class RandpeEncoding(RopeEncoding):
@@ -28,7 +24,7 @@ class RandpeEncoding(RopeEncoding):
     translation_invariant = False
     draws = True
 
-    def __init__(self, config: TapeConfig, options: RandpeOptions):
+    def __init__(self, config: ModelConfig, options: RandpeOptions):
         super().__init__(config, options)
         self.window = config.max_position_embeddings
         self.max_range = options.max_range or 2 * self.window

@@ -1,79 +1,115 @@
-"""The classes that compute each encoding, and what is built of them. Its options are registered beside this file."""
+"""The registry of encodings: a name, its options, and the two classes that compute it.
+
+Classes may be named as text, ``module.Class``, and are then imported when a model is built: a recipe is checked
+without torch.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from tape_ds import encodings
-from tape_ds.encodings import layer_options
-from tape_ds.encodings.abacus import AbacusEncoding
-from tape_ds.encodings.alibi import AlibiEncoding, AlibiLayer
-from tape_ds.encodings.base import PositionEncoding, PositionLayer
-from tape_ds.encodings.bipe import BipeAlibiEncoding, BipeAlibiLayer, BipeRopeEncoding
-from tape_ds.encodings.cope import CopeLayer
-from tape_ds.encodings.fire import FireEncoding, FireLayer
-from tape_ds.encodings.fox import FoxLayer
-from tape_ds.encodings.nope import NopeLayer
-from tape_ds.encodings.pope import PopeEncoding, PopeLayer
-from tape_ds.encodings.prope import PropeEncoding
-from tape_ds.encodings.randpe import RandpeEncoding
-from tape_ds.encodings.repo import RepoEncoding, RepoLayer
-from tape_ds.encodings.rope import RopeEncoding, RopeLayer
-from tape_ds.encodings.sincos import SincosEncoding
-from tape_ds.encodings.t5 import T5Layer
-from tape_ds.encodings.tape import TapeEncoding, TapeLayer
-from tape_ds.encodings.xpos import XposEncoding, XposLayer
+from tape_ds.encodings import option_types
+from tape_ds.encodings.options import ModelConfig, Options
+from tape_ds.errors import Problem, did_you_mean, raise_if_any
 
 if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
+    from tape_ds.encodings.base import PositionEncoding, PositionLayer
 
 
-class _Classes(NamedTuple):
-    encoding: type[PositionEncoding]
-    layer: type[PositionLayer]
+class EncodingEntry(NamedTuple):
+    """What :func:`register` was given for a name."""
+
+    options: type[Options]
+    encoding: str | type[PositionEncoding]
+    layer: str | type[PositionLayer]
 
 
-_CLASSES = {
-    "alibi": _Classes(AlibiEncoding, AlibiLayer),
-    "bipe_alibi": _Classes(BipeAlibiEncoding, BipeAlibiLayer),
-    "bipe_rope": _Classes(BipeRopeEncoding, RopeLayer),
-    "cope": _Classes(PositionEncoding, CopeLayer),
-    "fire": _Classes(FireEncoding, FireLayer),
-    "fox": _Classes(PositionEncoding, FoxLayer),
-    "nope": _Classes(PositionEncoding, NopeLayer),
-    "pope": _Classes(PopeEncoding, PopeLayer),
-    "prope": _Classes(PropeEncoding, RopeLayer),
-    "randpe": _Classes(RandpeEncoding, RopeLayer),
-    "repo": _Classes(RepoEncoding, RepoLayer),
-    "rope": _Classes(RopeEncoding, RopeLayer),
-    "sincos": _Classes(SincosEncoding, PositionLayer),
-    "t5": _Classes(AlibiEncoding, T5Layer),
-    "tape": _Classes(TapeEncoding, TapeLayer),
-    "xpos": _Classes(XposEncoding, XposLayer),
-    "yarn": _Classes(RopeEncoding, RopeLayer),
-}
+_ENTRIES: dict[str, EncodingEntry] = {}
 
 
-def build(config: TapeConfig) -> PositionEncoding:
-    """Return the once-per-forward part of the encoding that ``config`` (a TapeConfig) names."""
-    chosen = encodings.options(config)
-    encoding = _CLASSES[config.position_encoding].encoding(config, chosen)
-    return AbacusEncoding(config, chosen, encoding) if chosen.abacus else encoding
+def register(
+    name: str,
+    options: type[Options],
+    encoding: str | type[PositionEncoding],
+    layer: str | type[PositionLayer],
+) -> None:
+    """Add an encoding, ours or another package's.
+
+    Args:
+        name: for ``position_encoding``.
+        options: dataclass of its ``position_options``.
+        encoding: runs once per forward; a class, or ``module.Class``.
+        layer: runs in every block.
+
+    Raises:
+        ValueError: another encoding has this name.
+    """
+    entry = EncodingEntry(options, encoding, layer)
+    if _ENTRIES.setdefault(name, entry) != entry:
+        raise ValueError(f"an encoding {name!r} is registered already")
 
 
-def build_layer(config: TapeConfig, layer_idx: int) -> PositionLayer:
-    """Return the per-block part of the encoding that ``config`` names; in a layer without positions, one that does
-    nothing."""
-    chosen = encodings.options(config)
-    placed = layer_options.has_positions(chosen, layer_idx)
-    layer = _CLASSES[config.position_encoding].layer(config, chosen, layer_idx) if placed else PositionLayer()
-    layer.log_scaled = layer_options.scales_queries(chosen, layer_idx)
+def available() -> list[str]:
+    """Return the names that ``position_encoding`` takes."""
+    return sorted(_ENTRIES)
+
+
+def entry_of(name: str) -> EncodingEntry:
+    """Return what was registered for ``name``.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    raise_if_any(check_options(name, {}))
+    return _ENTRIES[name]
+
+
+def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with an encoding's name or its options."""
+    if name not in _ENTRIES:
+        return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _ENTRIES))]
+    kind = _ENTRIES[name].options
+    return option_types.problems(kind, given) or kind(**given).problems()
+
+
+def options(config: ModelConfig) -> Options:
+    """Return ``config.position_options`` as the encoding's dataclass.
+
+    Raises:
+        UserError: an unknown encoding, or impossible options.
+    """
+    given = config.position_options or {}
+    raise_if_any(check_options(config.position_encoding, given))
+    return _ENTRIES[config.position_encoding].options(**given)
+
+
+def build(config: ModelConfig) -> PositionEncoding:
+    """Return the once-per-forward part of the encoding that ``config`` names."""
+    chosen = options(config)
+    encoding: PositionEncoding = imported(_ENTRIES[config.position_encoding].encoding)(config, chosen)
+    if not chosen.abacus:
+        return encoding
+    with_abacus: PositionEncoding = imported("tape_ds.encodings.abacus.AbacusEncoding")(config, chosen, encoding)
+    return with_abacus
+
+
+def build_layer(config: ModelConfig, layer_idx: int) -> PositionLayer:
+    """Return the per-block part of the encoding that ``config`` names; one that does nothing in a layer without
+    positions."""
+    chosen = options(config)
+    named = _ENTRIES[config.position_encoding].layer
+    if not chosen.has_positions(layer_idx):
+        named = "tape_ds.encodings.base.PositionLayer"
+    layer: PositionLayer = imported(named)(config, chosen, layer_idx)
+    layer.log_scaled = chosen.scales_queries(layer_idx)
     return layer
 
 
-def multiplications_per_token(config: TapeConfig, layer_idx: int, keys: float) -> float:
-    """Return what the encoding adds to block ``layer_idx``, see :meth:`PositionLayer.multiplications_per_token`."""
-    with torch.device("meta"):
-        return build_layer(config, layer_idx).multiplications_per_token(keys)
+def imported(named: str | type) -> Any:
+    """Return a class, imported where it is only named."""
+    if not isinstance(named, str):
+        return named
+    module, _, name = named.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -12,7 +12,7 @@ hidden size, J width of the network.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,24 +20,21 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tape_ds.encodings import base
-from tape_ds.encodings.options import RepoOptions
+from tape_ds.encodings.catalogue import RepoOptions
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import Frequencies, RopeEncoding, RopeLayer
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class RepoEncoding(RopeEncoding):
     """RoPE's table, for the layers that rotate by the index."""
 
-    def __init__(self, config: TapeConfig, options: RepoOptions):
+    def __init__(self, config: ModelConfig, options: RepoOptions):
         super().__init__(config, options)
         self.counts = options.first_predicted(config.num_hidden_layers) > 0
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        """As RoPE's; None where every layer predicts."""
         return super().start(positions_BTN) if self.counts else None
 
 
@@ -57,17 +54,16 @@ class Predictor(base.Parameters):
             return F.linear(upcast(inner_BTJ), upcast(self.final[groups]))
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """All normal."""
         for weight in self.parameters():
             normal(weight)
 
 
 class RepoLayer(RopeLayer):
-    """Rotates queries and keys by predicted positions; below the first layer that predicts, by the start."""
+    """Rotates queries and keys by predicted positions, or by the index below the first layer that predicts."""
 
     predictor: Predictor | None
 
-    def __init__(self, config: TapeConfig, options: RepoOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: RepoOptions, layer_idx: int):
         super().__init__(config, options, layer_idx)
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.predictor = None
@@ -86,7 +82,6 @@ class RepoLayer(RopeLayer):
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: None, observed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate queries by the positions of their groups, and keys by theirs."""
         if observed is None:
             assert start is not None
             return super().rotate(q_BHTK, k_BGTK, start, state)
@@ -96,7 +91,6 @@ class RepoLayer(RopeLayer):
         return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(turned, k_BGTK, *turns, **again)
 
     def multiplications_per_token(self, keys: float) -> float:
-        """Return the network."""
         return 0.0 if self.predictor is None else sum(weight.numel() for weight in self.predictor.parameters())
 
 

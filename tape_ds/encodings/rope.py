@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tape_ds.encodings import base, scaling
-from tape_ds.encodings.options import Options
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.kernels.rotate import rotate
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class Frequencies(Constant):
@@ -36,7 +33,7 @@ class RopeEncoding(base.PositionEncoding):
     kept here. So it neither is invariant under shifts nor gives the full pass's logits beyond the original window.
     """
 
-    def __init__(self, config: TapeConfig, options: Options):
+    def __init__(self, config: ModelConfig, options: Options):
         super().__init__(config, options)
         self.rope_parameters = dict(config.rope_parameters)
         self.dynamic = scaling.is_dynamic(self.rope_parameters)
@@ -51,7 +48,12 @@ class RopeEncoding(base.PositionEncoding):
         places_BT1 = self.shifted(positions_BT)[..., None]
         if not self.dynamic:
             return places_BT1
-        length_B11 = _own_length(places_BT1, context.documents_BS)
+        # of the sequences that this call begins: one more than their last position that is no padding
+        ends_BT1 = places_BT1
+        if context.documents_BS is not None:
+            documents_BT = context.documents_BS[:, : places_BT1.shape[1]]
+            ends_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
+        length_B11 = ends_BT1.amax(dim=1, keepdim=True) + 1
         if context.past_BSN is not None:  # at a tensor offset the cache may still be empty, its lengths 0
             kept_B11 = context.past_BSN[:, :1, 1:]
             length_B11 = torch.where(kept_B11 > 0, kept_B11, length_B11)
@@ -82,19 +84,10 @@ def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: T
     return base[..., None] ** -exponents
 
 
-def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
-    """Length [B or 1, 1, 1] of the sequences that a call begins: one more than the last position that is no padding."""
-    if documents_BS is not None:
-        documents_BT = documents_BS[:, : places_BT1.shape[1]]
-        places_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
-    return places_BT1.amax(dim=1, keepdim=True) + 1
-
-
 class RopeLayer(base.PositionLayer):
-    """Rotates queries and keys by the start; updates nothing."""
+    """Rotates queries and keys by the start."""
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate both by the same angles."""
         return rotate(q_BHTK, start), rotate(k_BGTK, start)

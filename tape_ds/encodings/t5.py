@@ -4,19 +4,16 @@ distances and head, here a table of its own in every layer."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor, nn
 
 from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings import base
-from tape_ds.encodings.options import T5Options
+from tape_ds.encodings.catalogue import T5Options
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.reference import upcast
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 def buckets_by_distance(buckets: int, max_distance: int) -> np.ndarray:
@@ -42,7 +39,7 @@ class T5Layer(base.PositionLayer):
 
     keeps_bias = True
 
-    def __init__(self, config: TapeConfig, options: T5Options, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: T5Options, layer_idx: int):
         super().__init__()
         self.buckets = Constant(buckets_by_distance(options.buckets, options.max_distance))
         self.table = BucketTable(options.buckets, config.num_attention_heads)

@@ -12,33 +12,29 @@ Shape letters: B batch, T tokens, H query heads, G key/value heads (one state ea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tape_ds.attention.score_bias import ScoreBias
-from tape_ds.encodings import base, layer_options
+from tape_ds.encodings import base
 from tape_ds.encodings.alibi import slopes
+from tape_ds.encodings.catalogue import TapeOptions
 from tape_ds.encodings.kernel_features import draw_grids, features, log_kernel
-from tape_ds.encodings.options import TapeOptions
+from tape_ds.encodings.on_device import Constant
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.encodings.rope import RopeEncoding
 from tape_ds.encodings.tape_updates import FORMS, Projection, Update, UpdateForm
 from tape_ds.kernels.pair_modulus import scaled_to
 from tape_ds.kernels.position_state import position_state
 from tape_ds.kernels.reference import rotate_whole
 from tape_ds.kernels.rotate import rotate
-from tape_ds.models.on_device import Constant
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 
 class TapeEncoding(RopeEncoding):
-    """The start of the state: RoPE's rotation, scaled as ``rope_parameters`` say, or ALiBi's kernel features."""
+    """Initial state: RoPE's rotation, with the scaling of ``rope_parameters``, or ALiBi's kernel features."""
 
-    def __init__(self, config: TapeConfig, options: TapeOptions):
+    def __init__(self, config: ModelConfig, options: TapeOptions):
         super().__init__(config, options)
         self.whole_halves = FORMS[options.form].whole_halves
         self.from_alibi = options.start == "alibi"
@@ -50,7 +46,6 @@ class TapeEncoding(RopeEncoding):
 
     @property
     def draws(self) -> bool:
-        """The grids of kernel features, too."""
         return self.from_alibi or self.random_shift > 0  # torch 2.11 traces no property of super()
 
     def start(self, positions_BTN: Tensor) -> Tensor:
@@ -77,7 +72,7 @@ class TapeLayer(base.PositionLayer):
     attend: nn.Module | None
     gate: Projection | None
 
-    def __init__(self, config: TapeConfig, options: TapeOptions, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: TapeOptions, layer_idx: int):
         super().__init__()
         self.form_name = options.form
         self.from_alibi = options.start == "alibi"
@@ -87,7 +82,7 @@ class TapeLayer(base.PositionLayer):
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.columns = config.head_dim * (2 if self.form.whole_halves else 1)
-        last = layer_idx == layer_options.last_placed(options, config.num_hidden_layers)
+        last = layer_idx == options.last_placed(config.num_hidden_layers)
         self.attend = None
         self.gate = None
         if not last and options.attention_update != "off":
@@ -99,13 +94,12 @@ class TapeLayer(base.PositionLayer):
 
     @property
     def form(self) -> UpdateForm:
-        """Looked up rather than kept: a model can then be pickled, functions of the table and all."""
+        """Functions of a table cannot be pickled, so only its name is kept."""
         return FORMS[self.form_name]
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: Tensor | None, observed: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Query head h and key head g by the state of their group."""
         if self.from_alibi:
             return q_BHTK, k_BGTK
         if self.form.whole_halves:
@@ -114,7 +108,7 @@ class TapeLayer(base.PositionLayer):
         return rotate(q_BHTK, start, state), rotate(k_BGTK, start, state)
 
     def carry(self, start: Tensor, state: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return the state itself, so that one softmax gives ``A v`` and ``A e``."""
+        """Carry the state, so that one softmax gives ``A v`` and ``A e``."""
         if self.attend is None and not self.from_alibi:
             return None
         formed = start.to(like.dtype) if state is None else position_state(start, state, like.dtype)
@@ -128,7 +122,7 @@ class TapeLayer(base.PositionLayer):
         carried_BGSC: Tensor | None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias | None:
-        """``ln(e_n . e_m)`` where the state started from ALiBi; none where it rotates."""
+        """``ln(e_n . e_m)`` for a state that started from ALiBi; else None."""
         if not self.from_alibi or carried_BGTC is None or carried_BGSC is None:
             return None
         heads_per_group = len(range(self.heads)[heads]) // carried_BGTC.shape[1]
@@ -155,7 +149,6 @@ class TapeLayer(base.PositionLayer):
         return self.form.update(of)
 
     def state_columns(self) -> int:
-        """Return one state per key/value head."""
         return self.groups * self.columns
 
     def multiplications_per_token(self, keys: float) -> float:
@@ -173,5 +166,5 @@ class TapeLayer(base.PositionLayer):
 
 
 def current(start_B1TC: Tensor, state: Tensor | None) -> Tensor:
-    """``e`` in fp32 [B, G or 1, T, C] from the shared start and the deviation."""
+    """Return ``e`` in fp32 [B, G or 1, T, C]."""
     return start_B1TC if state is None else start_B1TC + state

@@ -16,25 +16,23 @@ halves (cosines, sines), D hidden size, I rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.encodings import base
+from tape_ds.encodings.options import ModelConfig
 from tape_ds.kernels.pair_modulus import restore_modulus
 from tape_ds.kernels.position_mix import position_mix
 
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
-
 
 class Matrix(base.Weight):
-    """A small matrix that an operator takes as an argument."""
+    """Small matrix, an argument of an operator."""
 
     def forward(self) -> Tensor:
-        """Return a copy: where an engine shards parameters, only a module that is being called holds its own."""
+        """Return a copy: under ZeRO-3 only a module that is being called has its weights."""
         return self.weight.clone()
 
 
@@ -46,14 +44,14 @@ def local_heads(groups: int, heads: int, like: Tensor) -> Tensor:
 class HeadMix(Matrix):
     """``W_att`` [G, H]: a weighted sum over the query heads, the same for every channel."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.num_key_value_heads, config.num_attention_heads, zero_init=True)
 
 
 class HeadScale(base.Weight):
     """One scalar per query head [H], summed within each group of query heads."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.num_attention_heads, zero_init=True)
         self.groups = config.num_key_value_heads
 
@@ -65,12 +63,11 @@ class HeadScale(base.Weight):
 class ChannelMix(base.Weight):
     """A matrix [X, X] across the channels of each half, of the mean over the query heads of a group."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.head_dim, config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
     def forward(self, attended_BHTC: Tensor) -> Tensor:
-        """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
         mean = attended_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return F.linear(mean.unflatten(-1, (2, -1)), self.weight).flatten(-2)
 
@@ -78,12 +75,11 @@ class ChannelMix(base.Weight):
 class ChannelScale(base.Weight):
     """One scalar per channel [X], the same in both halves, of the mean over the query heads of a group."""
 
-    def __init__(self, config: TapeConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__(config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
     def forward(self, attended_BHTC: Tensor) -> Tensor:
-        """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
         mean = attended_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return (mean.unflatten(-1, (2, -1)) * self.weight).flatten(-2)
 
@@ -103,12 +99,11 @@ class Projection(base.Weight):
         super().__init__(rows, columns, zero_init=zero_init)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., columns] -> [..., rows]."""
         return F.linear(x, self.weight)
 
 
 class Update(NamedTuple):
-    """What one update reads."""
+    """Arguments of one update."""
 
     attend: Any
     """Module of the attention update; None: off."""
@@ -196,7 +191,7 @@ def across_both(of: Update) -> Tensor:
 def _step_by_step(
     of: Update, attend: Callable[[Tensor], Tensor], feed_forward: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Return an ablation's two updates, each in plain operations and rounded on its own."""
+    """Return an ablation's two updates in plain operations, each rounded separately."""
     state = of.state
     if of.moved is not None:
         state = _added(state, attend(of.moved), of.dtype)
@@ -209,7 +204,7 @@ def _step_by_step(
 
 
 def _finished(of: Update, state: Tensor) -> Tensor:
-    """Return an ablation's new deviation, with its moduli restored where they are to be."""
+    """Return an ablation's new deviation, with ``state_norm`` applied."""
     if not of.unit:
         return state
     return restore_modulus(of.start, state.to(torch.promote_types(state.dtype, of.start.dtype))).to(of.dtype)
@@ -225,11 +220,11 @@ class UpdateForm(NamedTuple):
     whole_halves: bool
     """Whether cosines and sines are stored K wide each. Where updates act on all channels alike, the two halves of a
     rotation stay identical for ever, and K/2 columns of each are the whole state."""
-    mix: Callable[[TapeConfig], nn.Module]
+    mix: Callable[[ModelConfig], nn.Module]
     """Makes the attention update ``mix``."""
-    scale: Callable[[TapeConfig], nn.Module]
+    scale: Callable[[ModelConfig], nn.Module]
     """Makes the attention update ``scale``."""
-    channels: Callable[[TapeConfig], int]
+    channels: Callable[[ModelConfig], int]
     """Columns of W_up."""
     projection: Callable[..., base.Weight]
     """Makes W_up and W_down from (columns, rows, zero_init=...)."""
@@ -242,7 +237,7 @@ class UpdateForm(NamedTuple):
     separate: bool = False
     """Whether W_up and W_down come twice."""
 
-    def projections(self, config: TapeConfig, rank: int) -> tuple[nn.Module, nn.Module]:
+    def projections(self, config: ModelConfig, rank: int) -> tuple[nn.Module, nn.Module]:
         """W_up, zero, and W_down."""
         channels = self.channels(config)
 

@@ -56,12 +56,10 @@ class TrainedRope:
 
     @property
     def type(self) -> str:
-        """Its ``rope_type``."""
         return str(self.parameters["rope_type"])
 
     @property
     def factor(self) -> float:
-        """Its factor; 1 without scaling."""
         return float(self.parameters.get("factor") or 1.0)
 
     @property
@@ -78,7 +76,7 @@ class TrainedRope:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether angles within the native length differ from those of an unscaled RoPE of some base frequency."""
+        """Whether angles within the native length differ from plain RoPE's."""
         attention = self.parameters.get("attention_factor") or 1.0
         if self.type in KEPT:
             return True
@@ -125,7 +123,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     share = given.get(PARTIAL, 1.0) if foreign else 1.0
     if foreign:
         given = {key: value for key, value in given.items() if key not in OF_THE_CLASS}
-    given = {key: value for key, value in given.items() if not _without_effect(key, value)}
+    idle = {key for key, value in given.items() if key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)}
+    given = {key: value for key, value in given.items() if key not in idle}
     parameters = {"rope_type": rope_type, "rope_theta": theta, **given}
     if rope_type in _FROM_WINDOW:
         parameters[WINDOW] = window or length  # what transformers computes with
@@ -140,7 +139,7 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
 
 
 def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of layers that see everything, of those for all layers or for each kind of layer."""
+    """Return the parameters of full-attention layers, from those of all layers or of each kind of layer."""
     found: Mapping[str, Any] = rope_parameters.get(FULL, rope_parameters)
     return found
 
@@ -156,7 +155,7 @@ def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Proble
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
-    """Return the length that a configuration names; None: it names none."""
+    """Return the length that a configuration names, if any."""
     found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
     return found if type(found) is int and found >= 1 else None
 
@@ -219,10 +218,6 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
     if given.get("mscale_all_dim") == 0:
         given.pop("mscale_all_dim")
     return given
-
-
-def _without_effect(key: str, value: Any) -> bool:
-    return key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
@@ -343,7 +338,7 @@ def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterat
 
 
 def _which_length(own: TrainedRope, target_length: int, trained: str) -> Problem:
-    """Return the question that config.json leaves open, with both readings."""
+    """Return the ambiguity of config.json as a problem, with both readings."""
     length, before = own.native_length, own.native_length / own.factor
     wrong = f"{trained}; config.json leaves open whether max_position_embeddings = {length:,} is before or after that"
     if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer

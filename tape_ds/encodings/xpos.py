@@ -7,20 +7,15 @@ which changes no score and keeps both factors near 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from tape_ds.encodings import base, layer_options
-from tape_ds.encodings.options import Options
+from tape_ds.encodings import base
+from tape_ds.encodings.on_device import refuse_above
+from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.encodings.rope import RopeEncoding
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
-from tape_ds.models.on_device import refuse_above
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
 
 SCALE_BASE = 2048
 GAMMA = 0.4
@@ -31,9 +26,9 @@ LARGEST_IN_HALF = 512.0
 
 
 class XposEncoding(RopeEncoding):
-    """The rotation's cosines and sines, and the factors on queries; keys get their inverse."""
+    """RoPE's cosines and sines, and factors on queries; keys get their inverse."""
 
-    def __init__(self, config: TapeConfig, options: Options):
+    def __init__(self, config: ModelConfig, options: Options):
         super().__init__(config, options)
         self.middle = min(config.max_position_embeddings // 2, FARTHEST)  # farther, and position 0 is out of reach
 
@@ -58,12 +53,12 @@ class XposEncoding(RopeEncoding):
 
 
 class XposLayer(base.PositionLayer):
-    """Rotates and scales queries and keys; updates nothing."""
+    """Rotates and scales queries and keys."""
 
-    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
+    def __init__(self, config: ModelConfig, options: Options, layer_idx: int):
         super().__init__()
         self.width = config.head_dim
-        self.is_first = not any(layer_options.has_positions(options, index) for index in range(layer_idx))
+        self.is_first = not any(options.has_positions(index) for index in range(layer_idx))
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None

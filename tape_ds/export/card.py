@@ -14,12 +14,12 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import tape_ds
+from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data.sources.weights import specs_of
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.errors import redacted
 from tape_ds.export import card_results
 from tape_ds.export.redaction import command_line, hub_names, shown
-from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.loading import config_file, hub

@@ -15,15 +15,15 @@ from transformers import PreTrainedModel
 
 import tape_ds
 from tape_ds import building, encodings, results
+from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, model_code
-from tape_ds.export.source_model import SourceModel
 from tape_ds.models import convert, saving
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 
-HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to those of files beside it, without what
+HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to files of this folder, without what
 # needs more than torch, transformers and numpy. Modules that docstrings refer to are those of tape_ds.
 #
 # Licensed under the Apache License, Version 2.0; you may not use this file except in compliance with the License, which

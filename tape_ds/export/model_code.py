@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import tape_ds
+from tape_ds.encodings.registry import entry_of
 from tape_ds.registration import TYPES
 
 _ROOT = Path(tape_ds.__file__).parent
@@ -22,6 +23,7 @@ BACKENDS = ("reference", "sdpa")
 REPLACED = {
     # The package's own reads a table of measurements, and asks what flash-attn, FlexAttention and Triton could do.
     "tape_ds.attention.backends": "tape_ds.export.backends",
+    "tape_ds.encodings.option_types": "tape_ds.export.no_option_types",
     "tape_ds.kernels.rotate_triton": "tape_ds.export.no_triton",
     "tape_ds.kernels.position_mix_triton": "tape_ds.export.no_triton",
 }
@@ -105,8 +107,8 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
     method = r"\n    def flops\(.*?(?=\n    def |\n\S|\Z)"
     return {
         # A model has one encoding.
-        "tape_ds.encodings": lambda text: _only("_OPTIONS", (encoding,), text),
-        "tape_ds.encodings.registry": lambda text: _only("_CLASSES", (encoding,), text),
+        "tape_ds.encodings.catalogue": lambda text: _one_entry(encoding, text),
+        "tape_ds.encodings.registry": lambda text: _static_imports(encoding, text),
         # The others need more than torch.
         "tape_ds.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
         # Counting operations is no part of running a model.
@@ -130,6 +132,49 @@ def _only(table: str, keys: tuple[str, ...], text: str) -> str:
     if missing := set(keys) - entries.keys():
         raise CopyError(f"{table} has no {', '.join(sorted(missing))}")
     return text[: found.start(1)] + "".join(entries[key] for key in keys) + text[found.end(1) :]
+
+
+def _one_entry(encoding: str, text: str) -> str:
+    """Return the catalogue of encodings with this one alone: its registration, its options and their base classes."""
+    tree = ast.parse(text)
+    registered = {
+        node.value.args[0].value: node
+        for node in tree.body
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.args[0], ast.Constant)
+    }
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    if encoding not in registered:
+        raise CopyError(f"the catalogue has no {encoding}")
+    needed = {node.id for node in ast.walk(registered.pop(encoding)) if isinstance(node, ast.Name)}
+    for name in reversed(classes):  # bases come first
+        if name in needed:
+            needed |= {base.id for base in classes[name].bases if isinstance(base, ast.Name)}
+    dropped = [*registered.values(), *(node for name, node in classes.items() if name not in needed)]
+    lines = text.splitlines(keepends=True)
+    for node in sorted(dropped, key=lambda node: -node.lineno):
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        del lines[first - 1 : node.end_lineno]
+    return re.sub(r"\n{4,}", "\n\n\n", "".join(lines))
+
+
+def _static_imports(encoding: str, text: str) -> str:
+    """Return the registry with imports of this encoding's classes in place of imports by name."""
+    entry = entry_of(encoding)
+    names = {
+        entry.encoding,
+        entry.layer,
+        f"{_PACKAGE}.encodings.abacus.AbacusEncoding",
+        f"{_PACKAGE}.encodings.base.PositionLayer",
+    }
+    lines, table = [], []
+    for named in sorted(map(str, names)):
+        module, _, name = named.rpartition(".")
+        lines.append(f"    from {module} import {name}\n")
+        table.append(f'"{named}": {name}')
+    body = "".join(lines) + f"\n    return {{{', '.join(table)}}}[str(named)]\n"
+    return _once(r"^    if not isinstance\(named, str\):.*?(?=^\S|\Z)", body.replace("\\", r"\\"), text, "registry")
 
 
 def _without_unused_imports(text: str) -> str:

@@ -2,7 +2,7 @@
 
 One token of one head would leave most of a GPU idle, and reading the cache is all the work there is. So the query rows
 of all heads that share a key/value head form one tile, which reads that head's cache once, and every part of the cache
-has a program of its own (flash-decoding; Dao, Haziza, Massa, Sizov 2023). Each leaves its output unnormalised, in fp32,
+has a separate program (flash-decoding; Dao, Haziza, Massa, Sizov 2023). Each leaves its output unnormalised, in fp32,
 with its maximum and its sum; a second kernel joins them.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size.
@@ -26,17 +26,15 @@ from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention import why_not_shapes
 from tape_ds.kernels.tape_attention_tiles import load, move, queries_end, rows_present, store, tile, visible
 
-LONGEST = 16
-"""Most queries per sequence; with more, programs over queries keep a GPU busy."""
+LONGEST = 16  # most queries per sequence; with more, programs over queries keep a GPU busy
 MOST_SPLITS = 128
-LEAST_KEYS = 256
-"""A part shorter than this costs more to join than to compute."""
+LEAST_KEYS = 256  # a part shorter than this costs more to join than to compute
+# Rows are at most this many, a power of 2 that holds what a group has is enough: up to 64 rows read a cache once
 SPLIT: Table = {
     **{(capability, width): (Launch(64, 64, 8, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
     (90, 128): (Launch(64, 64, 8, 3),),  # with 2 stages 16 rows spill under Triton 3.9
     **{(INTERPRETER, width): (Launch(32, 16),) for width in (16, 32, 64, 128)},
 }
-"""Rows are at most this many, a power of 2 that holds what a group has is enough: up to 64 rows read a cache once."""
 JOIN = Launch(16, 0, 4, 2)
 
 
@@ -234,9 +232,9 @@ def decode_attention(
         q_BHTK: queries. Any strides whose last is 1; so for k, v and e, which may be slices of a larger buffer.
         k_BGSK: keys; query head h reads key/value head h // (H / G).
         v_BGSK: values.
-        e_BGSK: position states beside them, moved by the same weights; None: there are none.
-        offset: place of the first query on the key axis; S - T if None. Keys behind the last query are never read.
-        document_ids: integers [B, S], below 0 is padding. Query t stands at offset + t and sees its own document only.
+        e_BGSK: position states, averaged with the same weights; or None.
+        offset: position of the first query on the key axis; S - T if None. Keys after the last query are never read.
+        document_ids: integers [B, S], below 0 is padding. Query t is at offset + t and sees its document only.
         scale: factor on the scores, above 0; K^-1/2 if None.
         splits: parts that the keys are cut into; chosen by :func:`split_count` if None.
 

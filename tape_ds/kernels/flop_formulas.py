@@ -1,7 +1,7 @@
-"""What torch's ``FlopCounterMode``, and profilers built on it, count for the operators of this package.
+"""FLOPs of the operators of this package for torch's ``FlopCounterMode`` and profilers built on it.
 
-They see an operator as one call, so each says its own multiplications, in torch's convention: a causal mask is not
-subtracted, recomputation is not added, and padding that a kernel adds for itself is not counted.
+They see an operator as one call, so each has a formula of its multiplications, in torch's convention: a causal mask is
+not subtracted, recomputation is not added, and padding inside a kernel is not counted.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width, I position
 rank, N tokens, D hidden size, C entries of the vocabulary.
@@ -74,7 +74,7 @@ def head_and_loss(
     *_: Any,
     **__: Any,
 ) -> int:
-    """Return the logits, and with them the products of both gradients, as far as they are wanted."""
+    """Count the logits, and the products of the gradients that are computed."""
     return 2 * hidden_shape[0] * math.prod(weight_shape) * (1 + for_hidden + for_weight)
 
 

@@ -30,15 +30,15 @@ except ImportError:  # not published for every platform
 logger = logging.getLogger(__name__)
 
 INTERPRETED: bool = triton is not None and triton.knobs.runtime.interpret
+# In place of a compute capability: Triton's interpreter, whose blocks are small so that tests have several
 INTERPRETER = 0
-"""In place of a compute capability: Triton's interpreter, whose blocks are small so that tests have several."""
+# Bytes of shared memory that one program may use, by the compute capabilities that launch tables have columns for
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
-"""Bytes of shared memory that one program may use, by the compute capabilities that launch tables have columns for."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit``, or the plain function where there is no Triton to compile it."""
+    """Apply ``triton.jit``; return the plain function without Triton."""
     return function if triton is None else triton.jit(function)
 
 
@@ -92,8 +92,8 @@ def _lacking(device: torch.device) -> str | None:
     return reason
 
 
+# Environment variable of a process whose Triton cache holds every kernel and launcher that it uses
 KERNELS_ARE_BUILT = "TAPE_DS_KERNELS_ARE_BUILT"
-"""Environment variable of a process whose Triton cache holds every kernel and launcher that it uses."""
 
 
 @functools.cache

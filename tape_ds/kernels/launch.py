@@ -1,6 +1,6 @@
-"""How Triton kernels are launched: static tables of block sizes, and an optional choice by measurement.
+"""Launches of Triton kernels: static tables of block sizes, and an optional choice by measurement.
 
-Every kernel's file has a table of its own: for a compute capability (80, 90) and a padded head size, the launches that
+Every kernel's file has a table: for a compute capability (80, 90) and a padded head size, the launches that
 compile without a spill inside a loop, the default first; ``tools/compile_kernels.py`` proves it without a GPU.
 ``TAPE_DS_AUTOTUNE=1`` times them on the first call of each shape instead; it is off by default, because the ranks of
 one job would each measure and might choose differently.
@@ -27,23 +27,22 @@ class Launch(NamedTuple):
     """Block sizes and resources of one kernel."""
 
     rows: int
-    """Of the axis that is split over programs: queries, or keys, or tokens."""
+    """A block of the axis that is split over programs: queries, or keys, or tokens."""
     columns: int
-    """Of the axis that a program loops over."""
+    """A block of the axis that a program loops over."""
     warps: int = 4
     stages: int = 2
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the compiler is told, at a launch, ``kernel[grid](..., **launch.options)``, and by the compile gate.
+        """The compiler's options, of a launch ``kernel[grid](..., **launch.options)`` and of the compile gate.
 
         Fused multiply-adds are asked for by name: Triton 3.9 warns that its default is about to change.
         """
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
 
-Table = Mapping[tuple[int, int], Sequence[Launch]]
-"""(capability, padded head size) -> launches, the default first."""
+Table = Mapping[tuple[int, int], Sequence[Launch]]  # (capability, padded head size) -> launches, the default first
 
 
 def padded(width: int) -> int:

@@ -1,6 +1,6 @@
 """The output head and its cross-entropy as one operator, a chunk of tokens at a time.
 
-Logits are the largest tensor of a training step: 131,072 tokens and 32,000 entries are 16.8 GB in fp32, beside the
+Logits are the largest tensor of a training step: 131,072 tokens and 32,000 entries are 16.8 GB in fp32, besides the
 16-bit ones and their gradient. Here only one chunk of them exists, forward or backward. The gradients are computed in
 the forward, where the logits are, and the backward only scales them, as in Liger (FusedLinearCrossEntropy, Hsu et al.
 2024, arXiv:2410.10989); from one to the other [N, D] is kept, and [V, D] where the weight is trained. Matrix products
@@ -18,13 +18,11 @@ from torch.nn import functional as F
 
 from tape_ds.kernels.reference import upcast
 
+# fp32 logits of one chunk: 1,024 tokens at 32,000 entries, 256 at 128,256. Large enough for matrix products that fill a
+# GPU (and fewer passes over the fp32 sum of a trained weight's gradient), small next to a model that needs this.
 CHUNK_BYTES = 128 * 2**20
-"""fp32 logits of one chunk: 1,024 tokens at 32,000 entries, 256 at 128,256. Large enough for matrix products that fill
-a GPU (and fewer passes over the fp32 sum of a trained weight's gradient), small beside a model that needs this."""
-CHUNK_MULTIPLE = 128
-"""A chunk is a multiple of this, and at least this: rows of the usual tile of a matrix product."""
-SCALED_ELEMENTS = 2**24
-"""Elements of a 16-bit gradient that are fp32 at one time while the backward scales it."""
+CHUNK_MULTIPLE = 128  # a chunk is a multiple of this, and at least this: rows of the usual tile of a matrix product
+SCALED_ELEMENTS = 2**24  # elements of a 16-bit gradient that are fp32 at one time while the backward scales it
 
 
 def chunk_tokens(vocabulary: int) -> int:
@@ -40,13 +38,13 @@ def linear_cross_entropy(
 
     Under autocast the products are in its dtype, as ``F.linear``'s are, and each gradient still comes in the dtype of
     its own tensor. The weight's gradient is summed over the chunks in fp32. Nothing is computed for gradients that
-    nobody asked for, nor for a chunk without labels; there is no second derivative.
+    are not needed, nor for a chunk without labels; there is no second derivative.
 
     Args:
         hidden_ND: what the head reads.
         weight_VD: the head's matrix, of the same dtype but for autocast.
         labels_N: int64, in [0, V), or ``ignore_index``.
-        ignore_index: label of tokens that predict nothing; what stands in their hidden rows, NaN too, has no effect.
+        ignore_index: label of tokens that predict nothing; their hidden rows, even NaN, have no effect.
         chunk: tokens whose logits exist at once; default :func:`chunk_tokens`.
 
     Returns:
@@ -80,7 +78,7 @@ def _chunked(
     for_hidden: bool,
     for_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss and both gradients of it; a gradient that is not wanted is empty."""
+    """Return the loss and both gradients of it; a gradient that is not needed is empty."""
     loss, d_hidden_ND, d_weight_VD = _results(hidden_ND, weight_VD, for_hidden, for_weight)
     loss.zero_()
     d_hidden_ND.zero_()
@@ -94,7 +92,7 @@ def _chunked(
                 continue
             rows = slice(at, at + chunk)
             ignored_C1, labels_C = ignored_N[rows, None], labels_N[rows]
-            # Zeros rather than what stands there: 0 x NaN would reach the weight's gradient.
+            # Zeros instead of the padding's values: 0 x NaN would reach the weight's gradient.
             hidden_CD = hidden_ND[rows].to(dtype).masked_fill(ignored_C1, 0)
             logits_CV = hidden_CD @ weight.t()
             log_p_CV = torch.log_softmax(logits_CV, dim=-1, dtype=loss.dtype)
@@ -148,14 +146,14 @@ def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Of the operands of ``F.linear(x, ...)``: autocast's where it is on."""
+    """Return the operands' dtype in ``F.linear(x, ...)``: autocast's if it is on."""
     device = x.device.type
     autocast = device != "meta" and torch.is_autocast_enabled(device)  # which meta tensors do not have
     return torch.get_autocast_dtype(device) if autocast and x.dtype != torch.float64 else x.dtype
 
 
 def softmax_dtype(x: Tensor) -> torch.dtype:
-    """Of the softmax and the loss."""
+    """Return the dtype of the softmax and the loss."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 

@@ -12,8 +12,7 @@ Shape letters: P pairs, C = 2 P columns, the cosines first.
 import torch
 from torch import Tensor
 
-LEAST = 1e-6
-"""Of |e|^2 / |start|^2: a pair near 0 has no direction, and is stretched by 1,000 at most."""
+LEAST = 1e-6  # of |e|^2 / |start|^2: a pair near 0 has no direction, and is stretched by 1,000 at most
 
 
 def restore_modulus(start_C: Tensor, deviation_C: Tensor) -> Tensor:

@@ -35,11 +35,11 @@ class Inputs(NamedTuple):
         """(B, G, T, K) of the result.
 
         Raises:
-            ValueError: there is no update.
+            ValueError: no update.
         """
         weight = self.contract if self.attend is None else self.attend
         if weight is None:
-            raise ValueError("there is no update: give moved and attend, or gate, expand and contract, or both")
+            raise ValueError("no update: give moved and attend, or gate, expand and contract, or both")
         batch = next(x.shape[0] for x in (self.state, self.moved, self.gate) if x is not None)
         return batch, weight.shape[0], self.start.shape[2], self.start.shape[3]
 
@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
         return 1 if self.attend is None else self.attend.shape[1]
 
     def rank(self) -> int:
-        """I, or 1 where there is no feed-forward."""
+        """I, or 1 without a feed-forward."""
         return 1 if self.contract is None else self.contract.shape[1]
 
     def model(self) -> tuple[int, int, int, int]:

@@ -17,10 +17,8 @@ from torch.nn import functional as F
 from tape_ds.kernels.pair_modulus import restore_modulus, restore_modulus_backward
 from tape_ds.kernels.position_mix_inputs import Inputs
 
-CHUNK = 1 << 18
-"""Elements of the state that a CPU works on at a time: a megabyte in fp32, which its cache holds."""
-DEVICE_CHUNK = 1 << 24
-"""On any other device, where every piece costs a dozen launches."""
+CHUNK = 1 << 18  # elements of the state that a CPU works on at a time: a megabyte in fp32, which its cache holds
+DEVICE_CHUNK = 1 << 24  # on any other device, where every piece costs a dozen launches
 
 
 class _Tokens(NamedTuple):
@@ -159,7 +157,7 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
 
 
 def split(product_sum_IX: Tensor, inputs: Inputs, d_expand: Tensor | None, d_contract: Tensor | None) -> None:
-    """From the gradient of the product [I, X] to those of its factors."""
+    """Return the gradients of the factors from that of their product [I, X]."""
     assert inputs.gate is not None and inputs.expand is not None and inputs.contract is not None
     expand_IG = _as_met(inputs.expand, inputs.gate, product_sum_IX.dtype)
     contract_GI = _as_met(inputs.contract, inputs.gate, product_sum_IX.dtype)

@@ -31,32 +31,31 @@ from tape_ds.kernels.position_mix_inputs import Inputs, empty
 from tape_ds.kernels.position_mix_plain import product, split
 from tape_ds.kernels.strides import near, strides
 
+# By the padded number of groups; columns are channels. A warp for every 16 groups: more would repeat each other.
 FORWARD: Table = {
     **{(capability, 16): (Launch(8, 32, 1), Launch(8, 32, 2)) for capability in (80, 90)},
     **{(capability, 32): (Launch(8, 64, 4), Launch(8, 128, 8)) for capability in (80, 90)},
     **{(capability, 64): (Launch(8, 32, 4),) for capability in (80, 90)},
     **{(INTERPRETER, groups): (Launch(4, 32),) for groups in (16, 32, 64)},
 }
-"""By the padded number of groups; columns are channels. A warp for every 16 groups: more would repeat each other."""
+# Of pairs, half as many columns of each number. Fewer warps spill: of 16 groups under Triton 3.9, of 32 with one token.
 FORWARD_UNIT: Table = {
     **FORWARD,
     **{(capability, 16): (Launch(8, 64, 4),) for capability in (80, 90)},
     (80, 32): FORWARD[80, 32][1:],
 }
-"""Of pairs, half as many columns of each number. Fewer warps spill: of 16 groups under Triton 3.9, of 32 with one
-token."""
+# By the padded larger of G and H / 2: with several query heads for a group, their tiles are what registers hold
 BACKWARD: Table = {
     **{(capability, 16): (Launch(8, 16, 1), Launch(16, 16, 1)) for capability in (80, 90)},
     **{(capability, 32): (Launch(8, 32, 2, 1), Launch(8, 32, 4)) for capability in (80, 90)},
     **{(capability, 64): (Launch(8, 16, 4),) for capability in (80, 90)},
     **{(INTERPRETER, most): (Launch(4, 32),) for most in (16, 32, 64)},
 }
-"""By the padded larger of G and H / 2: with several query heads for a group, their tiles are what registers hold."""
 
 
 @jit
 def _matrix(base, stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, left=0):
-    """COLUMNS of a [HEIGHT, WIDTH] matrix from ``left`` on, zeros behind its edges; a stride of 0 repeats one row."""
+    """COLUMNS of a [HEIGHT, WIDTH] matrix from ``left`` on, zeros beyond its edges; a stride of 0 repeats one row."""
     row, column = tl.arange(0, ROWS)[:, None], left + tl.arange(0, COLUMNS)[None, :]
     return tl.load(base + row * stride + column, mask=(row < HEIGHT) & (column < WIDTH), other=0.0)
 
@@ -108,10 +107,10 @@ def _updated(
 
 @jit
 def _restored(cos_start, sin_start, cos, sin, cos_grad, sin_grad, LEAST: tl.constexpr):
-    """What ``pair_modulus.py`` writes: the deviations with their moduli restored, or, where gradients of those are
+    """The result of ``pair_modulus.py``: the deviations with their moduli restored, or, where gradients of those are
     given, the gradients of the deviations."""
     own = cos_start * cos_start + sin_start * sin_start
-    own = tl.where(own > 0, own, 1.0)  # behind the edges
+    own = tl.where(own > 0, own, 1.0)  # beyond the edges
     cos_state, sin_state = cos_start + cos, sin_start + sin
     squares = (cos_state * cos_state + sin_state * sin_state) / own
     root = tl.sqrt(tl.maximum(squares, LEAST))
@@ -307,7 +306,7 @@ def position_mix_backward_kernel(
                     moved = _matrix(base, moved_head, HEADS, WIDTH, HEAD_ROWS, COLUMNS, left)
                     attend_sum = tl.dot(d_rounded, tl.trans(moved), attend_sum)
         if DMATRIX is not None:
-            # a loop of its own, which finds what it reads again in the cache: in one loop, registers do not suffice
+            # a separate loop, which reads again from the cache: in one loop, registers do not suffice
             d_matrix = tl.zeros([GROUP_ROWS, GROUP_ROWS], tl.float32)
             for left in tl.range(0, WIDTH, COLUMNS):
                 base = GRAD + batch * grad_batch + token * grad_token
@@ -379,7 +378,7 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
     """Write those gradients that have memory (``position_mix_inputs.empty_gradients``)."""
     grad = near(grad)
     if unit:
-        # In a pass of its own, which forms the new state again: in one kernel, registers would not suffice.
+        # In a separate pass, which forms the new state again: in one kernel, registers would not suffice.
         across = empty(inputs, grad.dtype)
         forward(inputs, across, unit, grad)
         grad = across

@@ -1,6 +1,6 @@
 """The position state ``e = start + deviation`` as attention weights it: formed in one pass, in the value's dtype.
 
-As two operations the sum would lie in fp32 in memory before it is rounded: six passes over the state for two.
+As two operations the sum would be written in fp32 before it is rounded: six passes over the state for two.
 
 Shape letters: B batch, G key/value heads, T tokens, C columns.
 """

@@ -20,6 +20,7 @@ from tape_ds.kernels.jit import INTERPRETER, jit, tl, triton, why_not
 from tape_ds.kernels.launch import Launch, Table, choose, padded
 from tape_ds.kernels.strides import rows, strides
 
+# Both kernels': nothing is looped over but the heads of a group
 LAUNCHES: Table = {
     **{(capability, 128): (Launch(8, 0, 4), Launch(16, 0, 4)) for capability in (80, 90)},
     **{(capability, 64): (Launch(16, 0, 4), Launch(32, 0, 4)) for capability in (80, 90)},
@@ -27,7 +28,6 @@ LAUNCHES: Table = {
     **{(capability, 16): (Launch(64, 0, 4),) for capability in (80, 90)},
     **{(INTERPRETER, width): (Launch(32, 0),) for width in (16, 32, 64, 128)},
 }
-"""Both kernels': nothing is looped over but the heads of a group."""
 
 
 @jit

@@ -1,16 +1,16 @@
-"""How tensors of four dimensions lie in memory: what launchers of Triton kernels are told, and where results go."""
+"""Memory layouts of tensors of four dimensions: strides for Triton kernels, and memory for their results."""
 
 import torch
 from torch import Tensor
 
 
 def empty_rows(like_BHTK: Tensor, columns: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """New memory [B, T, H, columns] seen as [B, H, T, columns]: rows lie as the projections do.
+    """Return new memory [B, T, H, columns] seen as [B, H, T, columns], the layout of the projections.
 
     Args:
         like_BHTK: gives every size, the dtype and the device.
         columns: in place of K.
-        dtype: in place of its own.
+        dtype: default: that of ``x``.
     """
     batch, heads, tokens, width = like_BHTK.shape
     shape = (batch, tokens, heads, width if columns is None else columns)
@@ -23,7 +23,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 def near(x: Tensor) -> Tensor:
-    """``x``, copied to [B, T, heads, K] only where its last dimension is not contiguous or the heads of a token lie
+    """Return ``x``, copied to [B, T, heads, K] only if its last dimension is not contiguous or the heads of a token are
     further apart than 32 bits count: a kernel that reads a token's heads as one matrix counts its rows in 32 bits."""
     if x.stride(-1) == 1 and (x.shape[1] - 1) * x.stride(1) + x.shape[-1] < 2**31:
         return x
@@ -31,8 +31,8 @@ def near(x: Tensor) -> Tensor:
 
 
 def strides(x: Tensor | None) -> tuple[int, ...]:
-    """Elements from one row of the batch, head and token to the next; zeros where there is no tensor, and along a
-    dimension of size 1, which a kernel may then index as if it were shared."""
+    """Return the strides of batch, heads and tokens; zeros without a tensor, and along a dimension of size 1, which a
+    kernel may then index as if it were shared."""
     if x is None:
         return 0, 0, 0
     return tuple(0 if x.shape[axis] == 1 else x.stride(axis) for axis in range(3))

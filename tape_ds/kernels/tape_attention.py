@@ -1,7 +1,7 @@
-"""TAPE's attention in Triton: one causal softmax that moves a value and the position state beside it.
+"""TAPE's attention in Triton: one causal softmax for a value and the position state.
 
 This file is the operator: what it accepts, its registration with ``torch.library`` (so that ``torch.compile``,
-``torch.export`` and checkpointing pass through it) and what it derives from documents. The kernels lie beside it in
+``torch.export`` and checkpointing pass through it) and what it derives from documents. The kernels are in
 ``tape_attention_forward`` and ``tape_attention_backward``.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size.
@@ -18,15 +18,14 @@ from tape_ds.kernels.strides import empty_rows, rows
 from tape_ds.kernels.tape_attention_backward import Saved
 from tape_ds.kernels.tape_attention_forward import ForwardCall, whole_blocks
 
-WIDEST = 128
-"""Largest head size."""
+WIDEST = 128  # largest head size
 
 
 def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None) -> str | None:
     """Why :func:`tape_attention` cannot take this call; None where it can."""
     if problem := jit.why_not(q_BHTK):
         return problem
-    return "there is no position state" if e_BGSK is None else why_not_shapes(q_BHTK, k_BGSK, v_BGSK, e_BGSK)
+    return "no position state" if e_BGSK is None else why_not_shapes(q_BHTK, k_BGSK, v_BGSK, e_BGSK)
 
 
 def why_not_shapes(q_BHTK: Tensor, k_BGSK: Tensor, *values_BGSK: Tensor) -> str | None:
@@ -167,12 +166,12 @@ def tape_attention(
         k_BGSK: keys; query head h reads key/value head h // (H / G), which is never repeated in memory.
         v_BGSK: values.
         e_BGSK: position states, in the value's dtype.
-        offset: place of the first query on the key axis; S - T if None. Query t sees no key behind offset + t.
-        document_ids: integers [B, S], below 0 is padding. Query t stands at offset + t and sees its own document only;
-            padding sees nothing and its memory is never used, whatever it holds. Documents that lie together cost only
+        offset: position of the first query on the key axis; S - T if None. Query t sees no key after offset + t.
+        document_ids: integers [B, S], below 0 is padding. Query t is at offset + t and sees its document only;
+            padding sees nothing and its memory is never used, whatever it holds. Contiguous documents cost only
             their own blocks. Or what :func:`document_borders` made of the ids, for all layers at once.
         scale: factor on the scores, above 0; K^-1/2 if None.
-        deterministic: compute dQ in a kernel of its own instead of by atomic sums, whose order varies; also on under
+        deterministic: compute dQ in a separate kernel instead of by atomic sums, whose order varies; also on under
             ``torch.use_deterministic_algorithms``.
 
     Returns:

@@ -4,7 +4,7 @@ Value and state share the weights, so ``delta = rowsum(dO * O)`` runs over both 
 ``dS = P * (dO_v V^T + dO_e E^T - delta)`` is formed once (FlashAttention-2, algorithm 2, with V = 2 K). On Hopper the
 accumulators dV, dE, dK and dQ do not fit the registers together; hence one kernel for {dV, dE} and one for {dK, dQ}.
 The latter adds dQ atomically into fp32, so the order of its sums, and their last bits, differ from run to run;
-``deterministic`` gives dQ a kernel of its own.
+``deterministic`` computes dQ in a separate kernel.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ VALUES: Table = {
     (80, 16): (Launch(128, 32, 8, 2),),
     **_INTERPRETED,
 }
+# Documents need registers for ids and for loads that wait
 VALUES_DOCUMENTS: Table = {**VALUES, (90, 128): (Launch(128, 32, 8, 2),)}
-"""Documents need registers for ids and for loads that wait."""
 KEYS_AND_QUERIES: Table = {
     (90, 128): (Launch(128, 64, 8, 2),),
     (90, 64): (Launch(128, 64, 8, 2),),
@@ -50,8 +50,8 @@ KEYS_AND_QUERIES: Table = {
 }
 _TRITON = (3, 7) if triton is None else tuple(map(int, triton.__version__.split(".")[:2]))
 _ROWS = 64 if _TRITON < (3, 7) else 128
+# Triton 3.6 spills in the loop with 128 rows, Triton 3.9 with 64
 KEYS_AND_QUERIES_DOCUMENTS: Table = {**KEYS_AND_QUERIES, (90, 128): (Launch(_ROWS, 64, 8, 2),)}
-"""Triton 3.6 spills in the loop with 128 rows, Triton 3.9 with 64."""
 QUERIES: Table = {
     (90, 128): (Launch(64, 64, 8, 2), Launch(128, 64, 8, 2)),
     (90, 64): (Launch(128, 64, 8, 2),),
@@ -66,7 +66,7 @@ QUERIES: Table = {
 
 
 class Saved(NamedTuple):
-    """What the forward keeps, its inputs first."""
+    """The tensors that the forward saves, its inputs first."""
 
     q_BHTK: Tensor
     k_BGSK: Tensor

@@ -1,4 +1,4 @@
-"""The kernels of the backward pass of attention of a value and a state; ``tape_attention_backward`` says how they fit.
+"""The kernels of the backward pass of attention with a value and a state; ``tape_attention_backward`` combines them.
 
 Kernels of dV and dK own a block of keys of one key/value head and walk over the queries of all its query heads: no sum
 over heads is left for later and none is atomic.
@@ -34,7 +34,7 @@ def delta_kernel(
     out_b, out_h, out_t, moved_b, moved_h, moved_t, dout_b, dout_h, dout_t, dmoved_b, dmoved_h, dmoved_t, lse_h,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``rowsum(dO * O)`` over both outputs, 0 for a query that saw no key or is none; grid (blocks, heads, batch)."""
+    """``rowsum(dO * O)`` over both outputs, 0 without keys and beyond the last query; grid (blocks, heads, batch)."""
     row = tl.program_id(0) * ROWS
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     line = (batch * tl.num_programs(1) + head) * lse_h + row + tl.arange(0, ROWS)
@@ -74,7 +74,7 @@ def _query_range(
 
 @jit
 def _next(head, start, first, whole, rest, high, QUERIES: tl.constexpr):
-    """The block of queries behind ``start``, without those from ``whole`` to ``rest``; behind the last one the next
+    """The block of queries after ``start``, without those from ``whole`` to ``rest``; after the last one the next
     head's first. Counted on, for a division costs as much as a tile's addresses."""
     start = start + QUERIES
     start = tl.where(start == whole, rest, start)
@@ -102,7 +102,7 @@ def _walk_values(
         lse_T = tl.load(move(LSE, head, lse_h) + rows_T)
         x_ST = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_2 - lse_T[None, :]
         if MASKED:
-            ahead = offset + start  # places are told from the block's own: its columns are then constants
+            ahead = offset + start  # relative to the block, whose columns are then constants
             allowed_ST = visible(
                 tl.arange(0, QUERIES)[None, :], documents_T[None, :], keys_S[:, None] - ahead, documents_S[:, None],
                 reach - ahead, IDS,

@@ -43,7 +43,7 @@ FORWARD: Table = {
 
 
 class ForwardCall(NamedTuple):
-    """What every kernel of one call is told beside its tensors."""
+    """Scalar arguments shared by the kernels of one call."""
 
     offset: int
     """Place of the first query on the key axis."""
@@ -52,7 +52,7 @@ class ForwardCall(NamedTuple):
     """Document, its first and its last place, of every key (``tape_attention.document_borders``)."""
 
     def reach(self, queries: int, keys: int) -> int:
-        """Return keys from here on are seen by nobody and never read."""
+        """The end of the keys that a query sees; later ones are never read."""
         return max(0, min(keys, self.offset + queries))
 
     def documents(self) -> tuple[Tensor | None, ...]:
@@ -164,7 +164,7 @@ def forward(
     """Return both outputs [B, H, T, K], laid out as [B, T, H, K], and the scores' log-sum-exp [B, H, T] in whole
     blocks.
 
-    That is in base 2. A query that sees no key, or is none, gets +inf (and 0): ``exp2(score - inf)`` is then 0
+    That is in base 2. A query without keys, or beyond the last one, gets +inf (and 0): ``exp2(score - inf)`` is then 0
     throughout the backward pass.
     """
     batch, heads, queries, width = q_BHTK.shape

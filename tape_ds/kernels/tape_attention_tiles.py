@@ -1,4 +1,4 @@
-"""What the attention kernels share: how a tile is addressed and loaded, and which of its scores a query may see.
+"""Tiles of the attention kernels: how they are addressed and loaded, and which scores a query may see.
 
 A tile is addressed from a 64-bit base that loops move along; offsets inside it stay 32-bit, which is always enough. The
 base is one number, where pointers carried through a loop would each take two registers.
@@ -28,7 +28,7 @@ def tile(base, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @jit
 def load(pointers, present, MASKED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile with zeros for the rows that are not ``present`` (where MASKED) and for columns behind WIDTH.
+    """A tile with zeros for the rows that are not ``present`` (where MASKED) and for columns beyond WIDTH.
 
     An absent row is never read: padding may hold NaN, and 0 * NaN would bring it into every sum.
     """
@@ -51,18 +51,18 @@ def store(pointers, tile_values, present, WIDTH: tl.constexpr, COLUMNS: tl.const
 
 @jit
 def rows_present(IDS, places, end, ABSENT: tl.constexpr):
-    """Which rows exist, and the document of each (ABSENT where there is none; 0 for all without documents).
+    """Return which rows exist, and the document of each (ABSENT without one; 0 for all without documents).
 
     Args:
         IDS: documents of one row of the batch, below 0 for padding; or None.
         places: of the rows on the key axis; those before its start have no document.
-        end: of the rows, not behind that of IDS.
+        end: of the rows, at most that of IDS.
         ABSENT: below 0. Queries and keys are given different ones, so that padding never equals padding.
     """
     if IDS is None:
         present, documents = places < end, places * 0
     else:
-        # Places before the start are far behind the end when taken as unsigned: one comparison.
+        # Unsigned, indices before the start are far beyond the end: one comparison.
         inside = places.to(tl.uint32, bitcast=True) < tl.maximum(end, 0).to(tl.uint32)
         documents = tl.load(IDS + places, mask=inside, other=ABSENT)
         present = documents >= 0
@@ -72,7 +72,7 @@ def rows_present(IDS, places, end, ABSENT: tl.constexpr):
 
 @jit
 def queries_end(IDS, offset, queries, keys):
-    """The place behind the last query, or behind the last one with a document."""
+    """Return the end of the queries, or of those with a document."""
     end = offset + queries
     if IDS is not None:
         end = tl.minimum(end, keys)
@@ -81,16 +81,16 @@ def queries_end(IDS, offset, queries, keys):
 
 @jit
 def visible(row_places, row_documents, column_places, column_documents, reach, IDS):
-    """Which key (columns) each query (rows) may see; both are given so that they broadcast against each other.
+    """Return which key (columns) each query (rows) may see; both are given so that they broadcast against each other.
 
     Args:
         row_places, row_documents: of the queries.
         column_places, column_documents: of the keys.
-        reach: keys from here on are seen by nobody.
+        reach: keys from here on are not seen by any query.
         IDS: None where there are no documents.
     """
     if IDS is not None:
-        known = row_documents == column_documents  # a key behind the reach has no document
+        known = row_documents == column_documents  # a key beyond the reach has no document
     else:
         known = column_places < reach
     # Not two conditions joined: a compiler keeps those of a whole tile, for which there are no registers.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to make a model address a longer context."""
+    """A way to make a model address a longer context."""
 
     trains: Literal["groups", "adapters", "everything", "nothing"]
     """``groups``: position updates, norms, embeddings, as the recipe switches them; ``adapters``: LoRA, and groups."""
@@ -72,7 +72,7 @@ def trained() -> list[str]:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model ready to be trained, and the exact names of the parameters that will be."""
+    """A model ready for training, and the exact names of its trained parameters."""
 
     model: "nn.Module"
     names: tuple[str, ...]

@@ -13,7 +13,7 @@ from tape_ds.models.loading.extendable import Model
 
 
 class TeacherTokens(NamedTuple):
-    """What the untouched model makes of a batch, as the loss reads it."""
+    """A teacher's output on a batch, as the loss reads it."""
 
     hidden_ND: Tensor
     """Hidden states, of the tokens that count alone."""
@@ -41,7 +41,7 @@ class Teacher:
 
     @torch.no_grad()
     def tokens(self, inputs: Mapping[str, Any]) -> TeacherTokens:
-        """Return what the loss takes of a batch of :func:`tape_ds.data.order.collate`."""
+        """Return the teacher's output on a batch of :func:`tape_ds.data.order.collate`."""
         ids_BT, documents_BT = inputs["input_ids"], inputs["document_ids"]
         places_BT, counts_BT = native_places(inputs["position_ids"], documents_BT, self.window)
         # Attention is causal, and positions rise: no token that counts sees one behind the last that does.

@@ -13,11 +13,6 @@ _NORM = re.compile("(RMS|Layer)?Norm(PerHead|1P|Gated)?$")
 """Ends of the names that transformers' families have for their norms."""
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a norm, by the name of its class."""
-    return _NORM.search(type(module).__name__) is not None
-
-
 def unfreeze(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
     """Make the groups that the settings switch on trainable, in a model whose parameters are frozen.
 
@@ -72,6 +67,8 @@ def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]
     embeddings = model.get_input_embeddings()
     return {
         "train_position": position_modules(model),
-        "train_norms": {p: m for p, m in modules.items() if is_norm(m) and any(True for _ in m.parameters())},
+        "train_norms": {
+            p: m for p, m in modules.items() if _NORM.search(type(m).__name__) and any(True for _ in m.parameters())
+        },
         "train_embeddings": {p: m for p, m in modules.items() if m is embeddings},
     }

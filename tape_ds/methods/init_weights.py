@@ -54,7 +54,7 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
 
 
 def _parts(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules whose parameters are drawn at one time: blocks, and what stands beside them."""
+    """Yield the modules whose parameters are drawn together: blocks, and the rest."""
     for name, child in model.named_children():
         below = f"{path}.{name}" if path else name
         if isinstance(child, (PreTrainedModel, nn.ModuleList)):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why Liger's kernels cannot be used on this device; None where they can."""
+    """Return why Liger's kernels cannot run on this device."""
     if importlib.util.find_spec("liger_kernel") is None:
         return "the package liger-kernel is not installed"
     if device.type != "cuda":

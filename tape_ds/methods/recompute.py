@@ -73,7 +73,7 @@ class Recompute:
         return self.layers in KEPT
 
     def run(self, block: Callable[..., Any], *inputs: Any) -> Any:
-        """``block(*inputs)``, to be computed again when its backward asks; its inputs are kept under ``saving``."""
+        """Return ``block(*inputs)``, recomputed in the backward; its inputs are kept under ``saving``."""
         options: dict[str, Any] = {"use_reentrant": False}
         if self.selective:
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, self._policy)

@@ -46,7 +46,14 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
     if tiles < 1:
         raise ValueError(f"tiles = {tiles}: give 1 or more")
     feed_forwards = [module for module in model.modules() if isinstance(module, LlamaMLP)]
-    updates: list[Any] = [module for module in model.modules() if isinstance(module, TapeLayer) and _is_unfused(module)]
+    # layers that update their state by plain operations, see tape_ds.encodings.tape_updates
+    updates: list[Any] = [
+        module
+        for module in model.modules()
+        if isinstance(module, TapeLayer)
+        and module.form.whole_halves
+        and not (module.attend is None and module.gate is None)
+    ]
     if not feed_forwards:
         raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")
     for module in feed_forwards:
@@ -77,11 +84,6 @@ def _tiled_update(next_state: Callable[..., Tensor], tiles: int) -> Callable[...
         return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)
 
     return tiled
-
-
-def _is_unfused(layer: TapeLayer) -> bool:
-    """Return whether a layer updates its state by plain operations, see :mod:`tape_ds.encodings.tape_updates`."""
-    return layer.form.whole_halves and not (layer.attend is None and layer.gate is None)
 
 
 def _pieces(x: Tensor | None, tiles: int, dim: int) -> tuple[Tensor | None, ...]:

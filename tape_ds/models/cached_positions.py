@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from tape_ds.models.on_device import refuse_above
+from tape_ds.encodings.on_device import refuse_above
 
 BASE = 256
 DIGITS = 3

@@ -57,7 +57,7 @@ class TapeConfig(LlamaConfig):
         raise_if_any(self.problems())
 
     def validate_rope(self) -> None:
-        """In place of transformers' own, which knows neither ``ntk`` nor ``yarn_revised``: see :meth:`problems`."""
+        """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``: see :meth:`problems`."""
 
     def problems(self) -> list[Problem]:
         """Return everything wrong with the fields, those of the encoding included."""

@@ -83,7 +83,7 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
 
 
 def _position_kind(name: str) -> str:
-    """Return what the name of an encoding's parameter ends with, the same in every layer; "" for other parameters."""
+    """Return the end of an encoding parameter's name, the same in every layer; "" for other parameters."""
     return next((name.partition(own)[2] for own in _OWN if own in name), "")
 
 

@@ -80,12 +80,11 @@ def places(
     if layout is _UNKNOWN:  # the decoder was called, not the whole model
         layout = Documents(attention_mask, None, None, None, None, None).layout(batch_size, q_length, q_offset)
     if layout is not None and kv_offset:
-        layout = layout.cached(("from", kv_offset), lambda whole: _without_first(whole, kv_offset))
+        layout = layout.cached(
+            ("from", kv_offset),
+            lambda whole: DocumentLayout(whole.ids_BS[:, kv_offset:], whole.queries, whole.offset - kv_offset),
+        )
     return KeyPlaces(layout, q_offset - kv_offset, local_size)
-
-
-def _without_first(layout: DocumentLayout, keys: int) -> DocumentLayout:
-    return DocumentLayout(layout.ids_BS[:, keys:], layout.queries, layout.offset - keys)
 
 
 def attention(
@@ -191,11 +190,11 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             _layout.reset(told)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """As the family's own forward computes them: soft caps and factors are its."""
         return logits_of(self, hidden_BTD)
 
     def loss(self, hidden_BTD: Tensor, labels_BT: Tensor, **kwargs: Any) -> Tensor | None:
-        """By the head alone where its output is the logits, else by the family's own logits, a chunk at a time."""
+        """Return the loss by the head alone if its output is the logits, else by the family's logits, a chunk at a
+        time."""
         if self._plain_head is None:
             self._plain_head = has_plain_head(self)
         if self._plain_head:
@@ -237,7 +236,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             self._put_scales(scales)
 
     def _scales(self) -> dict[str, float]:
-        """Return the factors on scores, by path: latent attention takes them from its RoPE parameters too."""
+        """Return the factors on scores by path: latent attention takes them from RoPE parameters too."""
         scales = {path: getattr(module, "scaling", None) for path, module in self.named_modules()}
         return {path: scale for path, scale in scales.items() if isinstance(scale, float)}
 
@@ -247,7 +246,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
 
 class _InPlaceOf:
-    """Everything that an object is, but for what is given by name."""
+    """An object with some attributes replaced."""
 
     def __init__(self, replaced: Any, **given: Any):
         self._replaced = replaced
@@ -258,7 +257,7 @@ class _InPlaceOf:
 
 
 class _Decoded:
-    """A decoder that has been run, and its output: whatever it is called with, these hidden states."""
+    """A decoder whose output is known: any call returns these hidden states."""
 
     was_called = False
 
@@ -309,13 +308,13 @@ def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Exte
 
 @functools.cache
 def class_of(native: type[PreTrainedModel]) -> Any:
-    """Return ``native`` with what :class:`ExtendedDecoder` adds, under its own name: what is saved is its own."""
+    """Return ``native`` with :class:`ExtendedDecoder` mixed in, under its own name, so that saved models are its
+    own."""
     own = {"native": native, "config_class": native.config_class, "__module__": native.__module__}
     return type(native.__name__, (ExtendedDecoder, native), own)
 
 
 def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that hold frequencies of angles, by path."""
     return {
         path: module
         for path, module in model.named_modules()
@@ -337,6 +336,5 @@ def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -
 
 
 def on_meta(config: PreTrainedConfig) -> Any:
-    """Return the model of a configuration without its numbers."""
     with torch.device("meta"):
         return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)

@@ -42,7 +42,7 @@ _OTHERWISE = {
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
-    """What keeps a model from being extended by its own class: one problem with every reason, or none."""
+    """Return why a model cannot be extended by its class, as one problem."""
     reasons = list(_reasons(native))
     if not reasons:
         return []
@@ -176,7 +176,7 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
 
 
 def _unscaled(native: PreTrainedConfig) -> str:
-    """Return what keeps the positions of a family from being scaled."""
+    """Return what prevents scaling the positions of a family."""
     if native.model_type in ROTATED_WINDOWS and needs(native)["window"]:
         return "its layers that see everything have no positions, and those with a window need no scaling"
     if getattr(native, "layer_rope_theta", None):
@@ -185,7 +185,7 @@ def _unscaled(native: PreTrainedConfig) -> str:
 
 
 def _expressed(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the same angles in the ways that transformers may have them."""
+    """Yield the same angles in the forms that transformers may accept."""
     kind = rope_parameters["rope_type"]
     if kind == "dynamic" or kind in KEPT or isinstance(native, ScaledGPTJConfig):
         yield dict(rope_parameters)

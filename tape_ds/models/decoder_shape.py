@@ -32,7 +32,6 @@ class Weights(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """In one of them."""
         return self.shape[0] * self.shape[1]
 
 
@@ -101,7 +100,6 @@ def _counted(config: PreTrainedConfig) -> DecoderShape:
 
 
 def routers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the routers of a mixture of experts, by path."""
     return {path: module for path, module in model.named_modules() if _ROUTER.search(type(module).__name__)}
 
 

@@ -25,11 +25,16 @@ MEBI = 2**20
 
 
 def position_parameters(config: TapeConfig) -> int:
-    """Return parameters of the positional encoding."""
     with torch.device("meta"):
         layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
         parts = torch.nn.ModuleList([registry.build(config), *layers])
     return sum(weight.numel() for weight in parts.parameters())
+
+
+def position_multiplications(config: TapeConfig, layer_idx: int, keys: float) -> float:
+    """Return the encoding's multiplications per token in a block."""
+    with torch.device("meta"):
+        return registry.build_layer(config, layer_idx).multiplications_per_token(keys)
 
 
 def parameters(config: TapeConfig) -> int:
@@ -63,7 +68,7 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     feed_forward = 3 * config.hidden_size * config.intermediate_size
     attention = 2 * query * keys  # scores and values
     layers = config.num_hidden_layers * (projections + feed_forward + attention)
-    position = sum(registry.multiplications_per_token(config, i, keys) for i in range(config.num_hidden_layers))
+    position = sum(position_multiplications(config, i, keys) for i in range(config.num_hidden_layers))
     return length * (layers + position + config.hidden_size * config.vocab_size)
 
 
@@ -85,5 +90,4 @@ def training_flops_per_token(
 
 
 def _widths(config: TapeConfig) -> tuple[int, int]:
-    """Return columns of all queries, and of all keys."""
     return config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

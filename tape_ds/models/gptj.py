@@ -136,7 +136,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel, GPTJModel):
         self.post_init()
 
     def rotary_emb(self, *_: Any, **__: Any) -> None:
-        """In the place of the table that transformers' decoder has since 5.24."""
+        """Replaces the table that transformers' decoder has since 5.24."""
 
 
 class ScaledGPTJForCausalLM(ScaledGPTJPreTrainedModel, GPTJForCausalLM):

@@ -34,11 +34,10 @@ class ScaledGPTJConfig(GPTJConfig):
 
     @property
     def intermediate_size(self) -> int:
-        """Columns inside the feed-forward."""
         return self.n_inner if self.n_inner is not None else 4 * self.n_embd
 
     def validate_rope(self) -> None:
-        """In place of transformers' own, which knows neither ``ntk`` nor ``yarn_revised``."""
+        """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``."""
         problems = scaling.check(self.rope_parameters or {})
         if scaling.is_dynamic(self.rope_parameters or {}):
             remedy = "choose linear, ntk, yarn or yarn_revised"

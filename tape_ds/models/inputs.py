@@ -38,14 +38,6 @@ def past_length(past_key_values: Cache | None) -> int | Tensor:
     return length
 
 
-def dedupe_positions(position_ids: Tensor) -> Tensor:
-    """Return positions [1, T] where those of all sequences are alike, as in packed training: angles and biases are then
-    computed once for the batch, not once for each sequence. A look is a wait for the device: not for single tokens."""
-    if 1 in position_ids.shape[:2] or torch.compiler.is_compiling():
-        return position_ids
-    return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
-
-
 def local_embeddings(
     shards: Shards,
     embedding: nn.Module,
@@ -77,7 +69,7 @@ def local_embeddings(
 
 
 class Documents(NamedTuple):
-    """What a call says of documents and padding, each as :meth:`tape_ds.models.llama.TapeModel.forward` takes it."""
+    """Documents and padding of a call, as :meth:`tape_ds.models.llama.TapeModel.forward` takes them."""
 
     attention_mask: Tensor | None
     document_ids: Tensor | None
@@ -153,7 +145,7 @@ def resolve_backend(config: PreTrainedConfig) -> str:
 
 
 def require_weights(config: PreTrainedConfig, asked: Mapping[str, Any]) -> None:
-    """Raise ValueError where a call asks for attention weights that the backend does not compute."""
+    """Raise ValueError if attention weights are requested of a backend that does not compute them."""
     if asked.get("output_attentions", config.output_attentions) and resolve_backend(config) != "reference":
         raise ValueError(
             "output_attentions: only the reference backend computes attention weights; "

@@ -21,7 +21,7 @@ from tape_ds.models.sharding import UNSHARED, shards_of
 
 @dataclass
 class DistilledOutput(CausalLMOutputWithPast):
-    """A loss that is the sum of two, and the two."""
+    """A sum of two losses, and its terms."""
 
     cross_entropy: Tensor | None = None
     divergence: Tensor | None = None
@@ -51,11 +51,9 @@ class LanguageModel:
         return self.base_model(**arguments)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Return the logits [B, T, V] of hidden states."""
         return self.lm_head(hidden_BTD)
 
     def loss(self, hidden_BTD: Tensor, labels_BT: Tensor, **kwargs: Any) -> Tensor | None:
-        """Return the loss without logits of the whole batch; None where the head can only give logits."""
         return causal_lm_loss(self.lm_head, hidden_BTD, labels_BT, **kwargs)
 
     @can_return_tuple
@@ -154,7 +152,7 @@ class LanguageModel:
         )
 
     def _get_static_cache_init_shape(self) -> None:
-        """Values may be wider than keys: a static cache is sized by the first call, not ahead of it."""
+        """Values may be wider than keys, so the first call sizes a static cache."""
         return None
 
     @staticmethod
@@ -166,7 +164,7 @@ class LanguageModel:
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor | None:
-        """The 2D mask is all that ``attend`` needs; for a static cache it is padded to the cache's own length."""
+        """Return the 2D mask, padded to the length of a static cache: ``attend`` needs no other."""
         past = cache if past_key_values is None else past_key_values
         if attention_mask is None or past is None:
             return attention_mask

@@ -34,7 +34,6 @@ from tape_ds.models import cached_positions, flops
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import (
     Documents,
-    dedupe_positions,
     local_embeddings,
     past_length,
     require_weights,
@@ -49,7 +48,7 @@ class RMSNorm(LlamaRMSNorm):
     """Llama's norm, on CUDA by torch's fused kernel, which reads and writes once and keeps no fp32 copy."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return the normed states. The kernel rounds once where Llama's operators round twice."""
+        """Return the normed states; the kernel rounds once where Llama's operators round twice."""
         weight = self.weight
         if not hidden_states.is_cuda or hidden_states.dtype != weight.dtype or torch.is_autocast_enabled("cuda"):
             return super().forward(hidden_states)  # the kernel takes one dtype, and autocast would make it fp32
@@ -80,7 +79,7 @@ class BlockInputs(NamedTuple):
     def to(self, device: Any, non_blocking: bool = False) -> "BlockInputs":
         """Move the tensors. accelerate calls this on a block's arguments; it must move neither the encoding's layer,
         whose weights may be on disk, nor the cache."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device, non_blocking=non_blocking)
             for name, value in self._asdict().items()
             if isinstance(value, Tensor | DocumentLayout)
@@ -322,7 +321,7 @@ class TapeModel(TapePreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         if cu_seq_lens_q is None and document_ids is None:  # else a collator has looked, without asking the device
-            position_ids = dedupe_positions(position_ids)
+            position_ids = base.dedupe_positions(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
         context = base.TokenContext(input_ids, None if layout is None else layout.ids_BS, offset, past_positions)

@@ -29,7 +29,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 class OutputHead(nn.Linear):
-    """A linear map to the vocabulary, with the parameters and names of ``nn.Linear``; without bias but for GPT-J's."""
+    """A linear map to the vocabulary, with parameters and names of ``nn.Linear``; only GPT-J's has a bias."""
 
     fused_loss: Loss | None = None
     """A kernel that takes the loss of ``fused_from`` tokens or more, see :mod:`tape_ds.methods.liger`."""
@@ -86,29 +86,24 @@ class OutputHead(nn.Linear):
         hidden_ND, weight_VD = self.operands(hidden.reshape(-1, hidden.shape[-1]))
         if self.part is not None:
             return self.part.loss(hidden_ND, weight_VD, targets_N, ignore_index)
-        if self.fused_loss is not None and len(targets_N) >= self.fused_from and self._fused_is_right(hidden):
+        # The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over all
+        # tokens to the weight's dtype before anything divides it: fp16 cannot hold that.
+        trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
+        takes_fused = self.fused_loss is not None and len(targets_N) >= self.fused_from
+        if self.fused_loss is not None and takes_fused and hidden.requires_grad and not trained_in_fp16:
             return self.fused_loss(hidden_ND, weight_VD, targets_N, ignore_index)
         return linear_cross_entropy(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index)
 
     def operands(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Return the two matrices whose product is the logits: hidden states [N, D] and the weight, the bias a column
         of both."""
-        return (hidden_ND, self.weight) if self.bias is None else _with_bias(hidden_ND, self.weight, self.bias)
-
-    def _fused_is_right(self, hidden: Tensor) -> bool:
-        """The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over
-        all tokens to the weight's dtype before anything divides it: fp16 cannot hold that."""
-        trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
-        return hidden.requires_grad and not trained_in_fp16
-
-
-def _with_bias(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same logits as a product alone: a column of ones meets the bias. ``BIAS_COLUMNS`` are added, as many
-    as keep rows aligned for a GPU's matrix products."""
-    bias_VC = F.pad(bias_V[:, None], (0, BIAS_COLUMNS - 1))
-    ones_N1 = hidden_ND.new_ones(len(hidden_ND), 1)
-    hidden_ND = torch.cat((hidden_ND, F.pad(ones_N1, (0, BIAS_COLUMNS - 1))), dim=1)
-    return hidden_ND, torch.cat((weight_VD, bias_VC), dim=1)
+        bias_V: Tensor | None = self.bias
+        if bias_V is None:
+            return hidden_ND, self.weight
+        # BIAS_COLUMNS in place of one keep rows aligned for a GPU's matrix products
+        bias_VC = F.pad(bias_V[:, None], (0, BIAS_COLUMNS - 1))
+        ones_NC = F.pad(hidden_ND.new_ones(len(hidden_ND), 1), (0, BIAS_COLUMNS - 1))
+        return torch.cat((hidden_ND, ones_NC), dim=1), torch.cat((self.weight, bias_VC), dim=1)
 
 
 def causal_lm_loss(
@@ -167,7 +162,7 @@ def divergence(
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return what each token predicts: the label of the next one, of the last one none."""
+    """Return the target of each token: the label of the next one; the last has none."""
     return F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:]
 
 

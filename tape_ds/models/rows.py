@@ -19,7 +19,7 @@ _SPECIAL = ("bos_token_id", "eos_token_id")
 
 
 def check_rows(config: PreTrainedConfig, tokenizer: Any) -> list[Problem]:
-    """A tokenizer with tokens that have no row: looking one up would fail in the middle of a run."""
+    """Refuse a tokenizer with tokens beyond the embeddings: a lookup would fail in the middle of a run."""
     tokens = _tokens(tokenizer)
     if tokens <= config.vocab_size:
         return []
@@ -29,7 +29,7 @@ def check_rows(config: PreTrainedConfig, tokenizer: Any) -> list[Problem]:
 
 
 def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
-    """Return the sentence that tells of rows that no token has; None where each has its token."""
+    """Return a note on rows without a token, if any."""
     tokens, spare = _tokens(tokenizer), config.vocab_size - _tokens(tokenizer)
     if spare <= 0:
         return None
@@ -38,7 +38,7 @@ def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
 
 
 def check_cut(config: PreTrainedConfig, rows: int, tokenizer: Any) -> list[Problem]:
-    """What keeps the rows behind the first ``rows`` from being dropped."""
+    """Return what prevents dropping the rows from ``rows`` on."""
     if rows > config.vocab_size:
         wrong = f"more than the {config.vocab_size:,} there are, and rows are never added"
         return [Problem("rows", rows, wrong, f"give {config.vocab_size:,} or fewer")]
@@ -77,11 +77,9 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
 
 
 def _tokens(tokenizer: Any) -> int:
-    """Return how many rows a tokenizer needs; its ids may have gaps."""
     return 1 + max(tokenizer.get_vocab().values())
 
 
 def _names(tokenizer: Any, start: int) -> list[str]:
-    """Return the first few tokens from id ``start`` on."""
     behind = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= start)
     return [token for _, token in behind[:5]]

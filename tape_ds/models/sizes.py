@@ -31,7 +31,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """The fields of a ``TapeConfig`` that can contradict each other, under the names that they have there."""
+    """Fields of a ``TapeConfig`` that can contradict each other, by the same names."""
 
     vocab_size: int
     hidden_size: int
@@ -59,7 +59,8 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
     model."""
     found = _counts(of)
     if not found:
-        found = encodings.problems_with(of) + _heads(of)
+        config: Any = of  # its fields are read, not set
+        found = encodings.problems_with(config) + _heads(of)
     if of.state_dtype is not None and of.state_dtype not in STATE_DTYPES:
         found.append(
             Problem("state_dtype", of.state_dtype, "unknown dtype", did_you_mean(of.state_dtype, STATE_DTYPES))
@@ -79,7 +80,7 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
 
 
 def _counts(of: Fields | TapeConfig) -> list[Problem]:
-    """Sizes that are no whole number from 1 on."""
+    """Return sizes that are not whole numbers of 1 or more."""
     given = {name: getattr(of, name) for name in _COUNTS}
     return [
         Problem(name, value, "no whole number of 1 or more", "give 1 or more")
@@ -89,7 +90,7 @@ def _counts(of: Fields | TapeConfig) -> list[Problem]:
 
 
 def _heads(of: Fields | TapeConfig) -> list[Problem]:
-    """Heads that share out the width, the key/value heads and the pairs of columns."""
+    """Return head counts and sizes that do not divide."""
     found = []
     if of.hidden_size % of.num_attention_heads:
         wrong = f"not divisible by num_attention_heads = {of.num_attention_heads}"

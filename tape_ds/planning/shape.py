@@ -174,9 +174,9 @@ def sizes(config: Any) -> Sizes:
         return _counted_sizes(config)
     import torch
 
-    from tape_ds.encodings import layer_options, registry
+    from tape_ds.encodings import registry
 
-    times = layer_options.alike(positions.options(config), config.num_hidden_layers)
+    times = positions.options(config).alike(config.num_hidden_layers)
     placed = sum(times.values())
     with torch.device("meta"):
         encoding = registry.build(config)

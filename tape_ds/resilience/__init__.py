@@ -1,1 +1,1 @@
-"""What keeps a run alive and honest: signals, locks, a watchdog, guards against bad numbers."""
+"""Keep a run alive and correct: signals, locks, watchdog, guards against non-finite numbers, restarts."""

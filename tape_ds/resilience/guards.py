@@ -1,8 +1,7 @@
-"""Numbers that are not finite: found on whichever rank they are, said on rank 0, counted, and ended after too many.
+"""Detect non-finite losses and gradients on any rank; stop after too many.
 
-A NaN on one rank is in every rank's gradient after the reduction, while the losses of the others look healthy. What
-takes steps under DeepSpeed then mostly leaves the step out by itself (:func:`protects_itself`); where nothing does,
-:func:`protect` leaves it out. :class:`NonFinite` tells what happened, and to which samples.
+A NaN on one rank is in every rank's gradient after the reduction, while the losses of the others look healthy. Most of
+DeepSpeed's optimizers then skip the step (:func:`protects_itself`); elsewhere :func:`protect` does.
 """
 
 import json
@@ -20,24 +19,23 @@ from tape_ds import storage
 from tape_ds.numbers import stretches
 
 SHOWN = 6
-"""Stretches of samples that a message names; the file names all."""
+"""Ranges of samples in a message; the file has all of them."""
 
 
-class StoppedByGuard(RuntimeError):  # noqa: N818 - it is no error of the program
-    """Raised on all ranks at once when going on makes no sense; ``str()`` is the message a user reads."""
+class StoppedByGuard(RuntimeError):  # noqa: N818 - not an error of the program
+    """Raised on all ranks at once if training makes no sense any more; ``str()`` is the message for the user."""
 
 
 class NonFinite:
     """Counts the steps whose loss or gradient was not finite on some rank.
 
-    Every rank holds one and gives it the same numbers, so that all of them stop at the same step.
+    Every rank has one and gives it the same numbers, so that all of them stop at the same step.
 
     Args:
-        limit: so many such steps in a row stop the run; 0: never.
-        file: gets a line of JSON for each of them, on the rank that writes; None on the others. A journal: a step that
-            a resumed run does again is in it again.
-        samples_of: the sample numbers that a rank was given in an optimizer step, counted from 0
-            (see :func:`samples_of_step`).
+        limit: number of such steps in a row that stops the run; 0: never.
+        file: gets a line of JSON for each, on the rank that writes; None on the others. A step that a resumed run
+            repeats is in it again.
+        samples_of: returns the samples of a rank in an optimizer step, counted from 0 (:func:`samples_of_step`).
     """
 
     def __init__(self, limit: int, file: Path | None, samples_of: Callable[[int, int], list[int]]):
@@ -47,25 +45,22 @@ class NonFinite:
         self.total = 0
         """Such steps since the run's first step."""
         self.in_a_row = 0
-        """Such steps up to the last one seen; 0 where that one was finite."""
-        self._complained = False
+        """Such steps up to the last one."""
+        self._warned = False
 
     def observe(
         self, step: int, losses: Sequence[float], grad_norms: Sequence[float], skipped: bool, *, rescaled: bool = False
     ) -> str | None:
-        """Take in one optimizer step.
+        """Check one optimizer step; return a message if it was not finite.
 
         Args:
-            step: its number as the metrics line shows it, from 1.
-            losses: every rank's loss, by rank.
-            grad_norms: every rank's gradient norm, by rank; infinite where it was measured and is not finite, NaN where
-                it was not measured. Norms of the reduced gradient are the same everywhere, and tell of no rank.
-            skipped: whether the step was left out.
-            rescaled: whether leaving it out has lowered fp16's loss scale. That is how fp16 finds its scale: with
-                finite losses it is said, and not counted.
-
-        Returns:
-            What a person should read; None where all was finite.
+            step: its number as the metrics show it, from 1.
+            losses: by rank.
+            grad_norms: by rank; infinite if not finite, NaN if not measured. Norms of the reduced gradient are the same
+                everywhere, and do not identify a rank.
+            skipped: whether the step was skipped.
+            rescaled: whether fp16's loss scale was lowered. That is how fp16 finds its scale: with finite losses it is
+                reported, and not counted.
 
         Raises:
             StoppedByGuard: this was the last of ``limit`` such steps in a row.
@@ -85,37 +80,35 @@ class NonFinite:
         self.in_a_row += 1
         samples = {rank: self.samples_of(step - 1, rank) for rank in ranks or range(len(losses))}
         self._write(step, kind, ranks, samples, skipped)
+
         where = "some rank" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {', '.join(stretches(ranks))}"
         what = f"a gradient on {where} is not finite"
         if kind == "loss":
             values = {"NaN" if math.isnan(losses[rank]) else "infinite" for rank in ranks}
             what = f"the loss on {where} is {values.pop() if len(values) == 1 else 'not finite'}"
-        bad = {number for each in samples.values() for number in each}
-        numbers = stretches(bad)
-        if len(numbers) > SHOWN:
-            numbers[SHOWN:] = [f"... ({len(bad)} in all)"]
+        numbers = {number for of_rank in samples.values() for number in of_rank}
+        shown = stretches(numbers)
+        if len(shown) > SHOWN:
+            shown[SHOWN:] = [f"... ({len(numbers)} in all)"]
         outcome = "step SKIPPED, weights unchanged" if skipped else "step NOT skipped, weights may be damaged"
         counts = f"{self.total} so far, {self.in_a_row} in a row"
-        message = f"step {step}: {what} (samples {', '.join(numbers)}); {outcome} ({counts})"
+        message = f"step {step}: {what} (samples {', '.join(shown)}); {outcome} ({counts})"
         if self.limit and self.in_a_row >= self.limit:
-            named = "" if self.file is None else f"; {self.file} names the samples"
+            file = "" if self.file is None else f"; {self.file} lists the samples"
             raise StoppedByGuard(
-                f"{message}\nstopped: {self.in_a_row} steps in a row were not finite (nonfinite_limit){named}. "
+                f"{message}\nstopped: {self.in_a_row} steps in a row were not finite (nonfinite_limit){file}. "
                 "Resume an earlier checkpoint with a lower learning_rate or max_grad_norm (--resume_anyway), or look "
                 "at those samples."
             )
         return message
 
     def state(self) -> dict[str, int]:
-        """Return what a checkpoint keeps of it."""
         return {"total": self.total, "in_a_row": self.in_a_row}
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Go on counting from :meth:`state`."""
         self.total, self.in_a_row = state["total"], state["in_a_row"]
 
     def _write(self, step: int, kind: str, ranks: list[int], samples: dict[int, list[int]], skipped: bool) -> None:
-        """Append a line. A disk that is full or away must not end a run: that is said once."""
         if self.file is None:
             return
         entry = {"step": step, "kind": kind, "ranks": ranks, "samples": samples, "skipped": skipped}
@@ -124,24 +117,18 @@ class NonFinite:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            if not self._complained:
+        except OSError as error:  # must not end a run
+            if not self._warned:
                 why = storage.explain(error, self.file.parent)
-                print(f"{self.file.name} cannot be written, training goes on: {why}", file=sys.stderr, flush=True)
-            self._complained = True
+                print(f"{self.file.name} cannot be written, training continues: {why}", file=sys.stderr, flush=True)
+            self._warned = True
 
 
 def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:
-    """Return numbers of the samples that ``rank`` is given in optimizer step ``step``, both counted from 0.
+    """Return the samples of ``rank`` in optimizer step ``step``, all counted from 0.
 
-    The trainer's loader cuts the samples, in order, into micro-batches and deals these out to the ranks in turn.
-
-    Args:
-        step: the optimizer step.
-        rank: the rank.
-        global_batch: samples of a step over all ranks, a multiple of ``micro_batch * world``.
-        micro_batch: samples of one forward pass of one rank.
-        world: ranks that are given different samples.
+    The trainer's loader cuts the samples, in order, into micro-batches and deals these out to the ranks in turn:
+    ``world`` of them get different samples, and ``global_batch`` is a multiple of ``micro_batch * world``.
     """
     begin = step * global_batch + rank * micro_batch
     stride = micro_batch * world
@@ -149,64 +136,52 @@ def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int
 
 
 class SkipCounter:
-    """What :func:`protect` has done."""
+    """Steps that :func:`protect` has skipped."""
 
     def __init__(self) -> None:
         self.total = 0
-        """Steps left out since the run's first step."""
+        """Since the run's first step."""
         self.skipped = False
-        """Whether the last step was left out."""
+        """Whether the last step was skipped."""
 
     def state(self) -> dict[str, int]:
-        """Return what a checkpoint keeps of it."""
         return {"total": self.total}
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Go on counting from :meth:`state`."""
         self.total = state["total"]
 
 
 def protect(optimizer: torch.optim.Optimizer) -> SkipCounter:
-    """Let every step of ``optimizer`` whose gradients are not all finite change nothing, neither weights nor state.
+    """Skip every step of ``optimizer`` whose gradients are not all finite: neither weights nor state change.
 
-    For an optimizer that is given whole, reduced gradients: one without an engine, under DDP, or of DeepSpeed's stage 0
-    in fp32. There every rank sees the same gradients, so all decide alike without asking each other. It costs one
-    reading of the gradients a step.
-
-    Args:
-        optimizer: any of torch's; what accelerate wraps around one is looked through.
-
-    Returns:
-        The count of the steps left out.
+    For an optimizer with whole, reduced gradients: without an engine, under DDP, or DeepSpeed's stage 0 in fp32. Every
+    rank then sees the same gradients, and all decide alike without communication. It reads the gradients once a step.
     """
-    while isinstance(optimizer, AcceleratedOptimizer):  # has no hooks of its own
+    while isinstance(optimizer, AcceleratedOptimizer):  # a wrapper without hooks
         optimizer = optimizer.optimizer
     counter = SkipCounter()
 
-    def leave_out(stepping: torch.optim.Optimizer, *_: Any) -> None:
+    def skip(stepping: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in stepping.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        # the largest magnitude: unlike a sum of squares, it cannot overflow where every gradient is finite
+        # the largest magnitude: a sum of squares could overflow although every gradient is finite
         counter.skipped = bool(gradients) and not math.isfinite(torch.nn.utils.get_total_norm(gradients, math.inf))
         if counter.skipped:
             counter.total += 1
             for parameter in parameters:
                 parameter.grad = None
 
-    optimizer.register_step_pre_hook(leave_out)
+    optimizer.register_step_pre_hook(skip)
     return counter
 
 
 def protects_itself(engine: Any | None) -> bool:
-    """Return whether ``engine`` leaves out steps whose gradients are not finite, on all ranks alike, and counts them.
+    """Return whether a DeepSpeed engine skips steps with non-finite gradients, on all ranks alike, and counts them.
 
-    DeepSpeed's ZeRO stages do, and so do its optimizers for bf16 and fp16 without ZeRO. In fp32 without ZeRO the engine
-    calls torch's optimizer as it is: NaN would go into every weight. So it does under ZeRO 1 and 2 when the engine's
-    settings turn the check off (``bf16.check_grad_overflow``, in fp32 ``zero_optimization.compute_grad_norm``); there
-    each rank holds another part of the gradient, and :func:`protect` is no help.
-
-    Args:
-        engine: a DeepSpeed engine; None where there is none.
+    Its ZeRO stages do, and its bf16 and fp16 optimizers without ZeRO. In fp32 without ZeRO the engine calls torch's
+    optimizer directly: NaN would reach every weight. The same holds under ZeRO 1 and 2 if the check is turned off
+    (``bf16.check_grad_overflow``, in fp32 ``zero_optimization.compute_grad_norm``); there each rank has another part of
+    the gradient, and :func:`protect` would not help.
     """
     optimizer: Any = getattr(engine, "optimizer", None)
     if not hasattr(optimizer, "overflow"):

@@ -57,7 +57,6 @@ class Patience:
     """Seconds that ranks have to commit and exit before they are killed."""
 
     def problems(self) -> list[Problem]:
-        """Validate the limits."""
         least = {"restarts": 0, "backoff": 0, "grace": 1}
         return [
             Problem(f"--{name}", getattr(self, name), "too small", f"give {limit} or more")
@@ -291,7 +290,6 @@ class _Attempt:
 
     @property
     def is_running(self) -> bool:
-        """Whether the command has not ended, whatever became of the ranks."""
         return self._process.poll() is None
 
     @property

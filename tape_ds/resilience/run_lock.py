@@ -61,7 +61,6 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this machine."""
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:

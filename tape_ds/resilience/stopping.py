@@ -86,10 +86,7 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
     """Ask for a stop as soon as a launcher of this process is gone.
 
     DeepSpeed's runner leaves its ranks alive when it dies, and so does its launch.py when it is killed: they would keep
-    training, unseen, and hold their GPUs.
-
-    Returns:
-        The watching thread, a daemon; None: there is no launcher, or it is dead already.
+    training, unseen, and hold their GPUs. Returns the watching thread, if there is a living launcher.
     """
     launchers = launchers_above()
     if _STARTED_BY_LAUNCH in os.environ:
@@ -160,13 +157,11 @@ class TolerantStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write if possible; return the number of characters in either case."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush if possible."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
@@ -187,12 +182,7 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
     """Let a data-loader worker survive a signal that was meant for its rank; a ``worker_init_fn``.
 
     Signals often reach a whole process group: a worker that dies of one ends its rank before the rank has committed. So
-    a worker ends only when its rank has ended, or when its rank terminates it. (torch's own handler survives only a
-    SIGTERM from other processes.)
-
-    Args:
-        worker_id: given by torch.
-        init: called with it afterwards.
+    a worker ends only when its rank has ended, or when its rank terminates it. ``init`` is called afterwards.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:  # else a thread of the rank itself

@@ -1,4 +1,4 @@
-"""The causal LM inside a training run's wrappers, its head, and evaluation mode that leaves no trace."""
+"""Unwrap the causal LM of a training run, find its output head, and switch to evaluation mode and back."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +12,7 @@ from tape_ds.models.language_model import LanguageModel
 
 
 def bare(wrapped: nn.Module) -> Any:
-    """Return the causal LM inside the wrappers of DeepSpeed, DistributedDataParallel and peft (its adapters stay
-    active).
+    """Return the causal LM without the wrappers of DeepSpeed, DistributedDataParallel and peft; adapters stay active.
 
     Raises:
         ValueError: peft's learned prompts, which shift every position.
@@ -29,18 +28,17 @@ def bare(wrapped: nn.Module) -> Any:
 
 
 def unscorable(config: Any) -> str | None:
-    """Why a model of this configuration is not scored; None where it is: its own code changes what its head gives."""
+    """Return why a model with this configuration cannot be scored, or None."""
     if getattr(config, "auto_map", None) and changes_logits(config):
-        return "its own code changes what its head gives, which this score does not reproduce"
+        return "its own code changes the logits of its head, which this score does not reproduce"
     return None
 
 
 def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
-    """Return the function from hidden states [N, D] to logits [N, V]: of a class of transformers as its own forward
-    has it, else the output head.
+    """Return the function from hidden states [N, D] to logits [N, V].
 
     Raises:
-        ValueError: no causal LM, or one whose own code changes what its head gives.
+        ValueError: not a causal LM, or its own code changes the logits.
     """
     head = causal_lm.get_output_embeddings()
     if causal_lm.base_model is causal_lm or head is None:
@@ -51,16 +49,16 @@ def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
     if ours or not type(causal_lm).__module__.startswith("transformers."):
         return head
     try:
-        if has_plain_head(causal_lm):
-            return head
-    except TypeError:  # a class whose way to logits cannot be asked for
+        plain = has_plain_head(causal_lm)
+    except TypeError:  # the source of its forward is not available
         return head
-    return lambda hidden_ND: logits_of(causal_lm, hidden_ND[None])[0]
+    # e.g. scaled or capped logits
+    return head if plain else lambda hidden_ND: logits_of(causal_lm, hidden_ND[None])[0]
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module is in the mode it was in, which need not be the same for all."""
+    """Switch to evaluation mode; afterwards restore the mode of every module, which may differ between modules."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,7 +1,7 @@
-"""lm-eval's model ``tape_ds``: its own ``HFLM``, with the models of this project and no silent truncation.
+"""lm-eval's model ``tape_ds``: its own ``HFLM``, with the models of this project and without silent truncation.
 
-Batches, scores and stored answers are lm-eval's. ``python -m evaluation harness`` evaluates with it. lm-eval knows no
-plugins, so its own command learns of the model from here:
+Batches, scores and stored answers are lm-eval's. ``python -m evaluation harness`` evaluates with it. lm-eval has no
+plugins, so its own command is started here:
 
     python -m tape_ds.scoring.language_model run --model tape_ds --model_args pretrained=runs/demo --tasks arc_easy
 """
@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from lm_eval.__main__ import cli_evaluate as main
@@ -21,25 +21,23 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from torch import Tensor
 from transformers import GenerationConfig
 
-from tape_ds.arguments import Parser
 from tape_ds.data.prompting import appended
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import CHUNK, models
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.models import FoundModel, used_at
-from tape_ds.scoring.options import add_model, check_lengths
 from tape_ds.scoring.passkey import reads_in_pieces
 
 AUTO_TOKENS = 16_384
-"""Tokens of a batch, padding included, where its size is ``auto``."""
+"""Tokens of a batch, padding included, if its size is ``auto``."""
 GENERATION_FIELDS = frozenset(GenerationConfig().to_dict())
 HFLM_OPTIONS = frozenset(
     ("add_bos_token", "prefix_token_id", "think_end_token", "enable_thinking", "chat_template_args", "softmax_dtype")
 )
-"""Those that mean something for a model that is loaded already."""
+"""Options of HFLM that apply to a loaded model."""
 WAYS = ("left", "middle")
-"""Where a prompt that is too long is cut."""
+"""Part of a prompt that is cut."""
 
 
 @register_model("tape_ds")
@@ -47,12 +45,12 @@ class HarnessModel(huggingface.HFLM):
     """A model of this project for lm-eval.
 
     Args:
-        pretrained: a model that was found, or the name or path of one.
-        device: of a name or path; lm-eval's default means a GPU of this process, or the CPU.
+        pretrained: a found model, or the name or path of one.
+        device: for a name or path; lm-eval's default means a GPU of this process, or the CPU.
         max_length: tokens of prompt and answer together; default: the model's native length.
         truncate: one of ``WAYS``; None: a prompt that is too long is an error.
         batch_size, max_batch_size: as lm-eval passes them; ``auto`` holds ``AUTO_TOKENS``.
-        options: ``HFLM_OPTIONS``, and of a name or path those that every command has for its model.
+        options: ``HFLM_OPTIONS``, and for a name or path those of :func:`tape_ds.scoring.models.find_model`.
     """
 
     def __init__(
@@ -68,19 +66,23 @@ class HarnessModel(huggingface.HFLM):
     ):
         own = {name: options.pop(name) for name in HFLM_OPTIONS & options.keys()}
         if isinstance(pretrained, str):
+            for name in options.keys() - set(models.OPTIONS):
+                remedy = did_you_mean(name, models.OPTIONS)
+                raise UserError(Problem("model_args", name, f"unknown option: {name}", remedy))
             place = "auto" if device in (None, "cuda:0") else device
-            pretrained = _find(pretrained, {"device": place, **options})
+            given = {name: value for name, value in options.items() if value}
+            pretrained = models.find_model(pretrained, **{"device": place} | given)
         if truncate not in (None, *WAYS):
-            raise UserError(Problem("truncate", truncate, "no way to cut a prompt", did_you_mean(truncate, WAYS)))
+            raise UserError(Problem("truncate", truncate, "unknown", did_you_mean(truncate, WAYS)))
         length = max_length or pretrained.native_length
-        raise_if_any(check_lengths("max_length", [length], pretrained))
+        raise_if_any(models.check_lengths("max_length", [length], pretrained))
         self._ranks = RankSync()
         if self._ranks.world != int(os.environ.get("WORLD_SIZE", "1")):
             remedy = "python -m evaluation harness, which torchrun and deepspeed start"
             raise UserError(Problem("processes", os.environ["WORLD_SIZE"], "lm-eval's command takes one", remedy))
         scaling = (getattr(pretrained.config, "rope_parameters", None) or {}).get("rope_type")
         if scaling in ("dynamic", "longrope") and str(batch_size) != "1":
-            wrong = f"with {scaling} scaling a text's numbers would follow the longest text of its batch"
+            wrong = f"with {scaling} scaling a text's numbers would depend on the longest text of its batch"
             raise UserError(Problem("batch_size", batch_size, wrong, "leave it out, or give 1"))
         logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)  # it warns of every model that is an object
         model: Any = pretrained.load()
@@ -98,16 +100,16 @@ class HarnessModel(huggingface.HFLM):
         self._rank, self._world_size = self._ranks.rank, self._ranks.world
         self.truncate = truncate
         self.tasks: Mapping[str, Any] = {}
-        """lm-eval's tasks by name, where they are known: all their requests are measured before the first answer."""
+        """lm-eval's tasks by name, if they are known: all their requests are measured before the first answer."""
         self.cut = {"requests": 0, "tokens": 0}
-        """What of this process's requests did not fit."""
+        """Of this process's requests."""
         self._measured = False
         self._appended = appended(self.tokenizer)
         self._kept: dict[str, int] = {}
         self._takes_kept = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
-        """As lm-eval's, without the end that some tokenizers append (:mod:`tape_ds.data.prompting`)."""
+        """Tokenise as HFLM does, without the end that some tokenizers append (:mod:`tape_ds.data.prompting`)."""
         ids: list[int] = super().tok_encode(string, *args, **kwargs)
         if self._appended and ids != self.tokenizer.encode(string, add_special_tokens=False):
             return ids[: -self._appended]
@@ -116,8 +118,7 @@ class HarnessModel(huggingface.HFLM):
     def tok_batch_encode(
         self, strings: Sequence[str], padding_side: str = "left", left_truncate_len: int | None = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of prompts, each as :meth:`tok_encode` gives it, cut as ``truncate`` asks, padded on the
-        left."""
+        """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode` and cut."""
         room = left_truncate_len or self.max_length
         rows = [self._fit(self.tok_encode(string), room) for string in strings]
         width, pad = max(map(len, rows)), self.tokenizer.pad_token_id
@@ -134,8 +135,7 @@ class HarnessModel(huggingface.HFLM):
         return cast(list[str], super().generate_until(requests, disable_tqdm))
 
     def measure(self, requests: Sequence[Instance]) -> None:
-        """Refuse what cannot be answered and count what will be cut: all tasks' requests, once, where the tasks are
-        known, else those at hand.
+        """Refuse requests that cannot be answered and count what will be cut; if the tasks are known, once for all.
 
         Raises:
             UserError: a request that is too long, an empty answer, an option of generation that transformers lacks.
@@ -143,11 +143,8 @@ class HarnessModel(huggingface.HFLM):
         if self._measured:
             return
         self._measured = bool(self.tasks)
-        problems = []
-        for name, task in self.tasks.items():
-            problems += self._check(name, task.instances)
-        if not self.tasks:
-            problems = self._check("all", requests)
+        by_task = {name: task.instances for name, task in self.tasks.items()} or {"all": requests}
+        problems = [problem for name, each in by_task.items() for problem in self._check(name, each)]
         if problems:
             error = UserError(problems)
             error.on_one_rank = True  # each process measures its own share
@@ -159,13 +156,13 @@ class HarnessModel(huggingface.HFLM):
             if request.request_type == "loglikelihood_rolling":
                 continue  # read in windows that fit
             if request.request_type == "generate_until":
-                settings, answer = _generation(request.args[1])
+                settings, answer = _generation_settings(request.args[1])
                 if unknown := sorted(settings.keys() - GENERATION_FIELDS - {"until"}):
                     remedy = did_you_mean(unknown[0], GENERATION_FIELDS)
                     return [Problem("--gen_kwargs", unknown[0], f"{task}: transformers has no such option", remedy)]
                 tokens = len(self.tok_encode(request.args[0])) + answer
             elif not request.args[1]:
-                return [Problem("--tasks", task, "it asks how likely an empty answer is", "leave that choice out")]
+                return [Problem("--tasks", task, "it asks for the likelihood of an empty answer", "leave it out")]
             else:
                 prompt, target = [self.prefix_token_id], self.tok_encode(request.args[1], add_special_tokens=False)
                 if request.args[0]:
@@ -186,11 +183,10 @@ class HarnessModel(huggingface.HFLM):
         return []
 
     def _fit(self, ids: Sequence[int], room: int) -> list[int]:
-        """Return ``room`` tokens at most."""
         too_many = len(ids) - room
         if too_many <= 0:
             return list(ids)
-        assert self.truncate is not None and room > 0, "measure() comes first"
+        assert self.truncate is not None and room > 0, "measure() is called first"
         first = 0 if self.truncate == "left" else room // 2
         return [*ids[:first], *ids[first + too_many :]]
 
@@ -202,7 +198,7 @@ class HarnessModel(huggingface.HFLM):
     ) -> list[tuple[float, bool]]:
         room = self.max_length + 1  # the last token is predicted, not read
         fitting = [(texts, self._fit(context, room - len(target)), target) for texts, context, target in requests]
-        # HFLM reads the last logits of a text: in a batch of one no others are needed, which saves most of the memory
+        # HFLM reads the last logits of a text: a batch of one needs no others, which saves most of the memory
         alone = self._takes_kept and self.batch_size == 1
         self._kept = {"logits_to_keep": max((len(each[-1]) for each in fitting), default=1)} if alone else {}
         found = super()._loglikelihood_tokens(fitting, disable_tqdm, override_bs)
@@ -214,7 +210,7 @@ class HarnessModel(huggingface.HFLM):
         return max(1, AUTO_TOKENS // longest)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        # every request is answered as a text of max_length, so that none depends on the others of its batch
+        # every request is answered as a text of max_length, so that it does not depend on the others of its batch
         with torch.no_grad(), used_at(self.model, self.max_length):
             return cast(Tensor, self.model(inps, use_cache=False, **self._kept).logits)
 
@@ -235,29 +231,8 @@ class HarnessModel(huggingface.HFLM):
         self._ranks.objects(None)
 
 
-class _Arguments(Parser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(Problem("model_args", None, message, "such as dtype=bfloat16, max_length=8192"))
-
-
-def _find(name_or_path: str, options: Mapping[str, Any]) -> FoundModel:
-    """Return the model of lm-eval's ``--model_args``, which are read as the options of a command are.
-
-    Raises:
-        UserError: what is wrong with the model or its options.
-    """
-    parser = _Arguments()
-    add_model(parser)
-    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
-    return models.find(parser.parse_args([name_or_path, *words]))
-
-
-def _generation(given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return what ``generation_kwargs`` ask for, and how many tokens an answer has at most.
-
-    Raises:
-        UserError: values that lm-eval cannot read.
-    """
+def _generation_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the settings of ``generation_kwargs`` and the maximal tokens of an answer."""
     try:
         settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(given)))
         handle_stop_sequences(settings.get("until"), eos=None)

@@ -4,7 +4,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import numbers
@@ -13,15 +12,6 @@ from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 
 if TYPE_CHECKING:
     from tape_ds.scoring.models import FoundModel
-
-
-def without_local_rank(words: Sequence[str]) -> list[str]:
-    """Return the command line without what launchers put first: ``--local_rank=0``, or the two words ``--local_rank
-    0``."""
-    name, _, value = words[0].partition("=") if words else ("", "", "")
-    if name not in ("--local_rank", "--local-rank"):
-        return list(words)
-    return list(words[1:] if value else words[2:])
 
 
 def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package: str, usage: str) -> int:
@@ -45,12 +35,6 @@ def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package:
         importlib.import_module(f"{package}.{reader}").parse(words[1:])
     code: int = importlib.import_module(f"{package}.{words[0]}").main(words[1:])
     return code
-
-
-def named(typed: str) -> tuple[str | None, str]:
-    """Return the name and the rest of ``NAME=MODEL``; what exists as it stands has no name before it."""
-    name, equals, name_or_path = typed.partition("=")
-    return (name, name_or_path) if equals and name and not Path(typed).exists() else (None, typed)
 
 
 def length(text: str) -> int:
@@ -126,19 +110,6 @@ def add_cache(group: Any) -> None:
         help="false: no key-value cache, the whole text is read for every new token (default: true)",
     )
     group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
-
-
-def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> list[Problem]:
-    """Lengths for which the model has no positions."""
-    limit = model.position_limit
-    if limit is None:
-        return []
-    remedy = f"give {limit} or less, or extend the model first"
-    return [
-        Problem(field, each, f"{model.name_or_path} has positions for {limit} tokens and no more", remedy)
-        for each in lengths
-        if each > limit
-    ]
 
 
 def note_beyond(lengths: Sequence[int], model: "FoundModel") -> None:

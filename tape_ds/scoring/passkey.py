@@ -1,10 +1,10 @@
-"""Passkey retrieval: whether a model finds the number that a long prompt hides (see :mod:`tape_ds.data.passkey`).
+"""Passkey retrieval: whether a model finds the number in a long prompt (see :mod:`tape_ds.data.passkey`).
 
-The reply is made greedily and is always as long as asked for (``NEW_TOKENS``: room for a space and for more digits than
-the largest key has, at a digit a token). It is right when its first integer is the key (PoSE's rule). LongLoRA's rule,
-as many token ids as the key has, is noted beside it: it takes 123456 for 12345, and refuses a key after other words.
+The reply is greedy and always ``NEW_TOKENS`` long: room for a space and for more digits than the largest key has, at a
+digit a token. It is correct when its first integer is the key (PoSE's rule). LongLoRA's rule, the reply begins with the
+key's token ids, is stored too: it accepts 123456 for 12345, and rejects a key after other words.
 
-A reply of fixed length, and a prompt read in a number of pieces that follows from its nominal length, mean that all
+Replies of fixed length, and prompts read in a number of pieces that depends on their nominal length only, mean that all
 prompts of a length call the same modules equally often: so ranks that share a model's weights stay in step.
 """
 
@@ -19,9 +19,8 @@ from transformers.cache_utils import DynamicCache
 
 from tape_ds.data.passkey import PasskeyPrompt, answer_ids
 from tape_ds.models.inputs import CACHE
-from tape_ds.scoring import CHUNK
+from tape_ds.scoring import CHUNK, Each, in_turn
 from tape_ds.scoring.causal_lm import bare, evaluating
-from tape_ds.scoring.each import Each, in_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,22 +31,21 @@ NEW_TOKENS = 8
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one prompt."""
+    """The reply to one prompt."""
 
     trial: int
     tokens: int
     """Of the prompt."""
     depth: float
-    """Where the key stood in the filler, 0 to 1."""
+    """Position of the key in the filler, 0 to 1."""
     key: int
     reply: str
     same_ids: bool | None = None
-    """Whether the reply begins with the key's token ids; None where the tokenizer gives it none of its own, and in
-    results that did not look."""
+    """Whether the reply begins with the key's token ids; None if the tokenizer merges the key with other text, and in
+    older results."""
 
     @property
     def correct(self) -> bool:
-        """Whether the first integer of the reply is the key."""
         return first_integer(self.reply) == self.key
 
 
@@ -56,43 +54,39 @@ class Passkey:
     """All replies to prompts of one length."""
 
     length: int
-    """Tokens that the prompts could have."""
+    """Maximal tokens of a prompt."""
     replies: tuple[Reply, ...]
 
     @property
     def trials(self) -> int:
-        """Prompts that were asked."""
         return len(self.replies)
 
     @property
     def correct(self) -> int:
-        """Replies that give the key."""
         return sum(reply.correct for reply in self.replies)
 
     @property
     def accuracy(self) -> float:
-        """Share of the replies that give the key, 0 to 1."""
         return self.correct / self.trials
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the sums."""
+        replies = [{**vars(reply), "right": reply.correct} for reply in self.replies]
         sums = {"trials": self.trials, "correct": self.correct, "accuracy": self.accuracy}
-        return {
-            "length": self.length,
-            **sums,
-            "replies": [{**vars(each), "right": each.correct} for each in self.replies],
-        }
+        return {"length": self.length, **sums, "replies": replies}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Passkey":
-        """Return the inverse of :meth:`to_dict`; what is right is derived again."""
-        fields = [{name: value for name, value in each.items() if name != "right"} for each in values["replies"]]
-        # a stored result gives back the words nan and inf as numbers
-        return cls(values["length"], tuple(Reply(**{**each, "reply": str(each["reply"])}) for each in fields))
+        """Read a stored result; the sums are derived again."""
+        replies = []
+        for stored in values["replies"]:
+            fields = {name: value for name, value in stored.items() if name != "right"}
+            # a stored result returns the words nan and inf as numbers
+            replies.append(Reply(**{**fields, "reply": str(fields["reply"])}))
+        return cls(values["length"], tuple(replies))
 
 
 def first_integer(reply: str) -> int | None:
-    """Return the first run of digits 0 to 9 in a reply; None where there is none."""
+    """Return the first run of digits 0 to 9 in a reply."""
     found = re.search(r"\d+", reply, re.ASCII)
     return int(found.group()) if found is not None else None
 
@@ -107,17 +101,17 @@ def score(
     use_cache: bool = True,
     each: Each = in_turn,
 ) -> list[Passkey]:
-    """Return what ``model`` replies to ``prompts``, by length, ascending.
+    """Return the replies of ``model`` to ``prompts``, by ascending length.
 
     Args:
-        model: a causal LM of transformers or of this project; bare, wrapped by peft, by DistributedDataParallel or by
-            a DeepSpeed engine. It is asked in evaluation mode; every module's mode is restored.
-        tokenizer: turns ids back into text.
+        model: a causal LM of transformers or of this project; bare, or wrapped by peft, DistributedDataParallel or a
+            DeepSpeed engine. It is evaluated in evaluation mode; the mode of every module is restored.
+        tokenizer: decodes the replies.
         prompts: of any lengths.
-        chunk: tokens of a prompt that are read at once; only a model that :func:`reads_in_pieces` is read so.
+        chunk: tokens of a prompt that are read at once, if the model :func:`reads_in_pieces`.
         new_tokens: of a reply.
-        use_cache: off, the whole text is read again for every new token.
-        each: asks every prompt of a length; under ZeRO-3 one that keeps all ranks in step.
+        use_cache: False reads the whole text again for every new token.
+        each: see :data:`tape_ds.scoring.Each`; called once for each length.
 
     Raises:
         ValueError: ``chunk`` or ``new_tokens`` below 1.
@@ -125,59 +119,45 @@ def score(
     if chunk < 1 or new_tokens < 1:
         raise ValueError(f"chunk = {chunk}, new_tokens = {new_tokens}: 1 or more")
     causal_lm = bare(model)
-    found = []
+
+    def answer(prompt: PasskeyPrompt) -> Reply:
+        ids = _continue(causal_lm, prompt, chunk, new_tokens, use_cache)
+        end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
+        key_ids = answer_ids(tokenizer, prompt.key)
+        same = None if key_ids is None else tuple(ids[: len(key_ids)]) == key_ids
+        return Reply(prompt.trial, len(prompt.ids), prompt.depth, prompt.key, tokenizer.decode(ids[:end]), same)
+
     with evaluating(causal_lm):
-        for length in sorted({prompt.length for prompt in prompts}):
-            asked = [prompt for prompt in prompts if prompt.length == length]
-            answers = each(lambda prompt: _continue(causal_lm, prompt, chunk, new_tokens, use_cache), asked)
-            pairs = zip(asked, answers, strict=True)
-            found.append(Passkey(length, tuple(_reply(prompt, ids, tokenizer) for prompt, ids in pairs)))
-    return found
+        lengths = sorted({prompt.length for prompt in prompts})
+        return [Passkey(n, tuple(each(answer, [prompt for prompt in prompts if prompt.length == n]))) for n in lengths]
 
 
 def reads_in_pieces(causal_lm: Any) -> bool:
-    """Return whether the model promises that a text read in pieces, from a cache, gives what it gives in one.
-
-    Encodings of this project say so by ``cache_exact``; transformers' own models promise nothing.
-    """
+    """Return whether reading a text in pieces, from a cache, is exact: an encoding of this project declares it with
+    ``cache_exact``; transformers' models promise nothing."""
     return bool(getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False))
-
-
-def _reply(prompt: PasskeyPrompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> Reply:
-    """Return the text of the new tokens, up to the end of text if the model wrote one."""
-    end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
-    answer = answer_ids(tokenizer, prompt.key)
-    same = None if answer is None else tuple(ids[: len(answer)]) == answer
-    return Reply(prompt.trial, len(prompt.ids), prompt.depth, prompt.key, tokenizer.decode(ids[:end]), same)
 
 
 @torch.no_grad()
 def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int, use_cache: bool) -> list[int]:
-    """Return the most likely tokens, one after another; logits of the last token alone are computed."""
+    """Return the greedy continuation; logits of the last token alone are computed."""
     ids_1T = torch.tensor([prompt.ids], device=causal_lm.get_input_embeddings().weight.device)
-    if not use_cache:
+    cache = DynamicCache(config=causal_lm.config) if use_cache else None
+
+    def next_token(unread_1T: Tensor) -> Tensor:
+        inputs = {"input_ids": unread_1T, CACHE: cache, "use_cache": use_cache, "logits_to_keep": 1}
+        return causal_lm(**inputs).logits[:, -1].argmax(dim=-1)
+
+    chosen: list[Tensor] = []
+    if cache is None:
         for _ in range(new_tokens):
-            ids_1T = torch.cat((ids_1T, _next(causal_lm, ids_1T, None)[None]), dim=1)
-        new: list[int] = ids_1T[0, len(prompt.ids) :].tolist()
-        return new
-    cache = DynamicCache(config=causal_lm.config)
-    for piece_1T in _pieces(causal_lm, ids_1T, prompt.length, chunk):
-        next_1 = _next(causal_lm, piece_1T, cache)
-    chosen = [next_1]
-    while len(chosen) < new_tokens:
-        chosen.append(_next(causal_lm, chosen[-1][None], cache))
-    return torch.cat(chosen).tolist()
-
-
-def _next(causal_lm: Any, ids_1T: Tensor, cache: DynamicCache | None) -> Tensor:
-    """Return the most likely token [1] behind the cache's tokens and these."""
-    use_cache = cache is not None
-    output = causal_lm(input_ids=ids_1T, **{CACHE: cache}, use_cache=use_cache, logits_to_keep=1)
-    return output.logits[:, -1].argmax(dim=-1)
-
-
-def _pieces(causal_lm: Any, ids_1T: Tensor, length: int, chunk: int) -> Sequence[Tensor]:
-    """Return the prompt in as many pieces as any prompt of ``length`` tokens, or in one where pieces would change
-    it."""
-    count = min(-(-length // chunk), ids_1T.shape[1]) if reads_in_pieces(causal_lm) else 1
-    return ids_1T.tensor_split(count, dim=1)
+            chosen.append(next_token(ids_1T))
+            ids_1T = torch.cat((ids_1T, chosen[-1][None]), dim=1)
+    else:
+        # as many pieces as any prompt of this nominal length, see above
+        count = min(-(-prompt.length // chunk), ids_1T.shape[1]) if reads_in_pieces(causal_lm) else 1
+        for piece_1T in ids_1T.tensor_split(count, dim=1):
+            chosen = [next_token(piece_1T)]
+        while len(chosen) < new_tokens:
+            chosen.append(next_token(chosen[-1][None]))
+    return [int(token) for token in torch.cat(chosen)]

@@ -16,16 +16,13 @@ Test sets as one file of token ids are made by tools/prepare_test_set.py. Writte
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data.sources import SPLITS
 from tape_ds.errors import Problem
 from tape_ds.scoring import options as shared
-from tape_ds.scoring import windows
-from tape_ds.scoring.texts import ScoredText
-from tape_ds.scoring.windows import CONVENTIONS, Window
+from tape_ds.scoring.windows import CONVENTIONS, Scoring
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,33 +32,6 @@ STRIDE = 256
 SPLIT = "heldout"
 SHORTEST = 2
 """Tokens of the shortest window and document: one to start from and one to predict."""
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Which windows are scored, and how."""
-
-    convention: str
-    stride: int
-    """Ignored by a convention that has none."""
-    begin: int | None
-    """Token that each window is read behind."""
-    first_window: bool
-    """Whether only the first window of each text is scored."""
-    drop_last: bool
-    """Whether the last window of each text is left out."""
-    spans: int | None
-    """Positions per span of the loss by position; None: it is not taken."""
-
-    def room(self, length: int) -> int:
-        """Return tokens of a text in a full window."""
-        return length - (self.begin is not None)
-
-    def windows(self, text: ScoredText, length: int) -> list[Window]:
-        """Return those of one text."""
-        found = windows.CONVENTIONS[self.convention](len(text.ids), length, self.stride, self.begin is not None)
-        found = found[:-1] if self.drop_last else found
-        return found[:1] if self.first_window else found
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,13 +1,13 @@
-"""How much of a reference text a written text has: F1, exact match and ROUGE, as the SCROLLS benchmark computes them.
+"""F1, exact match and ROUGE of a text against references, as the SCROLLS benchmark computes them.
 
-Each text is held against every reference and the best value counts. Source: Shaham et al. 2022 (arXiv:2201.03533,
+A text is compared with every reference and the best value counts. Source: Shaham et al. 2022 (arXiv:2201.03533,
 section 3.3) and the benchmark's official scorer (``tau/scrolls``, ``metrics/``), whose conventions are:
 
 - ``f1`` and ``exact_match`` compare texts after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv:1606.05250): lower
   case, punctuation dropped, the articles *a*, *an*, *the* dropped, one space between words. F1 is over bags of words.
 - ``rouge`` takes the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), without a stemmer. The best reference is
-  chosen for each of the three by itself, the three are averaged over the examples, and the score is the geometric
-  mean of the three averages.
+  chosen for each of the three separately, each is averaged over the examples, and the score is the geometric mean of
+  the three averages.
 
 The scorer also prints ROUGE-Lsum, which enters no score and needs a sentence splitter's downloaded data: left out.
 """
@@ -33,21 +33,20 @@ def normalised(text: str) -> str:
 
 
 def f1(text: str, reference: str) -> float:
-    """Harmonic mean of precision and recall over the two bags of words, 0 to 1; 0 where they share none."""
+    """Return the harmonic mean of precision and recall over the bags of words, 0 to 1."""
     ours, theirs = normalised(text).split(), normalised(reference).split()
     shared = (Counter(ours) & Counter(theirs)).total()
     return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
 
 
 def exact_match(text: str, reference: str) -> float:
-    """1 where the normalised texts are the same, else 0."""
     return float(normalised(text) == normalised(reference))
 
 
-def rouge(text: str, reference: str) -> tuple[float, float, float]:
-    """F-measures of ROUGE-1, ROUGE-2 and ROUGE-L, each 0 to 1."""
-    found = _rouge_scorer().score(reference, text)
-    return found["rouge1"].fmeasure, found["rouge2"].fmeasure, found["rougeL"].fmeasure
+def rouge(text: str, reference: str) -> tuple[float, ...]:
+    """Return the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L, each 0 to 1."""
+    scores = _rouge_scorer().score(reference, text)
+    return tuple(scores[name].fmeasure for name in ROUGE)
 
 
 @cache
@@ -63,21 +62,17 @@ class Metric:
 
     name: str
     of_pair: Callable[[str, str], tuple[float, ...]]
-    """What is averaged over the examples, for one text and one reference."""
+    """The parts, averaged separately over the examples, for a text and a reference."""
 
     def best(self, text: str, references: Sequence[str]) -> tuple[float, ...]:
-        """Return the parts for one text, each against the reference that suits it best; 0 to 1.
-
-        Raises:
-            ValueError: no reference.
-        """
+        """Return each part against the reference where it is highest."""
         if not references:
             raise ValueError("a text without a reference cannot be scored")
         pairs = [self.of_pair(text, reference) for reference in references]
         return tuple(max(values) for values in zip(*pairs, strict=True))
 
     def score(self, examples: Sequence[Sequence[float]]) -> float:
-        """Return the score, 0 to 1, of examples whose parts are given: the geometric mean of the parts' averages."""
+        """Return the geometric mean of the parts' averages over the examples, 0 to 1."""
         means_P = np.asarray(examples, np.float64).mean(axis=0)
         return float(means_P.prod() ** (1 / len(means_P)))
 

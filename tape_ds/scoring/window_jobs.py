@@ -1,11 +1,11 @@
-"""Perplexity as jobs that do not depend on each other, what one job finds, and the figures that all of them make.
+"""Perplexity as independent jobs, the result of a job, and the figures of all jobs.
 
-A job is some neighbouring windows of a source at one length, or one stretch of a text whose loss is taken by position.
-How windows are dealt into jobs follows from the texts and the options alone, so that a resumed evaluation has the same
-ones; sums are exact, so that figures depend on neither the jobs' order nor the number of processes.
+A job is a few neighbouring windows of a source at one length, or one part of a text whose loss is taken by position.
+The jobs follow from the texts and the options alone, so that a resumed evaluation has the same ones; sums are exact, so
+that the figures depend on neither the order of the jobs nor the number of processes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +14,12 @@ from transformers import PreTrainedModel
 from tape_ds.scoring import loss_by_position, perplexity, windows
 from tape_ds.scoring.models import used_at
 from tape_ds.scoring.perplexity import WindowLoss
-from tape_ds.scoring.perplexity_options import Scoring
+from tape_ds.scoring.scored_texts import ScoredText
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.scoring.texts import ScoredText
-from tape_ds.scoring.windows import Window
+from tape_ds.scoring.windows import Scoring, Window
 
 TOKENS_A_JOB = 65_536
-"""Tokens that are read between two lines of the journal, or one window where that has more."""
+"""Tokens that are read between two lines of the journal, unless one window has more."""
 NAMED = 20
 """Documents whose names are stored, of those that are too short."""
 
@@ -29,17 +28,17 @@ Texts = Mapping[str, Sequence[ScoredText]]
 
 
 class WindowJob(NamedTuple):
-    """Windows of a source, each with its text's number; a stretch for the loss by position is one of its own."""
+    """Windows of a source, each with the number of its text."""
 
     source: str
     length: int
     windows: tuple[tuple[int, Window], ...]
     spans: bool = False
-    """Whether the loss by position is asked for."""
+    """Whether the loss by position of a single window is computed."""
 
 
 Jobs = dict[str, WindowJob]
-"""By the keys under which the journal knows them."""
+"""By their keys in the journal."""
 
 
 def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
@@ -47,45 +46,32 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
     jobs: Jobs = {}
     for source, parts in texts.items():
         if scoring.spans is not None:
-            jobs |= _span_jobs(source, parts, max(lengths), scoring.begin is not None)
+            begin, longest = scoring.begin is not None, max(lengths)
+            for at, text in enumerate(parts):
+                # the beginning of each document; of a stream, where documents begin anywhere, every block
+                found = windows.blocks(len(text.ids), longest, begin=begin) if text.stream else []
+                for window in found or [Window(0, min(len(text.ids), longest - begin), 1 - begin)]:
+                    if window.targets > 0:
+                        key = f"{source} spans {at} from {window.start}"
+                        jobs[key] = WindowJob(source, longest, ((at, window),), spans=True)
         for length in sorted(lengths, reverse=True):
-            listed = [(at, window) for at, text in enumerate(parts) for window in scoring.windows(text, length)]
-            for number, group in enumerate(_groups(listed)):
-                jobs[f"{source} length {length} group {number}"] = WindowJob(source, length, group)
+            groups: list[list[tuple[int, Window]]] = []
+            tokens = 0
+            for at, text in enumerate(parts):
+                for window in scoring.windows(len(text.ids), length):
+                    size = window.end - window.start
+                    if not groups or tokens + size > TOKENS_A_JOB:
+                        groups.append([])
+                        tokens = 0
+                    groups[-1].append((at, window))
+                    tokens += size
+            for number, group in enumerate(groups):
+                jobs[f"{source} length {length} group {number}"] = WindowJob(source, length, tuple(group))
     return dict(sorted(jobs.items(), key=lambda item: -item[1].length))
 
 
-def _groups(listed: Sequence[tuple[int, Window]]) -> Iterator[tuple[tuple[int, Window], ...]]:
-    """Neighbours of ``TOKENS_A_JOB`` tokens together, or a little less."""
-    group: list[tuple[int, Window]] = []
-    tokens = 0
-    for each in listed:
-        size = each[1].end - each[1].start
-        if group and tokens + size > TOKENS_A_JOB:
-            yield tuple(group)
-            group, tokens = [], 0
-        group.append(each)
-        tokens += size
-    if group:
-        yield tuple(group)
-
-
-def _span_jobs(source: str, texts: Sequence[ScoredText], length: int, begin: bool) -> Jobs:
-    """Return the beginning of each document; of a stream, which has no such thing, every block."""
-    jobs: Jobs = {}
-    for at, text in enumerate(texts):
-        found = windows.blocks(len(text.ids), length, begin=begin) if text.stream else []
-        for window in found or [Window(0, min(len(text.ids), length - begin), 1 - begin)]:
-            if window.targets > 0:
-                jobs[f"{source} spans {at} from {window.start}"] = WindowJob(
-                    source, length, ((at, window),), spans=True
-                )
-    return jobs
-
-
 def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: WindowJob) -> Any:
-    """Return what a loaded model finds for a job, at the job's length as its encoding says: ``[nll, foreseen]`` of each
-    window, or the loss by position.
+    """Return ``[nll, foreseen]`` of each window, or the loss by position, with the model's encoding set to the length.
 
     ``batch``, ``chunk``: see :func:`tape_ds.scoring.perplexity.score_windows`.
     """
@@ -95,47 +81,43 @@ def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chu
             assert scoring.spans is not None
             ids_1T = perplexity.sequence(*pairs[0], scoring.begin)[None]
             return loss_by_position.score(model, ids_1T, scoring.spans, chunk).to_dict()
-        found = perplexity.score_windows(model, pairs, begin=scoring.begin, batch=batch, chunk=chunk)
-    return [(each.nll, each.foreseen) for each in found]
+        losses = perplexity.score_windows(model, pairs, begin=scoring.begin, batch=batch, chunk=chunk)
+    return [(loss.nll, loss.foreseen) for loss in losses]
 
 
 def tokens(jobs: Jobs) -> int:
-    """Return tokens that all jobs together read."""
+    """Return the tokens that all jobs read."""
     return sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
 
 
 def figures(
     texts: Texts, lengths: Sequence[int], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all figures but the cost.
+    """Return all figures except the cost.
 
     Args:
-        found: by job, what :func:`work` gave.
+        found: the results of :func:`work` by job.
     """
-    entries = []
+    entries, by_position = [], {}
     for source, parts in texts.items():
         for length in sorted(lengths):
-            asked = (source, length, False)
-            same = {key: job for key, job in jobs.items() if (job.source, job.length, job.spans) == asked}
+            at_length = (source, length, False)
+            same = {key: job for key, job in jobs.items() if (job.source, job.length, job.spans) == at_length}
             entries.append(_entry(source, length, parts, scoring, same, found))
-    by_position = {source: _by_document(parts, source, jobs, found) for source, parts in texts.items()}
-    return {
-        "perplexity": entries,
-        "loss_by_position": by_position if scoring.spans is not None else {},
-        "documents": {source: len(parts) for source, parts in texts.items()},
-    }
+        if scoring.spans is not None:
+            spans: dict[int, list[SpanLosses]] = {}
+            for key, job in jobs.items():
+                if job.spans and job.source == source:
+                    spans.setdefault(job.windows[0][0], []).append(SpanLosses.from_dict(found[key]))
+            by_position[source] = {parts[at].name: SpanLosses.merge(spans[at]).to_dict() for at in sorted(spans)}
+    documents = {source: len(parts) for source, parts in texts.items()}
+    return {"perplexity": entries, "loss_by_position": by_position, "documents": documents}
 
 
 def _entry(
-    source: str,
-    length: int,
-    texts: Sequence[ScoredText],
-    scoring: Scoring,
-    jobs: Jobs,
-    found: Mapping[str, Any],
+    source: str, length: int, texts: Sequence[ScoredText], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return perplexity of one source at one length, the documents too short to fill a window, and what was left
-    out."""
+    """Return the perplexity of one source at one length, and the documents that are shorter or left out."""
     by_text: list[list[WindowLoss]] = [[] for _ in texts]
     reach = np.zeros(len(texts), np.int64)
     for key, job in jobs.items():
@@ -144,8 +126,9 @@ def _entry(
             reach[at] = max(reach[at], window.end)
     pooled = perplexity.pool(by_text)
     pairs = list(zip(texts, by_text, strict=True))
-    without = [text.name for text, losses in pairs if not losses]
-    short = [text.name for text, losses in pairs if losses and len(text.ids) < scoring.room(length)]
+    left_out = [text.name for text, losses in pairs if not losses]
+    shorter = [text.name for text, losses in pairs if losses and len(text.ids) < scoring.room(length)]
+    unread = sum(len(text.ids) for text in texts) - int(reach.sum())
     return {
         "source": source,
         "convention": scoring.convention,
@@ -159,20 +142,6 @@ def _entry(
         "targets": pooled.targets,
         "windows": pooled.windows,
         "documents": pooled.documents,
-        "shorter": _named(short),
-        "left_out": {**_named(without), "tokens": sum(len(text.ids) for text in texts) - int(reach.sum())},
+        "shorter": {"documents": len(shorter), "names": shorter[:NAMED]},
+        "left_out": {"documents": len(left_out), "names": left_out[:NAMED], "tokens": unread},
     }
-
-
-def _named(names: Sequence[str]) -> dict[str, Any]:
-    """Return how many documents, and which."""
-    return {"documents": len(names), "names": list(names[:NAMED])}
-
-
-def _by_document(texts: Sequence[ScoredText], source: str, jobs: Jobs, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return loss by position of each text, over all its stretches."""
-    parts: dict[int, list[SpanLosses]] = {}
-    for key, job in jobs.items():
-        if job.spans and job.source == source:
-            parts.setdefault(job.windows[0][0], []).append(SpanLosses.from_dict(found[key]))
-    return {texts[at].name: SpanLosses.merge(parts[at]).to_dict() for at in sorted(parts)}

@@ -1,16 +1,16 @@
-"""Which windows of a text are read, and which of their tokens are scored: one function for each published convention.
+"""Windows of a text that are read, and their tokens that are scored: a function for each published convention.
 
 Perplexity at a length means different things in different papers, and the numbers do not compare:
 
-- ``all_tokens``: a window at every multiple of the stride, every token of it but the first scored, so most tokens many
-  times, with little context and with much. LongLoRA's evaluation and TAPE's (stride 256, Table 2).
-- ``new_tokens``: the same windows, but only tokens that no window before has scored: each once, and but for the first
-  window with at least ``length - stride`` tokens before it. PoSE's evaluation, YaRN's, and Hugging Face's guide to
-  perplexity of models of fixed length.
-- ``blocks``: windows that do not overlap, every token of them but the first scored. TAPE's evaluation of models trained
-  from scratch (Tables 6 and 7).
+- ``all_tokens``: a window at every multiple of the stride, every token of it but the first scored, so most tokens are
+  scored many times, with short and long context. LongLoRA's evaluation and TAPE's (stride 256, Table 2).
+- ``new_tokens``: the same windows, but only the tokens that no earlier window scored: each once, and except in the
+  first window with at least ``length - stride`` tokens of context. PoSE's and YaRN's evaluations, and Hugging Face's
+  guide to perplexity of models of fixed length.
+- ``blocks``: disjoint windows, every token but the first scored. TAPE's evaluation of models trained from scratch
+  (Tables 6 and 7).
 
-With ``begin`` each window is read behind one further token (BOS), which counts towards its length and gives its first
+With ``begin`` each window is read after one further token (BOS), which counts towards its length and gives its first
 token a context; PoSE and YaRN do so.
 """
 
@@ -20,28 +20,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a text that is read at once; positions count from the text's first token."""
+    """A part of a text that is read at once; positions count from the text's first token."""
 
     start: int
     """First token that is read."""
     end: int
     """One past the last."""
     first: int
-    """First token that is scored; all from there to the end are."""
+    """First token that is scored, with all after it."""
 
     @property
     def targets(self) -> int:
-        """Tokens that are scored."""
         return self.end - self.first
 
 
 Convention = Callable[[int, int, int, bool], list[Window]]
-"""``convention(tokens, length, stride, begin)``: the windows of a text of ``tokens`` tokens, in order; none where the
-text is too short for the convention."""
+"""``convention(tokens, length, stride, begin)``: the windows of a text of ``tokens`` tokens, in order; none if it is
+too short."""
 
 
 def all_tokens(tokens: int, length: int, stride: int, begin: bool = False) -> list[Window]:
-    """Windows at 0, stride, 2 stride, ... while they start before ``tokens - length``.
+    """Return windows at 0, stride, 2 stride, ... that start before ``tokens - length``.
 
     That bound is the published code's: a window that would end with the text's last token is left out, and so is a text
     of exactly ``length`` tokens.
@@ -51,37 +50,33 @@ def all_tokens(tokens: int, length: int, stride: int, begin: bool = False) -> li
 
 
 def new_tokens(tokens: int, length: int, stride: int, begin: bool = False) -> list[Window]:
-    """Windows at 0, stride, 2 stride, ..., the last of them ending with the text and perhaps shorter.
+    """Return windows at 0, stride, 2 stride, ...; the last one ends with the text and may be shorter.
 
-    A text shorter than ``length`` is one window. With a stride of the whole window and without ``begin``, its first
-    token has no context and is not scored.
+    A text shorter than ``length`` is one window. With a stride of the whole window and without ``begin``, the first
+    token of a window has no context and is not scored.
     """
     size = _size(length, stride, begin)
-    found: list[Window] = []
+    windows: list[Window] = []
     scored = 0
     for start in range(0, tokens, stride):
         end = min(start + size, tokens)
         first = max(scored, start + 1 - begin)
         if end > first:
-            found.append(Window(start, end, first))
+            windows.append(Window(start, end, first))
         scored = end
         if end == tokens:
             break
-    return found
+    return windows
 
 
 def blocks(tokens: int, length: int, stride: int | None = None, begin: bool = False) -> list[Window]:
-    """Consecutive windows; what is left at the end, too little for one, is dropped. There is no ``stride``."""
+    """Return consecutive windows; a rest too short for one is dropped. ``stride`` has no effect."""
     size = _size(length, 1, begin)
     return [Window(start, start + size, start + 1 - begin) for start in range(0, tokens - size + 1, size)]
 
 
 def _size(length: int, stride: int, begin: bool) -> int:
-    """Return tokens of the text in a full window.
-
-    Raises:
-        ValueError: a window without a target, a stride that leaves tokens out.
-    """
+    """Return tokens of the text in a full window."""
     if length < 2:
         raise ValueError(f"length = {length}: a window needs 2 tokens, the first is no target")
     if not 1 <= stride <= length - begin:
@@ -90,4 +85,30 @@ def _size(length: int, stride: int, begin: bool) -> int:
 
 
 CONVENTIONS: dict[str, Convention] = {"all_tokens": all_tokens, "new_tokens": new_tokens, "blocks": blocks}
-"""By the names that people type."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Options that choose the windows of a text."""
+
+    convention: str
+    stride: int
+    """No effect for ``blocks``."""
+    begin: int | None
+    """Token that each window is read after."""
+    first_window: bool
+    """Whether only the first window of each text is scored."""
+    drop_last: bool
+    """Whether the last window of each text is left out."""
+    spans: int | None
+    """Positions per span of the loss by position; None: it is not computed."""
+
+    def room(self, length: int) -> int:
+        """Return tokens of a text in a full window."""
+        return length - (self.begin is not None)
+
+    def windows(self, tokens: int, length: int) -> list[Window]:
+        """Return the windows of a text of ``tokens`` tokens."""
+        found = CONVENTIONS[self.convention](tokens, length, self.stride, self.begin is not None)
+        found = found[:-1] if self.drop_last else found
+        return found[:1] if self.first_window else found

@@ -17,6 +17,7 @@ from tape_ds.checkpoint.trained import replace_trained
 from tape_ds.config.sections import Memory
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.passkey import PasskeyPrompt
+from tape_ds.distributed import processes
 from tape_ds.errors import redacted
 from tape_ds.methods.memory_savings import MemorySavings
 from tape_ds.scoring import update_statistics
@@ -68,7 +69,7 @@ class Progress(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         # read before scoring can need more
-        self.peak = metrics.peak_memory_bytes(args.device)
+        self.peak = processes.peak_memory_bytes(args.device)
         if self.bar is not None:
             self.bar.update(1)
 

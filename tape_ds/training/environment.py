@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from tape_ds import run_folder
 from tape_ds.distributed import rank_sync
+from tape_ds.distributed.processes import share_cores
 from tape_ds.errors import is_main_process
 from tape_ds.resilience import stopping
 
@@ -81,19 +82,6 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def share_cores() -> None:
-    """Give each process of a CPU machine its share of the cores. DeepSpeed's launcher leaves thread counts alone, so
-    two ranks would each start a thread for every core and wait for each other. Accelerate, which does not know that
-    launcher's variable for the number of local processes, would give each all cores again, unless OMP_NUM_THREADS is
-    set."""
-    if "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available():
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    own = max(1, cores // int(os.environ.get("LOCAL_SIZE", "1")))
-    torch.set_num_threads(own)
-    os.environ["OMP_NUM_THREADS"] = str(own)
-
-
 def skip_shared_memory_build() -> None:
     """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU machine. ``init_distributed`` compiles
     ``deepspeed_shm_comm`` with g++ the first time (half a minute and more), and fails without a compiler or Python
@@ -145,14 +133,6 @@ def end_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def leave_process_group() -> None:
-    """End the process group on every rank: left to interpreter exit, it now and then aborts the process. Only after
-    success: after an error the other ranks may wait anywhere."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

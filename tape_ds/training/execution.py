@@ -12,6 +12,7 @@ from pathlib import Path
 from tape_ds import checkpoint, exit_codes, run_folder, storage
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed import distributed_map, rendezvous
+from tape_ds.distributed.processes import leave_process_group
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
@@ -22,7 +23,7 @@ from tape_ds.resilience.stopping import StopRequest
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.training import device, model_config, report, run
 from tape_ds.training.checks import libraries
-from tape_ds.training.environment import expand_segments, leave_process_group, say
+from tape_ds.training.environment import expand_segments, say
 from tape_ds.training.runs import assembly
 from tape_ds.training.trainer import Stopped
 

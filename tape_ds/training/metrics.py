@@ -4,12 +4,8 @@ Floating-point operations belong to the model, so they come in as a number per t
 gives None, shown as N/A, and never a guess; a loss that is not a number is shown as exactly that.
 """
 
-import contextlib
 import math
-import resource
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,8 +13,6 @@ import torch
 
 from tape_ds.numbers import NOT_AVAILABLE, duration, gibibytes, number
 from tape_ds.planning import hardware
-
-_CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5): 5 sets the peak of the resident set to its present size
 
 
 def device_peak_flops(device: torch.device) -> float | None:
@@ -45,24 +39,6 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return psutil.Process().memory_info().rss
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Restart :func:`peak_memory_bytes`, where the system allows it (CUDA, Linux)."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif _CLEAR_REFS.exists():
-        with contextlib.suppress(OSError):  # a container may forbid it: the peak is then the whole process's
-            _CLEAR_REFS.write_text("5")
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return the peak memory of this process since :func:`reset_peak_memory`: allocated by torch on a CUDA device,
-    resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of either system
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 _IN_PLACE = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "mfu", "memory_bytes", "eta_seconds", "skipped")

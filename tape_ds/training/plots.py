@@ -1,5 +1,4 @@
-"""The pictures of results: the loss as it fell, the loss at each position of a long document, the distances that the
-sequences of a run hold.
+"""The pictures of results: the loss as it fell, the loss at each position of a long document.
 
 Drawn without a display. Colours are Okabe and Ito's, which stay apart for colour-blind readers; line style and marker
 differ as well, so that a printed page works too.
@@ -14,7 +13,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from tape_ds import storage
 from tape_ds.scoring.span_losses import SpanLosses
@@ -134,45 +133,6 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: st
         axes.set(xlabel="layer that reads the state", title=label, ylim=(0, 1.02 if name == "along_own" else None))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _write(figure, path)
-
-
-def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str, window: int, target: int) -> Path:
-    """Draw how many queries of a run have a key at each distance, as a PNG. ``bins`` are those of
-    :meth:`tape_ds.data.coverage.Coverage.bins`: a line through their means, a band from least to most, next to the line
-    of sequences of ``target`` tokens from one document. A bin with a distance that no pair had is marked in red at the
-    bottom. ``window``, the tokens of a sequence, is marked by a dashed line. Raises ValueError when there is nothing to
-    draw."""
-    if not any(each["share"] for each in bins):
-        raise ValueError("no bin has a pair: nothing to draw")
-    figure, axes = _figure()
-    middle = [math.sqrt(each["from"] * each["to"]) for each in bins]
-    floor = min(each["share"] for each in bins if each["share"] > 0) / 4
-    shown = [each["share"] if each["share"] > 0 else math.nan for each in bins]
-    low, high = ([max(each[end], floor) for each in bins] for end in ("least", "most"))
-    axes.plot(
-        middle,
-        [each["whole_rows"] for each in bins],
-        color=COLOURS[0],
-        ls="--",
-        label=f"sequences of {target:,} tokens",
-    )
-    axes.plot(middle, shown, color=COLOURS[4], lw=2, label=label)
-    axes.fill_between(middle, low, high, color=COLOURS[4], alpha=0.25, lw=0, label="least to most")
-    sizes = [each["to"] - each["from"] + 1 for each in bins]
-    missing = sum(size * (1 - each["seen"]) for size, each in zip(sizes, bins, strict=True)) / sum(sizes)
-    share = f"distances never seen: {missing:.1%} of all"
-    for index, each in enumerate(each for each in bins if each["seen"] < 1):
-        axes.axvspan(each["from"], each["to"] + 1, ymax=0.04, color="#CC0000", lw=0, label=None if index else share)
-    axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a sequence, {window:,}")
-    axes.set(xscale="log", yscale="log", xlim=(1, target), ylim=(floor, 1.5))
-    axes.set(xlabel="distance from query to key (positions)", ylabel="queries with a key at that distance")
-    axes.set_title("Distances seen in training")
-    axes.xaxis.set_major_locator(LogLocator(base=4))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.10g}%"))
-    axes.legend(frameon=False)
     return _write(figure, path)
 
 

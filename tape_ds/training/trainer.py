@@ -31,7 +31,7 @@ from tape_ds.checkpoint import engine_state, load, saving, trained
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization, Safety
-from tape_ds.distributed import cuts, distributed_map
+from tape_ds.distributed import cuts, distributed_map, processes
 from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.tensor import use_tensor_parallelism
@@ -497,5 +497,5 @@ class TapeTrainer(Trainer):
 
     def start_clock(self) -> None:
         """Start to measure speed and memory."""
-        metrics.reset_peak_memory(self.args.device)
+        processes.reset_peak_memory(self.args.device)
         self._clock = self._begin = (self.state.global_step, time.perf_counter())

@@ -44,7 +44,7 @@ def test_a_damaged_one_names_the_others_of_its_run(source):
     ("given", "wrong"),
     [
         ("run/checkpoint-7", "exists"),
-        ("run/metrics.jsonl/out", "metrics.jsonl is no folder"),
+        ("run/metrics.jsonl/out", "metrics.jsonl is not a folder"),
         ("run/checkpoint-7/out", "lies in the checkpoint"),
         ("link/out", "lies in the checkpoint"),
         ("x" * 300, "longer than a path may be"),

@@ -133,7 +133,7 @@ KILLS = {
     "while a shard is written": ("_BATCH_TOKENS", 0, False),
     "after the rename, before the record": ("write_shard", 2, True),
     "between two shards": ("write_shard", 3, False),
-    "before the manifest": ("_finish", 0, False),
+    "before the manifest": ("DataManifest", 0, False),
 }
 
 
@@ -207,7 +207,7 @@ def test_other_folders_are_left_alone(spec, silent, tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     (tmp_path / "empty").mkdir()
     prepare([spec], silent, tmp_path / "empty", **SETTINGS)
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         prepare([spec], silent, Path("/proc/new"), **SETTINGS)
 
 

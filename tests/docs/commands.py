@@ -43,7 +43,7 @@ WORLDS = (1, 2, 8, 16)
 READERS = {
     None: "argparse.ArgumentParser.parse_args",
     "launchers": "tape_ds.config.loading.load",
-    "tools.pose_coverage": "tape_ds.config.loading.load",
+    "tools.experiments.pose_coverage": "tape_ds.config.loading.load",
     "tools.plan": "tape_ds.config.loading.load",
 }
 WORK = {

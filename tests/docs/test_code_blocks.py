@@ -68,7 +68,7 @@ def found(text, info=""):
     [
         ("X=1 deepspeed launchers/extend_llama.py  # why", ["deepspeed", "launchers/extend_llama.py"]),
         ("cat a | python -m evaluation x --prompt 'a # b'", ["python", "-m", "evaluation", "x", "--prompt", "a # b"]),
-        ("python tools/flops.py \\\n    --table3", ["python", "tools/flops.py", "--table3"]),
+        ("python -m tools.experiments.flops \\\n    --table3", ["python", "-m", "tools.experiments.flops", "--table3"]),
         ("python tools/export_hf.py A B [--name NAME]", ["python", "tools/export_hf.py", "A", "B", "--name", "NAME"]),
         ("deepspeed launchers/extend_llama.py ... --dry_run", ["deepspeed", "launchers/extend_llama.py", "--dry_run"]),
     ],
@@ -95,7 +95,7 @@ def test_a_sentence_may_leave_arguments_out_but_not_make_options_up():
         "make dinner",
         "make test COLOUR=red",
         "python tools/no_such_tool.py",
-        "python tools/flops.py --no_such_flag",
+        "python -m tools.experiments.flops --no_such_flag",
         "python tools/plan.py no_such_recipe",
         "python tools/plan.py demo --no_such_field 3",
         "python -m tools.experiment encodings --arms no_such_encoding",

@@ -252,10 +252,10 @@ def test_ids_that_are_given_stay_and_nobody_else_asks_the_tokenizer():
         ({"abacus_digits": [3, 61]}, "abacus_digits", "beyond the vocabulary of 61"),
         ({"abacus_digits": None}, "abacus_digits", "not known"),
         ({"abacus_places": 0}, "abacus_places", "give 1 or more"),
-        ({"abacus_shift": -1}, "abacus_shift", "negative"),
+        ({"abacus_shift": -1}, "abacus_shift", "0 or more"),
         ({"abacus_shift": 30}, "abacus_shift", "leave no place of the 30"),
         ({"abacus": False, "abacus_shift": 100, "abacus_places": 512}, "abacus_digits", "abacus: true, or remove it"),
-        ({"abacus": 1}, "abacus", "give bool"),
+        ({"abacus": 1}, "abacus", "give true or false"),
     ],
 )
 @pytest.mark.parametrize("name", ["rope", "bipe_alibi", "tape"])

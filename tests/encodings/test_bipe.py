@@ -170,7 +170,7 @@ def test_a_tokenizer_without_separators_leaves_them_unknown():
     [
         ({"position_options": {"separators": []}}, "no token ids"),
         ({"position_options": {"separators": [-1, 3]}}, "no token ids"),
-        ({"position_options": {"separators": [3], "segment_length": 0}}, "give 1 up"),
+        ({"position_options": {"separators": [3], "segment_length": 0}}, "give 1 or more"),
         ({"position_options": {"separators": [3, 61]}}, "beyond the vocabulary of 61"),
         (
             {

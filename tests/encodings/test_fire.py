@@ -94,8 +94,7 @@ def test_the_start_is_the_options():
 @pytest.mark.parametrize("value", [0, -1])
 def test_settings_are_above_zero(name, value):
     (problem,) = encodings.check_options("fire", {name: value})
-    assert problem.field == f"position_options.{name}"
-    assert "above 0" in str(problem)
+    assert (problem.field, problem.wrong) == (f"position_options.{name}", "out of range")
 
 
 @pytest.mark.parametrize("name", ["curvature", "threshold"])
@@ -103,4 +102,4 @@ def test_settings_are_above_zero(name, value):
 def test_settings_are_finite(name, value):
     """YAML's ``.nan`` and ``.inf`` are floats, and every score would be NaN."""
     (problem,) = encodings.check_options("fire", {name: value})
-    assert "finite" in str(problem)
+    assert problem.field == f"position_options.{name}"

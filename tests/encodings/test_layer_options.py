@@ -12,7 +12,8 @@ import torch
 from transformers import Llama4TextConfig, SmolLM3Config, SmolLM3ForCausalLM
 
 from tape_ds import encodings
-from tape_ds.encodings import base, layer_options, log_scale, registry
+from tape_ds.encodings import base, log_scale, registry
+from tape_ds.models import flops
 from tape_ds.models.convert import to_plain
 from tape_ds.models.llama import positions_of
 from tape_ds.planning import shape
@@ -129,7 +130,7 @@ def test_the_model_is_its_formula(encoding, setting, length, monkeypatch):
 def test_an_interval_counts_as_transformers_does(layers, interval):
     """Their list says 1 where a layer has positions, whatever its name says."""
     kinds = {"num_hidden_layers": layers, "no_rope_layer_interval": interval}
-    found = [layer_options.has_positions(encodings.Options(nope_layers=interval), layer) for layer in range(layers)]
+    found = [encodings.Options(nope_layers=interval).has_positions(layer) for layer in range(layers)]
     assert found == [bool(each) for each in SmolLM3Config(**kinds).no_rope_layers]
     if interval == 4:  # Llama 4's class has this one alone
         assert found == [bool(each) for each in Llama4TextConfig(num_hidden_layers=layers).no_rope_layers]
@@ -153,8 +154,8 @@ def test_it_is_transformers_own_smollm3():
     [(None, (0, 6, 7)), (2, (0, 6, 4)), (4, (0, 6, 6)), (7, (0, 5, 6)), ([0, 6, 5, 6], (1, 4, 4))],
 )
 def test_the_layers_that_have_positions(chosen, expected):
-    times = layer_options.alike(encodings.Options(nope_layers=chosen), 7)
-    found = min(times), layer_options.last_placed(encodings.Options(nope_layers=chosen), 7), sum(times.values())
+    times = encodings.Options(nope_layers=chosen).alike(7)
+    found = min(times), encodings.Options(nope_layers=chosen).last_placed(7), sum(times.values())
     assert found == expected
 
 
@@ -232,7 +233,9 @@ def test_position_ids_change_no_factor(encoding):
     model = with_options(encoding, log_scale="all").eval()
     seen = []
     for layer in model.model.layers:
-        layer.register_forward_pre_hook(lambda _, given, named: seen.append(named["query_scale"]), with_kwargs=True)
+        layer.register_forward_pre_hook(
+            lambda _, given, named: seen.append(named["inputs"].query_scale), with_kwargs=True
+        )
     ids, places = tokens(1, 12), torch.arange(12)[None]
     for given in (places, places + 400, places + 50 * (places > 6)):
         model(ids, position_ids=given)
@@ -317,7 +320,7 @@ def test_a_plan_counts_the_layers_that_have_positions(encoding, chosen):
     found = shape.sizes(model.config)
     counted = shape.total(shape.tensors(found, shape.TrainedShape.everything()))
     assert counted == model.num_parameters()
-    work = [registry.multiplications_per_token(model.config, layer, 10.0) for layer in range(LAYERS)]
+    work = [flops.position_multiplications(model.config, layer, 10.0) for layer in range(LAYERS)]
     assert found.position_work[0] + 10 * found.position_work[1] == pytest.approx(sum(work))
     assert found.placed == sum(type(layer.position) is not base.PositionLayer for layer in model.model.layers)
 
@@ -332,8 +335,8 @@ def test_a_plan_counts_the_layers_that_have_positions(encoding, chosen):
         ({"nope_layers": 0}, "nope_layers", "no interval"),
         ({"nope_layers": 1}, "nope_layers", "position_encoding: nope"),
         ({"nope_layers": 5}, "nope_layers", "no layer of 4 is without"),
-        ({"nope_layers": True}, "nope_layers", "give a list of int or int or null"),
-        ({"nope_layers": "all"}, "nope_layers", "give a list of int or int or null"),
+        ({"nope_layers": True}, "nope_layers", "give a list, each item a whole number, or a whole number, or null"),
+        ({"nope_layers": "all"}, "nope_layers", "give a list, each item a whole number, or a whole number, or null"),
         ({"log_scale": "nope_layers"}, "log_scale", "add nope_layers"),
         ({"log_scale": True}, "log_scale", "one of: none, all, nope_layers"),
     ],

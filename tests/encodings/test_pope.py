@@ -8,7 +8,7 @@ from transformers import DynamicCache, StaticCache
 
 from tape_ds import TapeForCausalLM
 from tape_ds.encodings import registry
-from tape_ds.encodings.options import PropeOptions
+from tape_ds.encodings.catalogue import PropeOptions
 from tape_ds.encodings.pope import polar
 from tape_ds.errors import UserError
 from tests.models.helpers import rounding, tiny_config, tiny_model, tokens

@@ -104,7 +104,7 @@ def test_a_position_beyond_the_draw_is_refused_in_training():
         ({"evaluation_length": 129}, "evaluation_length", "not between 1 and max_range = 128"),
         ({"evaluation_length": 0}, "evaluation_length", "not between 1"),
         ({"evaluation_length": 101, "max_range": 100}, "evaluation_length", "not between 1 and max_range = 100"),
-        ({"evaluation_seed": -1}, "evaluation_seed", "negative"),
+        ({"evaluation_seed": -1}, "evaluation_seed", "0 or more"),
     ],
 )
 def test_draws_that_cannot_be(options, field, words):

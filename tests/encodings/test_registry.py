@@ -53,20 +53,30 @@ def test_hooks_that_an_encoding_leaves_alone_do_nothing():
         ),
         ("rope", {"random_shift": -1}, "position_options.random_shift", "0 or more"),
         ("pope", {"delta_init": "normal"}, "position_options.delta_init", "zero, uniform"),
-        ("prope", {"share": 0.0}, "position_options.share", "above 0 and at most 1"),
-        ("prope", {"share": 1.5}, "position_options.share", "above 0 and at most 1"),
-        ("bipe_rope", {"separators": [3, "x"]}, "position_options.separators", "give a list of int or null"),
-        ("bipe_rope", {"separators": 3}, "position_options.separators", "give a list of int or null"),
+        ("prope", {"share": 0.0}, "position_options.share", "above 0, 1 at most"),
+        ("prope", {"share": 1.5}, "position_options.share", "above 0, 1 at most"),
+        (
+            "bipe_rope",
+            {"separators": [3, "x"]},
+            "position_options.separators",
+            "give a list, each item a whole number, or null",
+        ),
+        (
+            "bipe_rope",
+            {"separators": 3},
+            "position_options.separators",
+            "give a list, each item a whole number, or null",
+        ),
         ("nope", {"score_scale": 0}, "position_options.score_scale", "above 0, or null"),
-        ("nope", {"score_scale": 0.1, "trained_length": 0}, "position_options.trained_length", "above 0, or null"),
+        ("nope", {"score_scale": 0.1, "trained_length": 0}, "position_options.trained_length", "1 or more, or null"),
         ("nope", {"text_length": 99}, "position_options.text_length", "give score_scale as well"),
-        ("fire", {"threshold": "far"}, "position_options.threshold", "give float"),
+        ("fire", {"threshold": "far"}, "position_options.threshold", "give a number"),
         ("tape", {"atention_update": "mix"}, "position_options.atention_update", "did you mean 'attention_update'"),
         ("tape", {"attention_update": "sum"}, "position_options.attention_update", "mix, scale, off"),
-        ("tape", {"feed_forward": "yes"}, "position_options.feed_forward", "give bool"),
-        ("tape", {"rank": True}, "position_options.rank", "give int or null"),
-        ("tape", {"rank": 2.0}, "position_options.rank", "give int or null"),
-        ("tape", {"rank": 0}, "position_options.rank", "at least 1"),
+        ("tape", {"feed_forward": "yes"}, "position_options.feed_forward", "give true or false"),
+        ("tape", {"rank": True}, "position_options.rank", "give a whole number, or null"),
+        ("tape", {"rank": 2.0}, "position_options.rank", "give a whole number, or null"),
+        ("tape", {"rank": 0}, "position_options.rank", "give 1 or more, or null"),
         ("repo", {"start_layer": -1}, "position_options.start_layer", "give 0 or more"),
         ("repo", {"width": 0}, "position_options.width", "give 1 or more"),
     ],
@@ -110,14 +120,10 @@ def test_options_are_frozen():
         encodings.options(tiny_config()).rank = 3
 
 
-def test_both_tables_have_the_same_names():
-    assert encodings._OPTIONS.keys() == registry._CLASSES.keys()
-
-
 @pytest.mark.parametrize("name", encodings.available())
 def test_what_is_said_of_an_encoding_is_what_its_classes_do(name):
     """Recipes go by what options say, and import no class to ask it."""
     config = tiny_config(encoding=name)
-    overrides = registry._CLASSES[name].layer.score_bias is not base.PositionLayer.score_bias
+    overrides = registry.imported(registry.entry_of(name).layer).score_bias is not base.PositionLayer.score_bias
     assert encodings.biases_scores(name) == overrides
     assert encodings.reads_tokens(name) == registry.build(config).reads_tokens

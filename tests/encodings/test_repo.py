@@ -124,6 +124,8 @@ def test_a_text_of_one_token_repeated_has_one_position():
     """Nothing but the token itself decides it in the first layer."""
     z = []
     model = tiny_model(encoding="repo everywhere").double()  # a GEMM may sum its last rows in another order
-    model.model.layers[0].self_attn.register_forward_pre_hook(lambda _, given: z.append(given[1].observe(given[0])))
+    model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda _, given: z.append(given[2].position.observe(given[0]))
+    )
     model(torch.full((1, 9), 5))
     torch.testing.assert_close(z[0], z[0][..., :1].expand_as(z[0]), rtol=0, atol=1e-12)

@@ -231,7 +231,7 @@ def test_every_pair_keeps_its_modulus_through_thirty_trained_layers(start, form)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.register_forward_pre_hook(
-                lambda _, given, named: seen.append((named["start"], given[1])), with_kwargs=True
+                lambda _, given, named: seen.append((named["inputs"].start, given[1])), with_kwargs=True
             )
         model(tokens(2, 40))
     for start, state in seen[1:]:

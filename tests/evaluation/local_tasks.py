@@ -30,7 +30,7 @@ SUBJECTS = {
 }
 """Humanities, social sciences, STEM, other: a task of the harness and its data's name."""
 PARTS = ("humanities", "social_sciences", "stem", "other")
-OURS = Path(__file__).resolve().parents[2] / "evaluation" / "tasks"
+OURS = Path(__file__).resolve().parents[2] / "tape_ds" / "scoring" / "tasks"
 THEIRS = Path(lm_eval.tasks.__file__).parent
 
 

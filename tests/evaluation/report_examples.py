@@ -99,16 +99,6 @@ def passkey(found=lambda length, depth: 5, trials=5, form="longlora", **fields):
     return result(evaluation="passkey", figures=figures, config={"trials": trials, "form": form}, **fields)
 
 
-def scrolls(score=12.34567, error=0.8123, examples=200, **fields):
-    """What the SCROLLS command stores."""
-    entry = {"examples": examples, "cut_examples": 3, "cut_tokens": 4567, "mean_prediction_characters": 40.0}
-    datasets = {
-        "qasper": {"metric": "f1", "score": score, "standard_error": error, **entry},
-        "gov_report": {"metric": "rouge", "score": 2 * score, **entry},
-    }
-    return result(evaluation="scrolls", figures={"split": "validation", "datasets": datasets, "cost": {}}, **fields)
-
-
 def harness(value=0.39123, shots=0, samples=4705, **fields):
     """What the harness command stores."""
     entry = {"metric": "acc", "standard_error": 0.0069, "shots": shots, "samples": samples}

@@ -16,7 +16,7 @@ from tape_ds.data.generated.arithmetic import ARITHMETIC
 from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.data.generated.tasks import TASKS, make
 from tape_ds.scoring import models
-from tape_ds.scoring.exact_match import Answered, judge
+from tape_ds.scoring.exact_match import AnswerCount, judge
 from tests.evaluation.calculators import Calculator, right
 from tests.evaluation.found_models import asker
 from tests.models.helpers import tiny_model
@@ -309,7 +309,7 @@ def test_a_run_of_addressing_says_what_it_is_asked(run, capsys):
     assert kinds == [(length, kind) for kind in ("", "ignore 0.9", "ignore 0.1") for length in (24, 32)]
     model = load_trained(folder / "trained")
     again = [
-        Answered.of(test, judge(model, task.vocabulary, test.task.held_out(test.size, 20, 0))).to_dict()
+        AnswerCount.of(test, judge(model, task.vocabulary, test.task.held_out(test.size, 20, 0))).to_dict()
         for test in task.tests([24, 32])
     ]
     assert found.figures["tests"] == again

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from evaluation import harness
 from tape_ds.errors import UserError
-from tape_ds.scoring import harness_results, language_model, models
+from tape_ds.scoring import harness_tasks, language_model, models
 from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
 
@@ -67,7 +67,7 @@ def test_a_trained_run_has_the_numbers_of_lm_evals_own_class(run, size, monkeypa
     """Its position updates are trained, and its prompts are read in pieces."""
     monkeypatch.setattr(language_model, "CHUNK", 2)
     folder = str(run())
-    found = models.at(folder)
+    found = models.find_model(folder)
     theirs = HFLM(pretrained=found.load(), tokenizer=found.tokenizer(), max_length=found.native_length)
     close(ask(HarnessModel(folder, batch_size=size)), ask(theirs))
 
@@ -75,7 +75,7 @@ def test_a_trained_run_has_the_numbers_of_lm_evals_own_class(run, size, monkeypa
 def test_an_encoding_that_follows_the_length_has_the_evaluations(run):
     """However short a request is."""
     folder = str(run("rope", rope_parameters={"rope_type": "default", "rope_theta": 1e4}, trained=("norm",)))
-    found = models.at(folder, rope_scaling="yarn")
+    found = models.find_model(folder, rope_scaling="yarn")
     ours = ask(HarnessModel(folder, rope_scaling="yarn", max_length=512))
     model = found.load()
     with models.used_at(model, 512):
@@ -136,7 +136,7 @@ def test_processes_that_have_not_joined_are_refused(base, monkeypatch):
         ("generate_until", ("w5", GREEDY), "left", "the answer alone has 9 tokens"),
         ("generate_until", ("w5", {**GREEDY, "repetition_penalti": 2.0}), "left", r"(?s)penalti.*'repetition_penalty'"),
         ("generate_until", ("w5", {**GREEDY, "temperature": "x"}), "left", "could not convert"),
-        ("loglikelihood", ("w5", ""), None, "it asks how likely an empty answer is"),
+        ("loglikelihood", ("w5", ""), None, "it asks for the likelihood of an empty answer"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_the_first_answer(base, monkeypatch, kind, asked, truncate, wrong):
@@ -254,7 +254,7 @@ def test_the_command_and_plain_lm_eval_give_equal_figures(command, base, hub, tm
     told = {"pretrained": str(base), "dtype": "float32", "max_length": 4096}
     manager = TaskManager(include_path=[str(each) for each in hub[1]], include_defaults=False)
     found = simple_evaluate("hf", told, tasks=tasks, task_manager=manager, limit=4, device="cpu")
-    theirs = harness_results.figures(found, {"requests": 0, "tokens": 0})
+    theirs = harness_tasks.figures(found, {"requests": 0, "tokens": 0})
     for kind in ("tasks", "groups"):
         assert set(ours[kind]) == set(theirs[kind]) != set()
         for name, entry in theirs[kind].items():

@@ -10,7 +10,7 @@ from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 
 from tape_ds.errors import UserError
-from tape_ds.scoring import harness_results, harness_tasks
+from tape_ds.scoring import harness_tasks
 from tests.evaluation import local_tasks
 
 ITEMS = 100
@@ -30,7 +30,7 @@ def scored(tmp_path_factory):
             manager = TaskManager(include_path=[str(each) for each in included], include_defaults=False)
             told = local_tasks.Told(judge)
             found = simple_evaluate(told, tasks=[group], task_manager=manager, bootstrap_iters=0, limit=limit)
-        return harness_results.figures(found, {"requests": 0, "tokens": 0})
+        return harness_tasks.figures(found, {"requests": 0, "tokens": 0})
 
     return run
 
@@ -101,7 +101,7 @@ def test_an_oracle_finds_all_that_ruler_hides(load, group, count, monkeypatch):
     for answer in (lambda told: told, lambda told: told[::2], lambda told: ["nothing"]):
         told = local_tasks.Answering(lambda request, answer=answer: ", ".join(answer(request.doc["outputs"])))
         found = simple_evaluate(told, tasks=[group], task_manager=loaded, bootstrap_iters=0)
-        scores.append(harness_results.figures(found, {"requests": 0, "tokens": 0})["tasks"])
+        scores.append(harness_tasks.figures(found, {"requests": 0, "tokens": 0})["tasks"])
     whole, half, nothing = scores
     assert len(whole) == count
     assert {(each["metric"], each["value"], each["samples"]) for each in whole.values()} == {("4096", 1.0, 4)}

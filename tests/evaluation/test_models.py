@@ -21,10 +21,9 @@ from transformers import (
 )
 
 from tape_ds import TapeForCausalLM
-from tape_ds.checkpoint import trained
+from tape_ds.checkpoint import source_model, trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
-from tape_ds.export import source_model
 from tape_ds.export.card import Wishes
 from tape_ds.scoring import models, options
 from tests import hub_cache

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds.scoring import options
+from tape_ds.scoring import models, options
 
 
 class Model:
@@ -36,10 +36,10 @@ def test_true_and_false():
 
 
 def test_lengths_beyond_a_table_of_positions_are_problems_one_each():
-    problems = options.check_lengths("--lengths", [512, 1024, 2048, 4096], Model())
+    problems = models.check_lengths("--lengths", [512, 1024, 2048, 4096], Model())
     assert [problem.value for problem in problems] == [2048, 4096]
     assert "positions for 1024 tokens and no more" in problems[0].wrong
-    assert options.check_lengths("--lengths", [1 << 20], Endless()) == []
+    assert models.check_lengths("--lengths", [1 << 20], Endless()) == []
 
 
 def test_lengths_beyond_the_native_one_are_a_note(capsys, monkeypatch):

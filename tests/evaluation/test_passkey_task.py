@@ -11,7 +11,7 @@ import yaml
 from tests.evaluation import local_tasks
 from tests.evaluation.scrolls.conftest import byte_tokenizer
 
-TASKS = Path(__file__).resolve().parents[2] / "evaluation" / "tasks"
+TASKS = Path(__file__).resolve().parents[2] / "tape_ds" / "scoring" / "tasks"
 ASKED = {"lengths": [500, 700], "depths": [0, 0.5], "trials": 2}
 
 

@@ -84,7 +84,6 @@ def page(tmp_path_factory):
             run_result=examples.run(losses=[3.0 - 0.1 * run, 2.5, 2.0], warmup_steps=run, model="m" * 90),
             perplexity=examples.perplexity(1 + run / 10),
             passkey=examples.passkey(lambda length, depth, run=run: max(0, 5 - run) if length > 4096 else 5),
-            scrolls=examples.scrolls(seed=run),
             harness=examples.harness(),
         )
     assert report.main([str(folder / "runs"), "--output", str(folder)]) == 0

@@ -8,7 +8,8 @@ import yaml
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
-from tape_ds.export import card, folder, source_model
+from tape_ds.checkpoint import source_model
+from tape_ds.export import card, folder
 from tests.export.conftest import YARN
 from tests.models.helpers import tiny_model
 

@@ -8,9 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import methods
+from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.errors import UserError
-from tape_ds.export import folder, source_model
+from tape_ds.export import folder
 from tape_ds.export.card import Wishes
 from tape_ds.models import convert
 from tape_ds.models.loading import configuration

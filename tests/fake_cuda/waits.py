@@ -62,7 +62,7 @@ ALLOWED = (
         "a window over padded sequences: whether padding is between a document's tokens, once for all layers",
     ),
     Allowed(
-        "tape_ds/models/inputs.py:dedupe_positions",
+        "tape_ds/encodings/base.py:dedupe_positions",
         lambda case: case.kind == "prompt" or (case.kind == "decoding" and "abacus" in case.encoding),
         "a prompt of several sequences is compared once, so that angles and biases are computed once; with Abacus, "
         "places from a cache at every token",

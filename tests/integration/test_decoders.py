@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tape_ds.checkpoint import merging
+from tape_ds.checkpoint import merging, source_model
 from tape_ds.checkpoint.trained import load_trained
-from tape_ds.export import card, folder, source_model
+from tape_ds.export import card, folder
 from tests.integration.conftest import forked
 from tests.training.runs.test_extension_decoders import FAMILIES, SIZES
 

@@ -44,7 +44,7 @@ def test_plain_lm_eval_runs_the_task(tiny, tmp_path):
     asked = json.dumps({"lengths": [400, 500], "depths": [0, 1], "trials": 1})
     command = [
         *["lm_eval", "--model", "hf", "--model_args", model, "--device", "cpu", "--batch_size", "1"],
-        *["--tasks", "tape_passkey", "--include_path", "evaluation/tasks", "--metadata", asked],
+        *["--tasks", "tape_passkey", "--include_path", "tape_ds/scoring/tasks", "--metadata", asked],
         *["--output_path", str(tmp_path), "--log_samples"],
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

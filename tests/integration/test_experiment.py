@@ -9,8 +9,8 @@ import pytest
 
 from tape_ds import results
 from tests.integration.conftest import ROOT
-from tools.experiment import page, table
-from tools.experiment.page import Measured
+from tools.experiment import pages, table
+from tools.experiment.pages import Measured
 
 SMALL = """
 about: two encodings that learn to add
@@ -60,6 +60,6 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_small_form_of_a_published_table(name, folder):
     run(folder, name, "--results", "pages")
-    if page.tables_of(table.read(name).label) and name != "table5":  # which is stored by hand
+    if pages.tables_of(table.read(name).label) and name != "table5":  # which is stored by hand
         found = Measured.of(results.load(folder / "pages" / f"{name}_small.json"))
         assert found.rows and all(found.rows.values()), "a row without a number"

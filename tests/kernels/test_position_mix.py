@@ -474,7 +474,7 @@ def test_inference_mode_autocast_and_the_meta_device():
     [
         ({"moved": None}, "give both of moved and attend, or neither"),
         ({"expand": None}, "all of gate, expand and contract, or none"),
-        (dict.fromkeys(NAMES[1:]), "there is no update"),
+        (dict.fromkeys(NAMES[1:]), "no update"),
         ({"state": torch.zeros(2, 4, 7, 8)}, r"state is \(2, 4, 7, 8\), not \(2, 3, 7, 8\)"),
         ({"start": torch.zeros(1, 2, 7, 8)}, r"start is \(1, 2, 7, 8\), not \[2 or 1, 3 or 1, 7, 8\]"),
         ({"moved": torch.zeros(2, 5, 7, 8)}, r"moved is \(2, 5, 7, 8\), not \(2, 6, 7, 8\)"),

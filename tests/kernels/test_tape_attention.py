@@ -366,7 +366,7 @@ def tensors(q=(1, 4, 3, 16), k=(1, 2, 3, 16), v=None, e=None):
         (tensors(q=(4, 3, 16)), r"q \[4, 3, 16\], k .*: all need 4 dimensions"),
         (tensors(v=(1, 2, 5, 16)), r"q \[1, 4, 3, 16\], k \[1, 2, 3, 16\], v \[1, 2, 5, 16\], e .* do not fit"),
         (tensors(e=(1, 2, 3, 32)), r"e \[1, 2, 3, 32\] do not fit"),
-        ([*tensors()[:3], None], "there is no position state"),
+        ([*tensors()[:3], None], "no position state"),
         (tensors(q=(2, 4, 3, 16)), "do not fit"),
         (tensors(q=(1, 3, 3, 16)), "3 query heads are not a multiple of 2"),
         (tensors((1, 4, 3, 15), (1, 2, 3, 15)), "head size 15 is not an even number up to 128"),

@@ -160,7 +160,7 @@ def test_positions_of_a_collated_batch_are_not_compared_on_the_device(monkeypatc
     places = torch.stack((torch.arange(8), torch.arange(8) * 3))
     starts = torch.tensor([0, 8, 16], dtype=torch.int32)
     expected = model(ids, position_ids=places).logits
-    monkeypatch.setattr("tape_ds.models.llama.dedupe_positions", lambda _: pytest.fail("waited"))
+    monkeypatch.setattr("tape_ds.encodings.base.dedupe_positions", lambda _: pytest.fail("waited"))
     found = model(ids, position_ids=places, cu_seq_lens_q=starts, max_length_q=8).logits
     torch.testing.assert_close(found, expected)
 

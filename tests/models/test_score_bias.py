@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from tape_ds.attention import biased as attention_in_blocks
 from tape_ds.attention import sdpa
 from tape_ds.attention.score_bias import ContentBias
-from tape_ds.models.on_device import Constant
+from tape_ds.encodings.on_device import Constant
 from tests.attention.by_ids import attend
 from tests.models.helpers import tiny_model, tokens
 

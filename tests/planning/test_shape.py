@@ -3,7 +3,6 @@
 import pytest
 
 from tape_ds import TapeConfig, TapeForCausalLM, encodings, methods
-from tape_ds.encodings import registry
 from tape_ds.errors import UserError
 from tape_ds.models import flops
 from tape_ds.planning import shape
@@ -99,7 +98,7 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     found = shape.sizes(config)
     assert shape.total(shape.tensors(found, TrainedShape())) == flops.parameters(config)
     fixed, for_each_key = found.position_work
-    counted = [registry.multiplications_per_token(config, layer, 7.0) for layer in range(6)]
+    counted = [flops.position_multiplications(config, layer, 7.0) for layer in range(6)]
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
 
 

@@ -132,7 +132,7 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_pat
     watched = guard(tmp_path / "run" / "nonfinite.jsonl")
     for step in (1, 2):
         assert watched.observe(step, [NAN, 1.0], [INF, INF], True)
-    assert capsys.readouterr().err.count("nonfinite.jsonl cannot be written, training goes on: ") == 1
+    assert capsys.readouterr().err.count("nonfinite.jsonl cannot be written, training continues: ") == 1
 
 
 def test_a_long_list_of_samples_is_cut_in_the_message_only(tmp_path):

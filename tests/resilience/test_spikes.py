@@ -81,7 +81,7 @@ def test_another_level_is_accepted_after_some_spikes_in_a_row():
     found = [changed.observe(loss) for loss in steady(100, level=4.0)]
     assert [spike is not None for spike in found] == [True] * PATIENCE + [False] * (100 - PATIENCE)
     assert [spike.new_level for spike in found[:PATIENCE]] == [False] * (PATIENCE - 1) + [True]
-    assert "compared anew" in str(found[PATIENCE - 1])
+    assert "compared with these" in str(found[PATIENCE - 1])
     assert changed.observe(8.0) is not None
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tape_ds.scoring import answers
-from tape_ds.scoring.answers import AnswerLoss, Asked
+from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tests.models.helpers import tiny_model, tokens
 
 
@@ -15,7 +15,7 @@ def model():
 
 def asked():
     """Three sequences of unequal length with answers of unequal length, one of a single token."""
-    return [Asked(tokens(1, length), targets) for length, targets in ((12, 5), (20, 1), (7, 6))]
+    return [Prompt(tokens(1, length), targets) for length, targets in ((12, 5), (20, 1), (7, 6))]
 
 
 def test_it_is_the_loss_of_the_answers_tokens(model):

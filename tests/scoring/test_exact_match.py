@@ -9,7 +9,7 @@ from tape_ds.data.generated.task import GeneratedSample
 from tape_ds.data.generated.tasks import TASKS
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.scoring.exact_match import Answered, judge, means, whole_answers
+from tape_ds.scoring.exact_match import AnswerCount, judge, means, whole_answers
 from tape_ds.scoring.generation import continue_prompts
 
 VOCABULARY, EOS = "0123456", 1
@@ -154,22 +154,24 @@ def test_whole_answers_are_right_or_wrong():
 
 def test_answers_of_a_test_are_counted_one_by_one():
     test = TASKS["flip_flop"].tests([64])[1]
-    found = Answered.of(test, [[True, False], [True], [True, True, True]])
-    assert found == Answered(64, "ignore 0.98", 3, 6, 5, 0.5) and found.label == str(test) == "length 64, ignore 0.98"
+    found = AnswerCount.of(test, [[True, False], [True], [True, True, True]])
+    assert (
+        found == AnswerCount(64, "ignore 0.98", 3, 6, 5, 0.5) and found.label == str(test) == "length 64, ignore 0.98"
+    )
     assert str(task.Test(TASKS["addition"], (3, 12))) == "length 3 x 12"
 
 
 def test_the_interval_is_wilsons_of_the_sequences():
     """Known values: of 10 of 10 [0.7225, 1], of 50 of 100 [0.4038, 0.5962]."""
-    assert Answered(32, "", 10, 10, 10, 0.5).interval == pytest.approx((0.7225, 1.0), abs=1e-4)
-    assert Answered(32, "", 100, 100, 50, 0.5).interval == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    many = Answered(32, "", 100, 1600, 800, 0.5)
-    assert many.share == 0.5 and many.interval == Answered(32, "", 100, 100, 50, 0.5).interval
+    assert AnswerCount(32, "", 10, 10, 10, 0.5).interval == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert AnswerCount(32, "", 100, 100, 50, 0.5).interval == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    many = AnswerCount(32, "", 100, 1600, 800, 0.5)
+    assert many.share == 0.5 and many.interval == AnswerCount(32, "", 100, 100, 50, 0.5).interval
 
 
 def test_what_is_stored_is_read_again():
-    found = Answered(64, "ignore 0.98", 100, 321, 300, 0.5)
-    assert Answered.from_dict(found.to_dict()) == found and found.to_dict()["share"] == 300 / 321
+    found = AnswerCount(64, "ignore 0.98", 100, 321, 300, 0.5)
+    assert AnswerCount.from_dict(found.to_dict()) == found and found.to_dict()["share"] == 300 / 321
 
 
 def cell(first, second, samples, correct):

@@ -59,7 +59,7 @@ def test_tape_s_dot_products_are_those_of_the_states_each_layer_reads(encoding, 
     read = []
     for layer in model.model.layers:
         layer.register_forward_pre_hook(
-            lambda _, given, named: read.append((named["start"], given[1])), with_kwargs=True
+            lambda _, given, named: read.append((named["inputs"].start, given[1])), with_kwargs=True
         )
     found, _ = views(model, ids)
     for number, (start, state) in enumerate(read, 1):

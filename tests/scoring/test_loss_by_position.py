@@ -105,7 +105,7 @@ def test_modes_are_restored_one_by_one():
 
 def test_modes_are_restored_after_an_error(monkeypatch):
     model = tiny_llama().train()
-    monkeypatch.setattr(loss_by_position, "_head_losses", lambda *args: 1 / 0)
+    monkeypatch.setattr(loss_by_position.torch, "empty", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         score(model, document(9), 4)
     assert all(module.training for module in model.modules())
@@ -152,7 +152,7 @@ def test_refusals():
             4,
         )
     model.config.auto_map, model.config.final_logit_softcapping = {"AutoModelForCausalLM": "code.Model"}, 30.0
-    with pytest.raises(ValueError, match="its own code changes what its head gives"):
+    with pytest.raises(ValueError, match="its own code changes the logits of its head"):
         score(model, document(9), 4)
 
 

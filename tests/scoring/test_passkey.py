@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from tape_ds import results
 from tape_ds.data.passkey import PasskeyPrompt, draw
 from tape_ds.results import passkeys_of
-from tape_ds.scoring.each import in_turn
+from tape_ds.scoring import in_turn
 from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
 from tests.data.letters import BEGIN, Letters
 from tests.models.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tape_ds.distributed import processes
 from tape_ds.models.llama import evaluated_at
 from tape_ds.scoring.perplexity import WindowLoss, pool, score_windows
 from tape_ds.scoring.windows import CONVENTIONS
@@ -121,11 +122,11 @@ def test_memory_follows_neither_vocabulary_times_length():
     windows = windows_of(ids, "blocks", 32_768, 1, False)
     score_windows(model, windows_of(ids, "blocks", 512, 1, False)[:1], chunk=256)  # what is allocated once and for all
     cpu = torch.device("cpu")
-    metrics.reset_peak_memory(cpu)
+    processes.reset_peak_memory(cpu)
     before = metrics.memory_bytes(cpu)
     (found,) = score_windows(model, windows, chunk=256)
     assert found.targets == 32_767
-    assert metrics.peak_memory_bytes(cpu) - before < 2**27
+    assert processes.peak_memory_bytes(cpu) - before < 2**27
 
 
 # --- many windows as one figure -------------------------------------------------------------------------------------

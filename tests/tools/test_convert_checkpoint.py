@@ -123,4 +123,4 @@ def test_a_folder_below_a_file_is_refused_before_anything_loads(tool, tmp_path, 
     (tmp_path / "file").touch()
     kind = ["llama-to-tape"] if tool is convert_checkpoint else []
     assert tool.main([*kind, str(tmp_path), str(tmp_path / "file" / "out")]) == 2
-    assert "file is no folder" in capsys.readouterr().err
+    assert "file is not a folder" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_mistakes_come_together_and_leave_nothing(make, tmp_path, capsys):
     said = refused("--output", tmp_path / "new.txt", "--min_tokens", 0, "--max_documents", -1)
     assert "4 problems" in said and "does not end in .bin" in said and "not a list of data specs" in said
     ids = refused("--output", tmp_path / "old.bin", "--data", f"bin:{tmp_path}/old.bin", f"text:{tmp_path}/x.txt")
-    assert "exists" in ids and "3 bytes are no whole number" in ids
+    assert "exists" in ids and "3 bytes are not a multiple" in ids
     text = ("--data", f"text:{tmp_path}/x.txt")
     assert "old.bin is a file" in refused("--output", tmp_path / "old.bin" / "new.bin", *text)
     assert "it is a folder" in refused("--output", tmp_path / "folder.bin", *text, "--overwrite")

@@ -15,7 +15,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds.export import card, folder, source_model
+from tape_ds.checkpoint import source_model
+from tape_ds.export import card, folder
 from tape_ds.scoring import models
 from tests.export.conftest import YARN, base, run  # noqa: F401  (fixtures)
 from tools import serve

@@ -6,6 +6,7 @@ import mmap
 import pytest
 import torch
 
+from tape_ds.distributed import processes
 from tape_ds.training import metrics
 
 
@@ -83,11 +84,11 @@ def test_the_peak_is_of_what_came_after_the_reset():
     """Loading and scoring need more than training does; what they needed is not training's."""
     cpu = torch.device("cpu")
     early = fresh_memory(64)
-    with_early = metrics.peak_memory_bytes(cpu)
+    with_early = processes.peak_memory_bytes(cpu)
     early.close()
-    metrics.reset_peak_memory(cpu)
-    after = metrics.peak_memory_bytes(cpu)
+    processes.reset_peak_memory(cpu)
+    after = processes.peak_memory_bytes(cpu)
     assert after <= with_early - 60 * 2**20
     late = fresh_memory(32)
-    assert metrics.peak_memory_bytes(cpu) >= after + 30 * 2**20, "it is still known when the memory is free again"
+    assert processes.peak_memory_bytes(cpu) >= after + 30 * 2**20, "it is still known when the memory is free again"
     late.close()

@@ -2,11 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from tape_ds.data.coverage import Coverage
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import plots
 
@@ -89,27 +87,6 @@ def test_nothing_to_draw_is_an_error(tmp_path):
         plots.loss_curve([{"train_runtime": 1.0}], tmp_path / "p.png")
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.loss_by_position({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plots.coverage([], tmp_path / "p.png", label="a", window=4, target=8)
-
-
-def test_coverage_marks_what_was_never_seen(tmp_path, drawn):
-    """Distances 1 to 7, of which 4 to 7 have no pair at all and 2 or 3 has none."""
-    bins = Coverage(np.array([10, 9, 4, 0, 0, 0, 0, 0]), 1).bins(per_octave=1)
-    path = plots.coverage(bins, tmp_path / "c.png", label="demo: 1 sequence", window=4, target=8)
-    assert path.read_bytes().startswith(PNG)
-    axes = drawn[0].axes[0]
-    assert legend(drawn[0]) == [
-        *("sequences of 8 tokens", "demo: 1 sequence", "least to most"),
-        *("distances never seen: 71.4% of all", "tokens of a sequence, 4"),
-    ]
-    whole, own, window = axes.lines
-    assert list(whole.get_ydata()) == pytest.approx([7 / 8, 5.5 / 8, 2.5 / 8])
-    assert list(own.get_ydata())[:2] == [0.9, 0.2] and math.isnan(own.get_ydata()[2])
-    assert list(window.get_xdata()) == [4, 4]
-    shaded = [patch for patch in axes.patches if tuple(patch.get_facecolor()[:3]) == (0.8, 0, 0)]
-    assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in shaded] == [(2, 4), (4, 8)]
-    assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlim() == (1, 8)
 
 
 def test_compared_losses_are_drawn_apart_from_their_median(tmp_path, drawn):

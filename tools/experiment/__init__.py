@@ -1,5 +1,5 @@
-"""Experiments: runs that differ in one thing, as a table in YAML, one runner for all, and the pages of their results.
+"""Experiments: runs that differ in one thing, and the pages of their results.
 
-``table`` reads ``tools/experiments``, ``runs`` carries out, ``readings`` finds numbers in results, ``study`` compares
-arms over seeds, ``page`` writes one experiment's page and ``overview`` the page of all published tables.
+``table`` reads the YAML files of ``tools/experiments``, ``runs`` trains and scores, ``readings`` reads numbers from
+results, ``study`` compares arms over seeds, ``published`` has the paper's numbers, ``pages`` writes the pages.
 """

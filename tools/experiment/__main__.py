@@ -1,16 +1,16 @@
-"""An experiment of ``tools/experiments``, or of a YAML file of your own: its plan, its runs, the page of its results.
+"""Run an experiment of ``tools/experiments``, or of a YAML file, and write the page of its results.
 
     python -m tools.experiment --list                        all of them, and what is stored
     python -m tools.experiment table6                        two CPU cores, minutes
     python -m tools.experiment my.yaml --seeds 0 1 2 --jobs 2 -- --max_steps 500
     python -m tools.experiment table6 --scale paper --plan   its commands; nothing is run
     python -m tools.experiment table6 --scale paper --launcher "deepspeed --hostfile hosts"
-    python -m tools.experiment --page                        docs/results/README.md, again, from what is stored
+    python -m tools.experiment --page                        docs/results/README.md, from the stored results
 
-Every arm is trained with every seed in a folder of its own below ``--output``, then scored by the commands of the file.
-What stands behind ``--`` goes to every run. A run that is complete is not repeated, one that was cut short goes on from
-its last checkpoint, so the same command can be started again. After every run the page (md, csv, json) is written to
-``--output``, or to ``--results``. What a file says, and how arms are compared: docs/comparing.md.
+Every arm is trained with every seed in its own folder in ``--output``, then scored by the commands of the file. Words
+after ``--`` go to every run. A complete run is not repeated, an interrupted one resumes from its last checkpoint, so
+the same command can be started again. After every run the page (md, csv, json) is written to ``--output``, or to
+``--results``. Format of the file, and how arms are compared: docs/comparing.md.
 
 Exit codes: 0 done; 1 a command failed (the others are done, and the failed one's log is named); 2 something to mend,
 nothing was started.
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         if not options.page and not options.list:
             raise UserError(Problem("experiment", None, "missing", "name one, or ask for the --list"))
         return 0
-    from tools.experiment import report, runs
+    from tools.experiment import pages, runs
 
     work = check(options)
     planned = runs.plan(work.experiment, typed[at + 1 :], work.output, work.starting.processes)
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.plan:
         return 0
     folder = Path(options.results or work.output)
-    return run_experiment(work, planned, lambda: report.write(work, planned, folder, ["python", "-m", NAME, *typed]))
+    return run_experiment(work, planned, lambda: pages.write(work, planned, folder, ["python", "-m", NAME, *typed]))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> "runs.ExperimentWork":
-    """Return the experiment with what the command line changes in it.
+    """Return the experiment with the changes of the command line.
 
     Raises:
         UserError: everything wrong with either.
@@ -114,7 +114,7 @@ def check(options: argparse.Namespace) -> "runs.ExperimentWork":
 
 
 def check_launcher(launcher: str) -> list[Problem]:
-    """Whether it can be split into words, of which the first is a program that there is."""
+    """Return a problem if its first word is not a program."""
     try:
         words = shlex.split(launcher)
     except ValueError as error:
@@ -124,7 +124,7 @@ def check_launcher(launcher: str) -> list[Problem]:
 
 
 def outline(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"]) -> str:
-    """Return what will be run."""
+    """Return the plan as text."""
     found, shown = work.experiment, work.starting.shown
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
     lines += [f"  ours: {found.setting}"] if found.setting else []
@@ -141,12 +141,12 @@ def outline(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"]) -
 
 def listing() -> str:
     """Return a line for each experiment."""
-    from tools.experiment import overview
+    from tools.experiment import pages
 
     rows = []
     for name in table.shipped():
         found = table.read(name)
-        stored = "" if not found.label else "yes" if overview.stored(name) else overview.NOT_MEASURED
+        stored = "" if not found.label else "yes" if pages.stored(name) else pages.NOT_MEASURED
         rows.append((name, found.about, "" if found.minutes is None else f"{found.minutes:g}", stored))
     return markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l")
 
@@ -159,16 +159,16 @@ def write_overview() -> None:
     """
     from tape_ds import storage
     from tape_ds.installation import ROOT, work
-    from tools.experiment import overview
+    from tools.experiment import pages
 
     if work() != ROOT:
         raise UserError(Problem("page", True, "the page is a checkout's, and there is none", "run it in a checkout"))
-    storage.write_text(ROOT / overview.PAGE, overview.build())
-    print(f"written: {overview.PAGE}", flush=True)
+    storage.write_text(ROOT / pages.OVERVIEW, pages.overview())
+    print(f"written: {pages.OVERVIEW}", flush=True)
 
 
 def run_experiment(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"], write: Callable[[], str]) -> int:
-    """Run what is not done, and write the page after each run that was not complete before, and in the end."""
+    """Run what is not done; write the page after each run that was not complete before, and at the end."""
     found, failed = work.experiment, {}
     log = work.run_steps("before", work.commands(found.before), work.own, "")
     before = {run.label for run in planned if work.scored(run) is not None}

@@ -1,6 +1,6 @@
-"""Numbers out of stored results, by the file's name; a quantity is called as the published tables call it.
+"""Read the numbers of stored results, with the names of the published tables; shares are in per cent.
 
-Shares are in per cent. A row is a method; a result with one row calls it by no name: it is that of the run it lies in.
+The name of a file decides how it is read. A row is a method; the row "" is the run that a result belongs to.
 """
 
 import math
@@ -13,39 +13,34 @@ from typing import Any
 
 from tape_ds import results
 from tape_ds.results import WITHOUT_UPDATES, passkeys_of
-from tape_ds.scoring import published
-from tape_ds.scoring.published import Quantity
 from tape_ds.scoring.span_losses import SpanLosses
+from tools.experiment import published
+from tools.experiment.published import Quantity
 
 Numbers = dict[Quantity, float]
 Rows = dict[str, Numbers]
-"""Row -> its numbers; "" is the run that a result lies in."""
 BY_UPDATES = "loss_by_updates"
-"""What position updates add to the loss past the native length: a difference already, below 0 where they help."""
+"""Change of the loss past the native length by position updates: a difference in itself, below 0 if they help."""
 
 
 def read(path: Path) -> tuple[Rows, results.Result | None]:
-    """Return the numbers of a file, and what it says of itself; nothing for a file that holds no numbers.
+    """Return the numbers of a file and its result; nothing for a file without numbers.
 
     Raises:
-        UserError: a file that is no result.
+        UserError: a file that is not a result.
     """
     if not is_read(path):
         return {}, None
     result = results.load(path)
-    rows, changed = READERS[path.stem](result), _changed(result.model or {})
-    if changed:
-        rows = {
-            row: {replace(quantity, metric=quantity.metric + changed): value for quantity, value in numbers.items()}
-            for row, numbers in rows.items()
-        }
-    return rows, result
-
-
-def _changed(model: Mapping[str, Any]) -> str:
-    """Return what scoring changed of the run's model (RoPE scaled, updates off): such a number is not the run's."""
+    rows = READERS[path.stem](result)
+    # what scoring changed of the run's model (RoPE scaled, updates off): such a number is not the run's
+    model = result.model or {}
     scaling, updates = model.get("angles"), model.get("position_updates")
-    return f", {scaling}" * bool(scaling) + f", {WITHOUT_UPDATES}" * (updates == "off")
+    changed = f", {scaling}" * bool(scaling) + f", {WITHOUT_UPDATES}" * (updates == "off")
+    return {
+        row: {replace(quantity, metric=quantity.metric + changed): value for quantity, value in numbers.items()}
+        for row, numbers in rows.items()
+    }, result
 
 
 def is_read(path: Path) -> bool:
@@ -54,8 +49,7 @@ def is_read(path: Path) -> bool:
 
 
 def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
-    """Yield a run's result and those of what was asked of it, with the numbers of each; a checkpoint's are not the
-    run's."""
+    """Yield the results of a run and of its evaluations, except those of its checkpoints, with their numbers."""
     for path in [folder / "results" / "run.json", *sorted(folder.glob("evaluation/**/*.json"))]:
         if any(part.startswith("checkpoint-") for part in path.relative_to(folder).parts):
             continue
@@ -65,27 +59,31 @@ def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
 
 
 def trained(result: results.Result) -> Rows:
-    """Of a launcher's run: what it scored itself, and what it cost; the untouched model is a row of its own."""
+    """Read a training run: its own scores and cost, and the scores of the untouched model."""
     figures, config = result.figures, result.config
     own: Numbers = {}
     rows: Rows = {"": own}
-    if figures.get("perplexity"):  # of training from scratch, where there is text to score
-        text = _text(config["eval_data"][0])
-        own |= {
-            Quantity(text, "perplexity", int(length)): each["perplexity"]
-            for length, each in figures["perplexity"].items()
-        }
+    if figures.get("perplexity"):  # of training from scratch on text
+        spec = config["eval_data"][0]
+        text = published.text_of(spec) or spec.partition(":")[0]
+        for length, each in figures["perplexity"].items():
+            own[Quantity(text, "perplexity", int(length))] = each["perplexity"]
     own |= _addressed(config.get("task") or "", figures.get("addressing") or [])
+    native = figures.get("native_length", 0)
     scores = figures.get("loss_by_position") or {}
-    made = next(reversed(scores), None)  # a run scores what it made last
+    made = next(reversed(scores), None)  # a run scores its trained model last
     for variant in scores:
-        if variant == made or variant == "untouched":
-            numbers = rows.setdefault("" if variant == made else variant, {})
-            numbers |= _losses(scores[variant], figures["native_length"])
-            keys = passkeys_of(figures["passkey"], None if variant == made else variant)
-            numbers |= {Quantity("passkey", "accuracy", e["length"]): 100 * e["correct"] / e["trials"] for e in keys}
+        if variant not in (made, "untouched"):
+            continue
+        numbers = rows.setdefault("" if variant == made else variant, {})
+        losses = SpanLosses.merge(SpanLosses.from_dict(each) for each in scores[variant].values())
+        if losses.starts[-1] >= native:
+            numbers[Quantity("", "loss_past_native")] = losses.mean_between(native)
+        numbers[Quantity("", "loss_within_native")] = losses.mean_between(0, native)
+        for each in passkeys_of(figures["passkey"], None if variant == made else variant):
+            numbers[Quantity("passkey", "accuracy", each["length"])] = 100 * each["correct"] / each["trials"]
     if (off := scores.get(f"{made}, {WITHOUT_UPDATES}")) is not None:
-        own |= _by_updates(scores[str(made)], off, figures["native_length"])
+        own |= _by_updates(scores[str(made)], off, native)
     if figures.get("train_loss"):
         own[Quantity("", "train_loss")] = figures["train_loss"][-1]["loss"]
     own[Quantity("", "parameters")] = figures["parameters"]["all"]
@@ -95,90 +93,69 @@ def trained(result: results.Result) -> Rows:
 
 
 def addressing(result: results.Result) -> Rows:
-    """Of ``python -m evaluation arithmetic`` on a task of addressing."""
     return {"": _addressed(result.figures["task"], result.figures["tests"])}
 
 
 def _addressed(task: str, tests: Sequence[Mapping[str, Any]]) -> Numbers:
-    return {
-        Quantity(task, " ".join(["accuracy", *([e["kind"]] if e["kind"] else [])]), e["length"]): 100 * e["share"]
-        for e in tests
-    }
-
-
-def _text(spec: str) -> str:
-    """Return what a data source is called: as the published tables do, or by its kind."""
-    return published.text_of(spec) or spec.partition(":")[0]
-
-
-def _losses(documents: Mapping[str, Mapping[str, Any]], native: int) -> Numbers:
-    """Means within and past the native length over all documents."""
-    merged = SpanLosses.merge(SpanLosses.from_dict(each) for each in documents.values())
-    found = {Quantity("", "loss_within_native"): merged.mean_between(0, native)}
-    if merged.starts[-1] >= native:
-        found = {Quantity("", "loss_past_native"): merged.mean_between(native)} | found
-    return found
+    return {Quantity(task, f"accuracy {test['kind']}".rstrip(), test["length"]): 100 * test["share"] for test in tests}
 
 
 def _by_updates(on: Mapping[str, Any], off: Mapping[str, Any], native: int) -> Numbers:
-    """Return a trained model less itself with its updates off, past the native length: over all documents, and of each
-    with its standard error over spans."""
+    """Return the loss with updates minus the loss without, past the native length: over all documents, and of each
+    document with its standard error over spans."""
     found = {}
     for name in on:
         spans = zip(on[name]["starts"], on[name]["nll"], off[name]["nll"], strict=True)
-        found[name] = [mine - theirs for start, mine, theirs in spans if start >= native]
+        found[name] = [with_ - without for start, with_, without in spans if start >= native]
     every = [each for differences in found.values() for each in differences]
     numbers = {Quantity("", BY_UPDATES): fmean(every)} if every else {}
     for name, differences in found.items():
         if len(differences) > 1:
+            numbers[Quantity("", f"{BY_UPDATES}, {name}")] = fmean(differences)
             error = stdev(differences) / math.sqrt(len(differences))
-            numbers |= {Quantity("", f"{BY_UPDATES}, {name}"): fmean(differences)}
-            numbers |= {Quantity("", f"{BY_UPDATES}, {name}, standard error"): error}
+            numbers[Quantity("", f"{BY_UPDATES}, {name}, standard error")] = error
     return numbers
 
 
 def perplexity(result: results.Result) -> Rows:
-    """Of ``python -m evaluation perplexity``."""
-    found = {}
+    numbers = {}
     for each in result.figures["perplexity"]:
         text = published.text_of(each["source"])
         table = next(published.tables_for([Quantity(text or "", "perplexity", each["length"])]), None)
-        theirs = table is None or table.convention == each["convention"]
-        metric = "perplexity" if theirs else f"perplexity ({each['convention']})"
-        found[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]
-    return {"": found}
+        alike = table is None or table.convention == each["convention"]
+        metric = "perplexity" if alike else f"perplexity ({each['convention']})"
+        numbers[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]
+    return {"": numbers}
 
 
 def passkeys(result: results.Result) -> Rows:
-    """Of ``python -m evaluation passkey``: found among those asked at a length."""
     metric = "accuracy" if result.config.get("protocol") == "published" else "accuracy, own prompts"
     asked = result.figures["passkeys"]
     return {"": {Quantity("passkey", metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
 
 
 def scrolls(result: results.Result) -> Rows:
-    """Of a ``scrolls.json``, which an earlier version wrote."""
+    """Read a ``scrolls.json`` of an earlier version."""
     asked = result.figures["datasets"].items()
     return {"": {Quantity(name, each["metric"]): each["score"] for name, each in asked if each["score"] is not None}}
 
 
 def harness(result: results.Result) -> Rows:
-    """Of ``python -m evaluation harness``. Groups stand for their members."""
+    """Read lm-eval's tasks; a group replaces its members."""
     groups = result.figures.get("groups") or {}
     members = {name for group in groups.values() for name in group.get("tasks") or []}
     tasks = {name: each for name, each in result.figures["tasks"].items() if name not in members}
     metrics = {"acc": "accuracy", "acc_norm": "accuracy"}
-    found = {}
+    numbers = {}
     for name, each in {**tasks, **groups}.items():
         if each["value"] is not None:
             published_name = name.removeprefix("tape_").removeprefix("scrolls_")
-            found[Quantity(published_name, metrics.get(each["metric"], each["metric"]))] = 100 * each["value"]
-    return {"": found}
+            numbers[Quantity(published_name, metrics.get(each["metric"], each["metric"]))] = 100 * each["value"]
+    return {"": numbers}
 
 
 def arithmetic(result: results.Result) -> Rows:
-    """Of ``python -m evaluation arithmetic``: the mean as published, to twice the trained lengths, and those of the
-    parts that were and were not trained."""
+    """Read the means as published, to twice the trained lengths, and of the parts beyond and within training."""
     figures = result.figures
     task = f"{figures['task']}_{figures['trained'][0]}"
     metrics = {"twice": "exact_match", "beyond": "exact_match beyond", "trained": "exact_match within"}
@@ -187,7 +164,7 @@ def arithmetic(result: results.Result) -> Rows:
 
 
 def flops(result: results.Result) -> Rows:
-    """Of ``tools/flops.py --table3``: what this project counts, in the paper's convention and in the other."""
+    """Read ``table3.json`` of tools.experiments.flops: this project's counts, in both conventions."""
     columns = {
         "FLOPs (G)": Quantity("cost", "gflop"),
         "MACs (G)": Quantity("cost", "gmac"),
@@ -203,20 +180,20 @@ def flops(result: results.Result) -> Rows:
 
 
 def stability(result: results.Result) -> Rows:
-    """Of ``tools/stability.py``: in the units of Table 8's halves, which the names of tasks tell apart."""
+    """Read the two halves of Table 8, as tasks of different names."""
     rows: Rows = {}
     for row in result.figures["models"]:
-        found = rows.setdefault(row["name"], {})
+        numbers = rows.setdefault(row["name"], {})
         for treatment, moved in row["mean"].items():
             for layer, figures in moved["layers"].items():
-                found[Quantity(treatment, f"layer {layer}")] = 100 * figures["attention_l1"]
+                numbers[Quantity(treatment, f"layer {layer}")] = 100 * figures["attention_l1"]
                 if figures["positions_percent"] is not None:
-                    found[Quantity(f"{treatment}, positions", f"layer {layer}")] = figures["positions_percent"]
+                    numbers[Quantity(f"{treatment}, positions", f"layer {layer}")] = figures["positions_percent"]
     return rows
 
 
 def differences(result: results.Result) -> Rows:
-    """Of ``tools/visualise.py``: how far two models' attention is apart in each layer, 0 to 2."""
+    """Read the L1 distance of two models' attention in each layer, 0 to 2."""
     found = result.figures.get("attention_l1_between_models") or {}
     names = " - ".join(each["name"] for each in result.figures["models"])
     return {names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}}
@@ -234,11 +211,11 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
     "stability": stability,
     "visualise": differences,
 }
-"""A file's name without its ending -> how its numbers are read."""
+"""By the name of the file without its ending."""
 
 
 def ordered(rows: Iterable[Mapping[Quantity, Any]]) -> list[Quantity]:
-    """Return all there are numbers of: in the order in which they were found, lengths of one kind ascending."""
+    """Return all quantities in the order in which they occur, lengths of one kind ascending."""
     found = list(dict.fromkeys(quantity for numbers in rows for quantity in numbers))
     kinds = list(dict.fromkeys((quantity.task, quantity.metric) for quantity in found))
     return sorted(found, key=lambda each: (kinds.index((each.task, each.metric)), each.length or 0))

@@ -1,7 +1,7 @@
-"""Runs and commands of an experiment, each a process of its own: not repeated when complete, resumed when cut short.
+"""Runs and commands of an experiment, each in its own process: complete ones are not repeated, interrupted ones resume.
 
-A run is started as a user would start it, by its launcher. A single process goes without DeepSpeed's launcher, which
-would take longer to start it than to know what to do.
+A run is started as a user would start it, by its launcher; a single process without DeepSpeed's launcher, which would
+take seconds.
 """
 
 import itertools
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from tape_ds.config.recipe import Recipe
 
 RECIPE, STEPS = "recipe.json", "steps.json"
-"""In a run's folder: the recipe it was started with, so that nothing else is resumed there; the commands that ended."""
+"""In a run's folder: the recipe that it was started with, so that no other is resumed; the commands that ended."""
 ROOMS = ("launchers", "tools")
-"""Where scripts lie."""
+"""Folders of scripts."""
 SAME = (
     *("model", "target_length", "train_data", "eval_data", "eval_length", "eval_lengths", "eval_span", "eval_tokens"),
     *("passkey_lengths", "passkey_trials", "passkey_form", "tokenizer", "vocab_size", "task", "task_options"),
@@ -43,81 +43,70 @@ class PlannedRun:
 
     arm: str
     label: str
-    """How messages call it."""
+    """For messages."""
     recipe: "Recipe"
     arguments: list[str]
-    """The launcher's, which load to the recipe."""
+    """Of the launcher, which load to the recipe."""
 
     @property
     def seed(self) -> int:
-        """Decides the weights that it starts from and the sequences that it sees."""
+        """Of the initial weights and the order of the sequences."""
         return int(self.recipe.trainer_value("seed"))
 
     @property
     def folder(self) -> Path:
-        """What the run writes to."""
         return Path(self.recipe.trainer_value("output_dir"))
 
     def result(self) -> results.Result | None:
-        """Return its stored result; None where there is none, where it is unfinished, or of another recipe.
+        """Return its stored result; None if it is missing, unfinished, or of another recipe.
 
         Raises:
-            UserError: the file is no result.
+            UserError: the file is not a result.
         """
         file = self.folder / "results" / "run.json"
         found = results.load(file) if file.is_file() else None
         return found if found is not None and found.finished and self.is_same(found.config) else None
 
     def is_same(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a stored configuration is this run's, wherever it ran. A field that it lacks did not exist
-        yet, which is as good as the field's default; one that the recipe leaves to the plan may have any value."""
+        """Return whether a stored configuration is this run's, wherever it ran. A missing field, which did not exist
+        yet, counts as its default; a field that the recipe leaves to the plan may have any value."""
+        from tape_ds.config import loading
         from tape_ds.config.recipe import RENAMED
 
         chosen = self.recipe.open
         if "activation_checkpointing" in chosen:
             chosen |= {"checkpoint_layers", "activation_checkpointing_kwargs"}
-        mine, theirs = plain(self.recipe), {RENAMED.get(name, name): value for name, value in config.items()}
-        for each in (mine, theirs):
+        mine, stored = plain(self.recipe), {RENAMED.get(name, name): value for name, value in config.items()}
+        for each in (mine, stored):
             for name in ("output_dir", "resume_from_checkpoint", *chosen):
                 each.pop(name, None)
-        newer = defaults(self.recipe, mine.keys() - theirs.keys())
-        return mine == theirs | newer
+        known = loading.table(type(self.recipe))
+        for name in mine.keys() - stored.keys():
+            if name in known:
+                section, own = known[name]
+                stored[name] = section.model_fields[own].get_default(call_default_factory=True)
+        return mine == stored
 
     def prepare_folder(self) -> None:
-        """Make the folder; one that holds anything but this recipe's run is set aside first, under a number."""
-        if self.folder.is_dir() and any(self.folder.iterdir()) and not self._is_begun():
-            aside = (self.folder.with_name(f"{self.folder.name}.{number}") for number in itertools.count(1))
-            free = next(path for path in aside if not path.exists())
-            self.folder.rename(free)
-            print(f"{self.label}: what lay in its folder is of another recipe, now in {free}", flush=True)
+        """Make the folder; if it holds anything but this recipe's run, move that away under a number first."""
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            try:
+                begun = self.is_same(json.loads((self.folder / RECIPE).read_text(encoding="utf-8")))
+            except (OSError, ValueError):
+                begun = False  # a run that somebody started by hand
+            if not begun:
+                names = (f"{self.folder.name}.{number}" for number in itertools.count(1))
+                free = next(path for path in map(self.folder.with_name, names) if not path.exists())
+                self.folder.rename(free)
+                print(f"{self.label}: its folder held a run of another recipe, now in {free}", flush=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         storage.write_json(self.folder / RECIPE, plain(self.recipe))
 
-    def _is_begun(self) -> bool:
-        """Return whether the folder says that this recipe's run was begun there; one that says nothing is somebody
-        else's."""
-        try:
-            return self.is_same(json.loads((self.folder / RECIPE).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return False
-
 
 def plain(recipe: "Recipe") -> dict[str, Any]:
-    """Return a recipe as a stored result gives it back, without credentials."""
+    """Return a recipe as a stored result holds it, without credentials."""
     found: dict[str, Any] = json.loads(json.dumps(recipe.as_dict(), default=str))
     return results.redact(found)
-
-
-def defaults(recipe: "Recipe", names: set[str]) -> dict[str, Any]:
-    """Return the defaults of some of a recipe's fields."""
-    from tape_ds.config import loading
-
-    known = loading.table(type(recipe))
-    owners = {name: known[name] for name in names if name in known}
-    return {
-        name: section.model_fields[own].get_default(call_default_factory=True)
-        for name, (section, own) in owners.items()
-    }
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ class Starting:
     processes: int
     """Of each run, and of a command that begins with ``launch``."""
     launcher: str = ""
-    """What comes before a script: ``deepspeed --hostfile hosts``; none: this machine's processes."""
+    """Words before a script, such as ``deepspeed --hostfile hosts``; default: processes of this machine."""
 
     def typed(self, words: Sequence[str]) -> list[str]:
         """Return a command as a user types it."""
@@ -138,12 +127,10 @@ class Starting:
         return [*shlex.split(own), *module, *words[2:]]
 
     def shown(self, words: Sequence[str]) -> str:
-        """Return the same as one text."""
         return shlex.join(self.typed(words))
 
     def line(self, words: Sequence[str]) -> list[str]:
-        """Return a command as it is started here: by this Python, with the scripts of this installation, on a free
-        port."""
+        """Return a command with this Python and the scripts of this installation, on a free port."""
         typed = self.typed(words)
         program, *rest = [str(ROOT / w) if w.split("/")[0] in ROOMS and w.endswith(".py") else w for w in typed]
         if program == "python":
@@ -157,38 +144,32 @@ class Starting:
         return [sys.executable, "-m", "deepspeed.launcher.runner", *rest]
 
     def run_command(self, words: Sequence[str], log: Path) -> int:
-        """Run a command to its end, on a free port, so that runs can share a machine; its output goes to ``log``."""
+        """Run a command to its end with its output in ``log``; return its exit code."""
+        import torch
+
+        environment = installation.environment()
+        if words[0] == "launch" and not torch.cuda.is_available():
+            environment.setdefault("DS_ACCELERATOR", "cpu")
+            environment.setdefault("OMP_NUM_THREADS", "1")  # processes would compete for the cores
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
-            return subprocess.run(self.line(words), stdout=file, stderr=file, env=environment(words[0])).returncode
-
-
-def environment(program: str) -> dict[str, str]:
-    """This process's environment with this checkout's modules to be found. What starts processes learns of a CPU where
-    there is nothing else, and they share out the cores."""
-    import torch
-
-    found = installation.environment()
-    if program == "launch" and not torch.cuda.is_available():
-        found.setdefault("DS_ACCELERATOR", "cpu")
-        found.setdefault("OMP_NUM_THREADS", "1")
-    return found
+            return subprocess.run(self.line(words), stdout=file, stderr=file, env=environment).returncode
 
 
 def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
-    """Return a run of each arm for each seed, each checked as the launcher would.
+    """Return a run of each arm for each seed, each checked as the launcher would check it.
 
-    Seed by seed, over all arms: whatever stops the experiment, what is complete can be paired. A run lies in a folder
-    of ``output`` called as its arm; where its seed is not the recipe's own, the name says it.
+    Seed by seed, over all arms: if the experiment is stopped, the complete runs can be paired. The folder of a run in
+    ``output`` is named after its arm, and its seed unless that is the recipe's own.
 
     Args:
         asked: the experiment.
-        passed_on: a launcher's arguments for every run, over the experiment's own fields and under the arms'.
+        passed_on: arguments for every launcher, which override the experiment's fields but not the arms'.
         output: folder of the runs' folders.
         processes: of each run.
 
     Raises:
-        UserError: everything wrong with any of them, a problem that several share once.
+        UserError: everything wrong with any of them; a problem that several arms share is named once.
     """
     from tools import plan as planner
 
@@ -196,29 +177,37 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     raise_if_any(
         [Problem(name, "behind --", "decided by the runner", "remove it") for name in table.OWN if name in given]
     )
-    problems: dict[str, list[Problem]] = {}
 
     def load(arm: str, extra: Sequence[str]) -> tuple["Recipe", list[str]]:
-        own = {"recipe": asked.recipe, **asked.arms[arm]}
-        words = [*flags(asked.fields), *passed_on, *flags({k: v for k, v in own.items() if k != "recipe"}), *extra]
-        return planner.load(own["recipe"], words, processes), ["--recipe", own["recipe"], *words]
+        own = dict(asked.arms[arm])
+        name = own.pop("recipe", asked.recipe)
+        words = [*flags(asked.fields), *passed_on, *flags(own), *extra]
+        return planner.load(name, words, processes), ["--recipe", name, *words]
 
     own_seeds: dict[str, int] = {}
+    with_problem: dict[str, tuple[Problem, list[str]]] = {}
     for arm in asked.arms:
-        with collecting(problems.setdefault(arm, [])):
+        problems: list[Problem] = []
+        with collecting(problems):
             own_seeds[arm] = load(arm, [])[0].trainer_value("seed")
-    raise_if_any(_merged(problems, len(asked.arms)))
-
-    def run(arm: str, seed: int | None) -> PlannedRun:
-        other = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
-        extra = [] if seed is None else ["--seed", str(seed)]
-        recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{other}")])
-        return PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
+        for problem in problems:
+            with_problem.setdefault(str(problem), (problem, []))[1].append(arm)
+    raise_if_any(
+        [
+            problem if len(arms) == len(asked.arms) else replace(problem, wrong=f"{', '.join(arms)}: {problem.wrong}")
+            for problem, arms in with_problem.values()
+        ]
+    )
 
     seeds: Sequence[int | None] = asked.seeds or [None]
-    found = [run(arm, seed) for seed in seeds for arm in asked.arms]
-    raise_if_any([*_sharing(found), *_unequal(asked, found)])
-    return found
+    planned = []
+    for seed, arm in itertools.product(seeds, asked.arms):
+        ending = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
+        extra = [] if seed is None else ["--seed", str(seed)]
+        recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{ending}")])
+        planned.append(PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words))
+    raise_if_any(list(_check(asked, planned)))
+    return planned
 
 
 def flags(values: Mapping[str, Any]) -> list[str]:
@@ -230,51 +219,32 @@ def flags(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _merged(problems: Mapping[str, Sequence[Problem]], count: int) -> list[Problem]:
-    """Each problem once, with the arms that have it where not all do."""
-    whose: dict[str, tuple[Problem, list[str]]] = {}
-    for arm, found in problems.items():
-        for problem in found:
-            whose.setdefault(str(problem), (problem, []))[1].append(arm)
-    return [
-        problem if len(arms) == count else replace(problem, wrong=f"{', '.join(arms)}: {problem.wrong}")
-        for problem, arms in whose.values()
-    ]
-
-
-def _sharing(planned: Sequence[PlannedRun]) -> Iterator[Problem]:
-    """Runs that would lie in one folder, as those of an arm that is called as another's seed."""
-    whose: dict[Path, list[str]] = {}
+def _check(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem]:
+    """Find runs that would share a folder, and differences that would make the rows of one table not comparable."""
+    owners: dict[Path, list[str]] = {}
     for run in planned:
-        whose.setdefault(run.folder, []).append(run.label)
-    for folder, labels in whose.items():
+        owners.setdefault(run.folder, []).append(run.label)
+    for folder, labels in owners.items():
         if len(labels) > 1:
             yield Problem("arms", " and ".join(labels), f"would share the folder {folder}", "name them otherwise")
 
-
-def _unequal(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem]:
-    """What arms do not share without which the rows of one table would not compare."""
     recipes = {run.arm: run.recipe for run in planned}
-    for name in SAME:
-        yield from _differing(name, {arm: each.as_dict().get(name) for arm, each in recipes.items()}, asked)
-    trained = {arm: each for arm, each in recipes.items() if each.trains and each.trainer_value("max_steps") > 0}
-    tokens = {
-        arm: each.trainer_value("max_steps") * each.global_batch_size * each.window for arm, each in trained.items()
+    values = {name: {arm: recipe.as_dict().get(name) for arm, recipe in recipes.items()} for name in SAME}
+    values["tokens"] = {
+        arm: recipe.trainer_value("max_steps") * recipe.global_batch_size * recipe.window
+        for arm, recipe in recipes.items()
+        if recipe.trains and recipe.trainer_value("max_steps") > 0
     }
-    yield from _differing("tokens", tokens, asked)
-
-
-def _differing(name: str, values: Mapping[str, Any], asked: Experiment) -> Iterator[Problem]:
-    if name not in asked.may_differ and len({json.dumps(value, default=str) for value in values.values()}) > 1:
-        shown = ", ".join(f"{arm}: {value}" for arm, value in values.items())
-        yield Problem(
-            name, shown, "differs between arms that are compared", f"give all the same, or may_differ: [{name}]"
-        )
+    for name, by_arm in values.items():
+        if name not in asked.may_differ and len({json.dumps(value, default=str) for value in by_arm.values()}) > 1:
+            shown = ", ".join(f"{arm}: {value}" for arm, value in by_arm.items())
+            remedy = f"give all the same, or may_differ: [{name}]"
+            yield Problem(name, shown, "differs between arms that are compared", remedy)
 
 
 @dataclass(frozen=True)
 class ExperimentWork:
-    """An experiment as a command line asks for it: its runs and commands, and where they write."""
+    """An experiment as a command line asks for it: its runs and commands, and their folders."""
 
     name: str
     """Of its page, and of its own folder in ``output``."""
@@ -287,7 +257,7 @@ class ExperimentWork:
 
     @property
     def own(self) -> Path:
-        """The folder of what is of no single run."""
+        """Folder of what belongs to no single run."""
         return self.output / self.name
 
     def commands(self, texts: Sequence[str], run: PlannedRun | None = None) -> list[list[str]]:
@@ -296,31 +266,30 @@ class ExperimentWork:
         return [table.filled(text, values) for text in texts]
 
     def training(self, run: PlannedRun) -> list[str]:
-        """Return the command that trains a run."""
         return ["launch", f"launchers/{run.recipe.LAUNCHER}.py", *run.arguments, "--resume", "auto"]
 
     def scored(self, run: PlannedRun) -> str | None:
-        """When a run was trained and every command that scores it had ended; None: that is yet to be done."""
+        """Return when a run was trained and scored by every command; None if it has yet to be."""
         found = run.result()
         if found is None:
             return None
         return _all_ended(run.folder, self.commands(self.experiment.score, run), str(found.finished))
 
     def all_scored(self, planned: Sequence[PlannedRun]) -> str | None:
-        """When the last of the runs was :meth:`scored`; None: one has yet to be."""
+        """Return when the last of the runs was :meth:`scored`; None if one has yet to be."""
         when = [found for run in planned if (found := self.scored(run)) is not None]
         return max(when, default="") if len(when) == len(planned) else None
 
     def concluded(self, planned: Sequence[PlannedRun]) -> bool:
-        """Return whether the commands that come last have ended since all runs were scored."""
+        """Return whether the last commands have ended since all runs were scored."""
         since = self.all_scored(planned)
         return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
     def run_one(self, run: PlannedRun) -> Path | None:
-        """Train and score a run, whatever of that is not done; the log of what failed.
+        """Train and score a run as far as needed; return the log of the command that failed.
 
         Raises:
-            UserError: a stored result that is none.
+            UserError: a stored result that cannot be read.
         """
         if self.scored(run) is not None:
             print(f"{run.label}: complete, not repeated", flush=True)
@@ -336,26 +305,26 @@ class ExperimentWork:
         return self.run_steps(run.label, commands, run.folder, str(found.finished))
 
     def run_all(self, planned: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, Path | None]]:
-        """Runs in their order, some at a time, each with the log of what failed in it when it has ended."""
+        """Run everything, some at a time; yield each run in order when it has ended, with the log of what failed."""
         if self.jobs == 1:  # a pool would begin the next run while the caller writes the page of this one
             yield from ((run, self.run_one(run)) for run in planned)
             return
         pool = ThreadPoolExecutor(self.jobs)
         try:
             yield from zip(planned, pool.map(self.run_one, planned), strict=True)
-        finally:  # whatever went wrong, what has not begun stays undone
-            pool.shutdown(cancel_futures=True)
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error nothing more begins
 
     def run_steps(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
-        """Carry commands out in their order, from the first that has not ended since then, or since the command before
-        it; the log of the one that failed. What one left before is removed first: it would be refused there."""
-        done, behind = _steps(folder), False
+        """Run commands in order, from the first that has not ended since ``since`` or since the command before it;
+        return the log of the one that failed."""
+        done, outdated = _steps(folder), False
         for words in commands:
-            step, log = done.get(shlex.join(words)), folder / f"{_called(words)}.txt"
-            if behind or step is None or not step.holds(folder, since):
-                behind = True
+            step, log = done.get(shlex.join(words)), folder / f"{_log_name(words)}.txt"
+            if outdated or step is None or not step.holds(folder, since):
+                outdated = True
                 print(f"{label}: {self.starting.shown(words)}, see {log}", flush=True)
-                for name in step.left if step is not None else ():
+                for name in step.left if step is not None else ():  # the command would refuse to replace it
                     (folder / name).unlink(missing_ok=True)
                 before = _results(folder)
                 if self.starting.run_command(words, log) != 0:
@@ -376,7 +345,7 @@ class EndedStep:
     """The results that it wrote, from the folder."""
 
     def holds(self, folder: Path, since: str) -> bool:
-        """Return whether it need not be repeated: it ended since then, and its results are still there."""
+        """Return whether it ended since then and its results still exist."""
         return self.ended >= since and all((folder / name).is_file() for name in self.left)
 
 
@@ -386,12 +355,12 @@ def _steps(folder: Path) -> dict[str, EndedStep]:
         found = json.loads((folder / STEPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    # a time alone: of a version that knew nothing of results
+    # an earlier version stored the time alone
     return {typed: EndedStep(each, []) if isinstance(each, str) else EndedStep(**each) for typed, each in found.items()}
 
 
 def _all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:
-    """When the last of a folder's commands ended, each since the one before it; None where one has to be repeated."""
+    """Return when the last of a folder's commands ended, each since the one before it; None if one must be repeated."""
     done = _steps(folder)
     for words in commands:
         step = done.get(shlex.join(words))
@@ -402,17 +371,14 @@ def _all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> s
 
 
 def _results(folder: Path) -> set[tuple[str, int]]:
-    """Return the results that pages take from a folder, and when each was written."""
-    found = (
-        path for pattern in ("*.*", "evaluation/**/*.*") for path in folder.glob(pattern) if readings.is_read(path)
-    )
-    return {(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in found}
+    """Return the results that pages read from a folder, and when each was written."""
+    paths = [*folder.glob("*.*"), *folder.glob("evaluation/**/*.*")]
+    return {(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths if readings.is_read(path)}
 
 
-def _called(words: Sequence[str]) -> str:
-    """Return what a command's log is called: after what it starts, and a digest that tells it from others of its
-    kind."""
-    plain_words = [word for word in words[1:] if word not in ("--module", "-m")]
-    named = itertools.takewhile(lambda word: not word.startswith("-"), plain_words)
+def _log_name(words: Sequence[str]) -> str:
+    """Return the name of a command's log: the program, and a digest of the whole command."""
+    program = [word for word in words[1:] if word not in ("--module", "-m")]
+    named = itertools.takewhile(lambda word: not word.startswith("-"), program)
     kind = "_".join(Path(word).stem for word in itertools.islice(named, 2))
     return f"{kind}_{zlib.crc32(shlex.join(words).encode()):08x}"

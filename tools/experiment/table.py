@@ -1,7 +1,6 @@
-"""What an experiment is: a YAML file with arms, seeds and commands that score; what a person may write, and its checks.
+"""Read and check an experiment: a YAML file of ``tools/experiments``, or of any path, with arms, seeds and commands.
 
-Files lie in ``tools/experiments``; a path to another one does as well. A file's mapping ``paper`` replaces some of its
-keys at the scale of a published table (``--scale paper``).
+A file's mapping ``paper`` replaces some of its keys at the scale of a published table (``--scale paper``).
 """
 
 import re
@@ -21,9 +20,9 @@ from tape_ds.installation import ROOT
 FOLDER = ROOT / "tools" / "experiments"
 SMALL, PAPER = "small", "paper"
 SCALES = (SMALL, PAPER)
-"""What a file says itself, for two CPU cores; what its ``paper`` says, for GPUs."""
+"""A file's own keys, for two CPU cores; those of its ``paper``, for GPUs."""
 OWN = ("seed", "output_dir", "resume", "resume_from_checkpoint")
-"""Fields of a recipe that the runner decides."""
+"""Fields of a recipe that are decided by the runner."""
 MOST_SEEDS = 20
 """The sign-flip test tries all patterns of as many signs."""
 
@@ -32,49 +31,49 @@ class Experiment(Section):
     """One experiment."""
 
     about: str
-    """What it shows, in a line."""
+    """One line."""
     label: str = ""
     """The published table or figure that it repeats: ``Table 6``."""
     recipe: str = ""
-    """Of every arm that names no other."""
+    """Default of the arms."""
     fields: dict[str, Any] = {}
-    """Of the recipe, for every run."""
+    """Fields of the recipe, for every run."""
     arms: dict[str, dict[str, Any]] = {}
-    """Name -> fields of the recipe that it sets; ``recipe`` among them."""
+    """Name -> fields of the recipe, or ``recipe``."""
     seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = []
-    """Every arm is trained with each; none: the recipe's own."""
+    """Every arm is trained with each; default: the recipe's own."""
     processes: int | None = Field(default=None, ge=1)
-    """Of each run; none: every GPU, or 2 on a CPU, shared by the jobs."""
+    """Of each run; default: every GPU, or 2 on a CPU, divided by the jobs."""
     reference: str = ""
-    """The arm that the others are compared with; none: the first."""
+    """Arm that the others are compared with; default: the first."""
     primary: str = ""
-    """The figure that decides; none: the first."""
+    """Figure that decides; default: the first."""
     may_differ: list[str] = []
-    """Of what arms have to share, what these need not: names of fields, or ``tokens``."""
+    """Names of fields that arms otherwise have to share, or ``tokens``."""
     before: list[str] = []
-    """Commands that come before the runs."""
+    """Commands before the runs."""
     score: list[str] = []
-    """Commands for every run, when it is trained."""
+    """Commands for every trained run."""
     then: list[str] = []
-    """Commands when all runs are scored."""
+    """Commands after all runs are scored."""
     output: str = ""
-    """Folder of the runs; none: ``runs/NAME``."""
+    """Folder of the runs; default: ``runs/NAME``."""
     pictures: list[str] = []
     """Patterns of files in it that are part of the result."""
     names: dict[str, str] = {}
     """Arm, or a row of a result -> its row in the published table."""
     setting: str = ""
-    """The model that is measured, and on what."""
+    """Model and data."""
     remarks: list[str] = []
-    """What it can show and what it cannot."""
+    """Its limits."""
     needs: str = ""
-    """What has to be there beforehand."""
+    """Requirements, such as data."""
     minutes: float | None = None
     """On two CPU cores, all of it."""
 
 
 def shipped() -> list[str]:
-    """Return names of the experiments of ``tools/experiments``; figures and tables by their number."""
+    """Return the names of ``tools/experiments``, sorted by the numbers in them."""
     names = [path.stem for path in FOLDER.glob("*.yaml")]
     return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
@@ -83,7 +82,7 @@ def read(name: str, scale: str = SMALL) -> Experiment:
     """Return the experiment of a name or of a file.
 
     Raises:
-        UserError: everything wrong with it by itself; what no recipe takes is found when the recipes are loaded.
+        UserError: everything wrong with it except fields that no recipe has, which are found when recipes are loaded.
     """
     is_path = name.endswith((".yaml", ".yml"))
     path = paths.of(name) if is_path else FOLDER / f"{re.sub(r'[ .]+', '', name).lower()}.yaml"
@@ -103,7 +102,7 @@ def read(name: str, scale: str = SMALL) -> Experiment:
     given = {key: fields.as_meant(each, known[key].annotation) if key in known else each for key, each in given.items()}
     problems = fields.check(Experiment, given)
     if not isinstance(given.get("about"), str):
-        problems.append(Problem("about", given.get("about"), "missing", "say in a line what it shows"))
+        problems.append(Problem("about", given.get("about"), "missing", "describe it in one line"))
     broken = {problem.field for problem in problems}
     found = Experiment.build({"about": ""} | {key: each for key, each in given.items() if key not in broken})
     raise_if_any([*problems, *check(found)])
@@ -111,28 +110,26 @@ def read(name: str, scale: str = SMALL) -> Experiment:
 
 
 def check(asked: Experiment) -> list[Problem]:
-    """Return what is wrong with an experiment beyond the types of its fields."""
+    """Return what is wrong beyond the types of the fields."""
     problems = []
+    own_fields = {f"arms.{arm}": own for arm, own in asked.arms.items()} | {"fields": asked.fields}
+    for place, own in own_fields.items():
+        problems += [Problem(place, own[name], f"{name} is the runner's", "remove it") for name in OWN if name in own]
     for arm, own in asked.arms.items():
-        problems += [
-            Problem(f"arms.{arm}", own[name], f"{name} is the runner's", "remove it") for name in OWN if name in own
-        ]
         if not folder_of(arm):
             problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))
         if not isinstance(own.get("recipe", ""), str):
             problems.append(Problem(f"arms.{arm}.recipe", own["recipe"], "no name of a recipe", "give one as a text"))
         if not (asked.recipe or "recipe" in own):
             problems.append(Problem("recipe", None, f"missing for {arm}", "name one"))
-    problems += [Problem("fields", name, "decided by the runner", "remove it") for name in OWN if name in asked.fields]
     if asked.arms and asked.reference and asked.reference not in asked.arms:
         remedy = f"{did_you_mean(asked.reference, asked.arms)} Or give --arms {asked.reference} as well"
         problems.append(Problem("reference", asked.reference, "no such arm", remedy))
     if len(asked.seeds) > MOST_SEEDS:
-        problems.append(
-            Problem("seeds", len(asked.seeds), "too many for the sign-flip test", f"give {MOST_SEEDS} or fewer")
-        )
-    twice = {seed for seed in asked.seeds if asked.seeds.count(seed) > 1}
-    problems += [Problem("seeds", seed, "named twice", "name it once") for seed in sorted(twice)]
+        wrong = "too many for the sign-flip test"
+        problems.append(Problem("seeds", len(asked.seeds), wrong, f"give {MOST_SEEDS} or fewer"))
+    for seed in sorted({seed for seed in asked.seeds if asked.seeds.count(seed) > 1}):
+        problems.append(Problem("seeds", seed, "named twice", "name it once"))
     for key in ("before", "score", "then"):
         for text in getattr(asked, key):
             try:
@@ -144,13 +141,12 @@ def check(asked: Experiment) -> list[Problem]:
 
 
 def folder_of(arm: str) -> str:
-    """Return what the names of an arm's folders begin with."""
+    """Return the beginning of the names of an arm's folders."""
     return re.sub(r"[^A-Za-z0-9.=+-]+", "_", arm).strip("_")
 
 
 def filled(text: str, values: Mapping[str, object]) -> list[str]:
-    """Return the words of a command; ``{run}`` and the like stand for ``values``. Not ``str.format``: words may hold
-    JSON."""
+    """Return the words of a command with ``{run}`` and others replaced. Not by ``str.format``: words may hold JSON."""
     words = shlex.split(text)
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
@@ -158,5 +154,5 @@ def filled(text: str, values: Mapping[str, object]) -> list[str]:
 
 
 def output_of(asked: Experiment, name: str, scale: str) -> Path:
-    """Return the folder of its runs, where the command line names none."""
+    """Return the default folder of its runs."""
     return Path(asked.output or f"runs/{Path(name).stem}{'' if scale == SMALL else f'_{scale}'}")

@@ -34,7 +34,6 @@ class AddressingTask(Task):
     """A kind of sequence whose size is its length. Options are integers and floats."""
 
     step: ClassVar[int] = 1  # lengths are multiples of it
-    asked_tokens: ClassVar[int] = 0  # after the ``length`` tokens of the text
 
     @property
     @abstractmethod
@@ -49,6 +48,11 @@ class AddressingTask(Task):
     @property
     def longest(self) -> int:
         return LONGEST
+
+    @property
+    def asked_tokens(self) -> int:
+        """Tokens of questions and answers after the ``length`` tokens of the text."""
+        return 0
 
     @abstractmethod
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:

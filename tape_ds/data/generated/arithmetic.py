@@ -227,7 +227,7 @@ class Sorting(ArithmeticTask):
 class BitwiseOr(ArithmeticTask):
     """``0010+010000=011000``: two vectors of i and j places, each with at most one 1, aligned at their beginnings.
 
-    It asks for the alignment of places and nothing else: there is no carry, and a place can only be found by counting.
+    It tests the alignment of places alone: without a carry, a place can only be found by counting.
     The sign is that of addition, as published.
     """
 

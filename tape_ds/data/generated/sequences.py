@@ -37,7 +37,7 @@ class GeneratedSequences(torch.utils.data.Dataset):
         """Return sequence ``index`` in words.
 
         Raises:
-            IndexError: there is no such sequence.
+            IndexError: no such sequence.
         """
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")  # the first tokens of every vocabulary
 PAD, UNK, BOS, EOS = range(4)  # their ids; sequences have no BOS, as published
 
-Size = tuple[int, ...]
-"""How long a sequence is: (length,), or a number for each of two operands."""
+Size = tuple[int, ...]  # how long a sequence is: (length,), or a number for each of two operands
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
-"""Where text comes from: one small class per kind of data spec; a new one is a class and a line in :data:`KINDS`.
+"""Sources of text: a class for each kind of data spec, listed in :data:`KINDS`; docs/data.md describes the specs.
 
-Each class says how its spec reads; docs/data.md has them all. Relative globs start at the working directory, ``~``
-is the home folder, ``**`` descends. Files are read in the order of their path below the glob's fixed part, compared by
-code point, so the order depends on neither machine nor locale.
+Relative globs start at the working directory, ``~`` is the home folder, ``**`` descends. Files are read in the order of
+their path below the glob's fixed part, compared by code point, so the order depends on neither machine nor locale.
 
-A spec is *parsed* (only its kind can be wrong), then *checked* (cheaply, everything wrong with it at once), and
-only then read. ``stdlib`` and ``hub`` know a held-out split of their own. With the other kinds the list in which an
-spec stands (training or evaluation) says what it is for, and both splits yield all of it.
+A spec is *parsed* (only its kind can be wrong), then *checked* (cheaply, all problems at once), and only then read.
+``stdlib`` and ``hub`` have a held-out split. Other kinds yield the same for both splits: the recipe lists different
+specs for training and evaluation.
 """
 
 import os
@@ -40,26 +39,18 @@ __all__ = [
     "parse_all",
 ]
 
+# in the order in which messages list them
 KINDS: dict[str, type[Source]] = {
     source.kind: source
-    for source in (
-        StandardLibrary,
-        TextFiles,
-        JsonLines,
-        ParquetFiles,
-        HubDataset,
-        ArrowFolder,
-        TokenFile,
-    )
+    for source in (StandardLibrary, TextFiles, JsonLines, ParquetFiles, HubDataset, ArrowFolder, TokenFile)
 }
-"""Every kind of data spec and its class, in the order in which messages list them."""
 
 
 def parse(spec: str, field: str = "data") -> Source:
     """Return the :class:`Source` of ``spec``; nothing is opened.
 
     Raises:
-        UserError: the spec is not a text or its kind is unknown.
+        UserError: not a text, or of an unknown kind.
     """
     forms = ", ".join(kind.form for kind in KINDS.values())
     if not isinstance(spec, str) or not spec.strip():
@@ -67,8 +58,8 @@ def parse(spec: str, field: str = "data") -> Source:
     raise_if_any(list(paths.check(field, spec)))
     kind = spec.partition(":")[0]
     if spec[0] in "[{":
-        remedy = "weights are given in train_data of a recipe, and nowhere else: [{source: SPEC, weight: NUMBER}, ...]"
-        raise UserError(Problem(field, spec, f"no data spec, which is one of: {forms}", remedy))
+        remedy = "give weights in train_data of a recipe only: [{source: SPEC, weight: NUMBER}, ...]"
+        raise UserError(Problem(field, spec, f"not a data spec, which is one of: {forms}", remedy))
     if kind not in KINDS:
         meant = _with_kind(spec)
         wrong = "no kind of data before the path" if meant else f"unknown kind of data {kind!r}"
@@ -78,7 +69,7 @@ def parse(spec: str, field: str = "data") -> Source:
 
 
 def _with_kind(spec: str) -> str | None:
-    """Return a remedy for a bare path of this machine, or for a bare name of the hub."""
+    """Return a remedy for an existing path or a name of the hub without its kind."""
     path = paths.of(spec.partition("#")[0])
     if os.path.exists(path):
         if os.path.isdir(path):
@@ -91,13 +82,13 @@ def _with_kind(spec: str) -> str | None:
 
 
 def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | None = None) -> list[Source]:
-    """Parse and check a list of data specs; ``bad_rows``: what happens to rows that cannot be read, by default refused.
+    """Parse and check a list of data specs; unreadable rows count as ``bad_rows``, by default the first is refused.
 
     Raises:
-        UserError: with the problems of all of them.
+        UserError: with the problems of all specs.
     """
     problems: list[Problem] = []
-    found: list[Source] = []
+    sources: list[Source] = []
     if isinstance(specs, str) or not specs:
         problems.append(Problem(field, specs, "not a list of data specs", f"write for example {field}: [stdlib]"))
         specs = []
@@ -108,19 +99,19 @@ def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | Non
             problems += error.problems
             continue
         if bad_rows is not None:
-            source.bad_rows = BadRows(bad_rows.limit)  # a look counts nothing
+            source.bad_rows = BadRows(bad_rows.limit)  # rows of the check do not count
         problems += source.check()
         source.bad_rows = bad_rows or source.bad_rows
-        found.append(source)
+        sources.append(source)
     raise_if_any(problems)
-    return found
+    return sources
 
 
 def check_lists(
     train: Sequence[weights.Entry], evaluation: Sequence[str], skip_bad_rows: int | None = None
 ) -> list[Problem]:
-    """Problems of ``train_data`` and ``eval_data`` together: weights, each spec, and documents that stand in both;
-    only the latter may be empty. ``skip_bad_rows``: of the recipe."""
+    """Return problems of ``train_data`` and ``eval_data``: weights, specs, and documents in both lists; only
+    ``eval_data`` may be empty. ``skip_bad_rows``: of the recipe."""
     problems = list(weights.check(train, "train_data"))
     lists: list[list[Source]] = []
     for field, specs in (("train_data", weights.specs_of(train)), ("eval_data", evaluation)):

@@ -1,4 +1,4 @@
-"""What every kind of data spec has in common: :class:`Document`, :class:`Shard`, the interface :class:`Source`."""
+"""The interface of all kinds of data specs: :class:`Source`, its :class:`Shard` and its :class:`Document`."""
 
 import lzma
 import zipfile
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
+from huggingface_hub.errors import HTTPError
 
 from tape_ds import storage
 from tape_ds.data.bad_rows import BadRows
@@ -24,16 +24,16 @@ SPLITS = ("train", "heldout")
 
 Item = TypeVar("Item")
 
+# Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an unreachable hub HTTPError,
+# pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch it first.
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
-"""What reading a damaged file raises: a cut ``.gz`` EOFError, a flipped byte zlib.error, a hub that does not answer
-HTTPError, and pyarrow's ArrowInvalid is a ValueError (a UserError too: let that pass first)."""
 
 _dated: ContextVar[bool] = ContextVar("_dated", default=False)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text with the ``name`` under which reports show it."""
+    """One text with its ``name`` in reports."""
 
     name: str
     text: str
@@ -41,63 +41,61 @@ class Document:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a source that is read on its own: a file, or what its kind has for one. Picklable."""
+    """A part of a source that is read separately, usually a file. Picklable."""
 
     name: str
     """The same in every run over the same data; unique within its source."""
     documents: Callable[[], Iterator[Document]]
-    """Reads the shard from its beginning, in a fixed order; raises what :meth:`Source.documents` raises."""
+    """Read the shard from its beginning, in a fixed order; raises as :meth:`Source.documents`."""
 
 
 class Source(ABC):
-    """Documents behind one data spec. ``field`` is the recipe's field in which the spec stands, for messages."""
+    """The documents of one data spec; ``field`` is the recipe's field that lists it, for messages."""
 
     kind: ClassVar[str]
     form: ClassVar[str]
     tokenised: ClassVar[bool] = False  # True: yields token ids through ``token_rows`` instead of ``documents``
-    stream: ClassVar[bool] = False  # True: its one document is several, one after another without a border
+    stream: ClassVar[bool] = False  # True: its one document is several documents without a border
 
     def __init__(self, spec: str, field: str = "data"):
         self.spec = spec
         self.field = field
         self.rest = spec.partition(":")[2]
-        self.bad_rows = BadRows()
-        """What happens to rows that cannot be read; readers put their own here."""
+        self.bad_rows = BadRows()  # replaced by readers
 
     @abstractmethod
     def check(self) -> list[Problem]:
-        """Return everything wrong with the spec that can be seen without reading the data; no network."""
+        """Return problems that are visible without reading the data and without the network."""
 
     @abstractmethod
     def shards(self, split: str) -> list[Shard]:
-        """Return the parts of ``split`` (``"train"`` or ``"heldout"``), in the order of :meth:`documents`; none is
-        opened.
+        """Return the parts of ``split`` (``"train"`` or ``"heldout"``) in the order of :meth:`documents`, unopened.
 
         Raises:
-            UserError: what has to be asked for them (the hub) does not answer.
+            UserError: the hub does not answer.
         """
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Return documents of ``split`` in a fixed order: those of its shards, one after another.
+        """Return the documents of ``split`` in a fixed order, shard by shard.
 
         Raises:
-            UserError: naming the place, where the data are not what the spec promises.
+            UserError: with the place of invalid data.
         """
         return chain.from_iterable(shard.documents() for shard in self.shards(split))
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Changes when the documents do; the key of everything derived from them."""
+        """Hash the documents; the key of everything derived from them."""
 
     @abstractmethod
     def identities(self, split: str) -> set[str]:
-        """Return names of what ``split`` reads, comparable across sources: two that share one read the same data."""
+        """Return names of what ``split`` reads; sources with a common name read the same data."""
 
     def reading(self, items: Iterator[Item], wrong: str, remedy: str) -> Iterator[Item]:
-        """``items``; where a damaged file ends them, a :class:`UserError` of ``wrong``, the reason and ``remedy``."""
+        """Yield ``items``; turn the error of a damaged file into a :class:`UserError` with ``wrong`` and ``remedy``."""
         try:
             yield from items
-        except GeneratorExit:  # first: at the interpreter's end the names below are gone, and open readers still close
+        except GeneratorExit:  # first: when the interpreter exits, the names below are gone before open readers close
             raise
         except UserError:
             raise
@@ -105,11 +103,11 @@ class Source(ABC):
             raise UserError(self.unreadable(wrong, error, remedy)) from error
 
     def unreadable(self, wrong: str, error: BaseException, remedy: str) -> Problem:
-        """A problem with the reason why something cannot be read, and that reason's own remedy if it has one."""
+        """Return a problem with the reason of an error, and with the error's remedy if it has one."""
         return self.problem(f"{wrong}: {error}", getattr(error, "remedy", remedy))
 
     def leave_out(self, wrong: str, remedy: str) -> None:
-        """Leave a row out that cannot be read, or refuse it.
+        """Leave out an unreadable row.
 
         Raises:
             UserError: no more rows may be left out.
@@ -117,7 +115,6 @@ class Source(ABC):
         self.bad_rows.add(self.problem(wrong, remedy))
 
     def problem(self, wrong: str, remedy: str) -> Problem:
-        """A :class:`Problem` with this spec."""
         return Problem(self.field, self.spec, wrong, remedy)
 
     def __repr__(self) -> str:
@@ -125,20 +122,20 @@ class Source(ABC):
 
 
 class RowSource(Source):
-    """What holds rows with a column for the documents, which other readers may want of another kind than text."""
+    """Rows with a column of documents, which are text or, for chat, conversations."""
 
     column: str
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(name of the row, all its columns) of every row, in a fixed order.
+        """Yield (name, columns) of every row, in a fixed order.
 
         Raises:
-            UserError: the data cannot be read.
+            UserError: unreadable data.
         """
 
     def texts(self, rows: Iterable[tuple[str, Any]]) -> Iterator[Document]:
-        """Yield the documents of rows whose value is a text; the others are refused or left out."""
+        """Yield the documents of rows whose value is a text; others are refused or left out."""
         for name, value in rows:
             if isinstance(value, Mapping):
                 wrong = f"{name}: {self.column!r} is an object with {', '.join(value)}, not text"
@@ -148,13 +145,13 @@ class RowSource(Source):
             elif not isinstance(value, str):
                 wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
                 self.leave_out(wrong, "add the #field of a column of texts, or mend or remove that row")
-            elif not storage.is_utf8(value):  # no tokenizer takes half of a character, as "\ud83d" in JSON
+            elif not storage.is_utf8(value):  # half of a surrogate pair, as "\ud83d" in JSON, cannot be tokenised
                 self.leave_out(f"{name}: {self.column!r} is no Unicode text", "mend or remove that row")
             else:
                 yield Document(name, value)
 
     def of_arrow(self, rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield rows that Arrow has read, without what is null; those that are not UTF-8 are refused or left out."""
+        """Yield Arrow's rows without null values; those that are not UTF-8 are refused or left out."""
         for name, row in rows:
             if isinstance(row, UnicodeDecodeError):
                 self.leave_out(f"{name} is not UTF-8 ({row.reason})", "mend or remove that row")
@@ -163,44 +160,38 @@ class RowSource(Source):
 
 
 class TokenSource(Source):
-    """What holds token ids already, each document's under one tokenizer."""
+    """Documents that are token ids already."""
 
     tokenised = True
 
     @abstractmethod
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, token ids [n]) of every document, in a fixed order.
-
-        Raises:
-            UserError: the data are not what the spec promises.
-        """
+        """Yield (name, token ids [n]) of every document, in a fixed order; as :meth:`documents` otherwise."""
 
     @abstractmethod
     def check_tokenizer(self, identity: str) -> list[Problem]:
-        """Whether the ids are those of this tokenizer (:func:`tape_ds.data.tokenized.tokenizer_fingerprint`), as far as
-        the data say whose they are."""
+        """Return a problem if the data record another tokenizer than this
+        (:func:`tape_ds.data.tokenized.tokenizer_fingerprint`)."""
 
     def shards(self, split: str) -> list[Shard]:
-        """Refused, and so are documents: there is no text here (``TypeError``)."""
-        raise TypeError(f"{self.spec} holds token ids, not text; read it through packing.tokenize")
+        raise TypeError(f"{self.spec} holds token ids, not text")
 
 
-OTHER_TOKENIZER = (
+OTHER_TOKENIZER = (  # the problem and the remedy
     "its token ids are those of another tokenizer",
-    "prepare the text anew with this model's tokenizer, or give the model the tokenizer it was made with",
+    "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with",
 )
-"""What is wrong with such data, and the remedy."""
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return what Arrow read without the keys that are null, at every depth: it gives each row the keys of all."""
+    """Remove null keys at every depth: Arrow gives each row the keys of all rows."""
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def file_identity(path: Path) -> str:
-    """Return the identity of a file's contents, see :func:`tape_ds.storage.content_identity`."""
+    """Return the identity of a file's contents (:func:`tape_ds.storage.content_identity`), independent of its time."""
     status = path.stat()
     if _dated.get() and status.st_size > storage.HASHED_WHOLE:
         return f"{status.st_size}@{status.st_mtime_ns}"
@@ -209,8 +200,7 @@ def file_identity(path: Path) -> str:
 
 @contextmanager
 def dated_identities() -> Iterator[None]:
-    """Identify large files by size and time of change, as older checkpoints and caches do: those of data that were not
-    touched since are recognised by it."""
+    """Identify large files by size and modification time, as older checkpoints and caches did."""
     token = _dated.set(True)
     try:
         yield

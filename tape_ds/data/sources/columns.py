@@ -1,4 +1,4 @@
-"""Columns by their names, which may descend: ``meta.set`` is the value of ``set`` within ``meta``."""
+"""Columns by name, also nested ones: ``meta.set`` is the value of ``set`` in ``meta``."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:
-    """Return what a record has under a name; a key that is spelled with dots itself comes first.
+    """Return a record's value by name; a key with dots precedes a nested one.
 
     Raises:
-        KeyError: it has no such key.
+        KeyError: no such key.
     """
     if name in record:
         return record[name]
@@ -23,50 +23,48 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
     return value_of(record[head], rest) if record[head] is not None else None
 
 
-def names_in(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the name of every value that is no mapping itself."""
+def _names_in(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the name of every value that is not a mapping."""
     for key, value in record.items():
-        yield from (f"{key}.{name}" for name in names_in(value)) if isinstance(value, Mapping) else [str(key)]
+        yield from (f"{key}.{name}" for name in _names_in(value)) if isinstance(value, Mapping) else [str(key)]
 
 
 def hint(name: str, record: Mapping[str, Any]) -> str:
-    """Return which column may be meant by a name that leads to no text."""
-    names = list(names_in(record))
-    near = [each for each in names if each.endswith(f".{name}") or each.startswith(f"{name}.")]
+    """Suggest a column for a name without text."""
+    names = list(_names_in(record))
+    near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
     return f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else did_you_mean(name, names)
 
 
 def as_record(schema: "pa.Schema | pa.StructType") -> dict[str, Any]:
-    """Return a schema as a record: each column's type, of a struct a mapping."""
+    """Return a schema as a record of types; a struct is a mapping."""
     import pyarrow as pa
 
-    return {each.name: as_record(each.type) if pa.types.is_struct(each.type) else each.type for each in schema}
+    return {field.name: as_record(field.type) if pa.types.is_struct(field.type) else field.type for field in schema}
 
 
 def python_values(batch: "pa.RecordBatch | pa.Table", name: str | None = None) -> list[Any]:
-    """Return a column of Arrow's, or whole rows, as Python's values; of bytes that are no UTF-8, the error.
+    """Return an Arrow column, or whole rows, as Python values; for bytes that are not UTF-8, the error.
 
     Raises:
-        KeyError: there is no such column.
+        KeyError: no such column.
     """
-    column = batch.to_struct_array() if name is None else _column(batch, name)
+    import pyarrow.compute
+
+    if name is None:
+        column = batch.to_struct_array()
+    else:
+        value_of(as_record(batch.schema), name)
+        head, rest = (name, "") if name in batch.schema.names else name.split(".", 1)
+        column = batch.column(head)
+        while rest:
+            names = [field.name for field in column.type]
+            head, rest = (rest, "") if rest in names else rest.split(".", 1)
+            column = pyarrow.compute.struct_field(column, head)
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
         return [_python_value(value) for value in column]
-
-
-def _column(batch: "pa.RecordBatch | pa.Table", name: str) -> "pa.Array | pa.ChunkedArray":
-    import pyarrow.compute
-
-    value_of(as_record(batch.schema), name)
-    head, rest = (name, "") if name in batch.schema.names else name.split(".", 1)
-    column = batch.column(head)
-    while rest:
-        names = [field.name for field in column.type]
-        head, rest = (rest, "") if rest in names else rest.split(".", 1)
-        column = pyarrow.compute.struct_field(column, head)
-    return column
 
 
 def _python_value(value: "pa.Scalar") -> Any:

@@ -1,10 +1,11 @@
-"""``text``, ``jsonl`` and ``parquet``: documents in the files that a glob names.
+"""``text``, ``jsonl`` and ``parquet``: documents in the files of a glob.
 
-The readers of ``datasets`` read something else. Its ``text`` makes every line break a line feed; its ``json`` takes the
-columns of the first block for those of all files, turns texts that look like dates into dates, and does not say which
-line is broken.
+The readers of ``datasets`` differ. Its ``text`` converts every line break to a line feed; its ``json`` takes the
+columns of the first block for those of all files, converts texts that look like dates, and does not name the line that
+is broken.
 """
 
+import codecs
 import glob
 import hashlib
 import json
@@ -26,16 +27,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 _PEEKED_FILES = 32
+_HEAD = 512  # bytes of a text that are decoded to check it
 FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
-"""The remedy for tables as text."""
-_LONE_BRACKETS = (b"[", b"{", b"[{")
-"""First lines of files that hold one JSON value over several lines."""
+_LONE_BRACKETS = (b"[", b"{", b"[{")  # first lines of one JSON value over several lines
 _REPAIR = "repair the file, or leave it out of the glob"
 _CONNECT = "check the URL and the network"
 
 
 class _Files(RowSource):
-    """What the kinds over a glob of files share; a name is the path below the glob's fixed part."""
+    """A glob of files; a file's name is its path below the glob's fixed part."""
 
     needs_column: ClassVar[bool] = True
 
@@ -47,7 +47,7 @@ class _Files(RowSource):
             self.pattern = str(paths.of(self.pattern))
 
     def files(self) -> dict[str, File]:
-        """Name -> file, sorted by name.
+        """Return name -> file, sorted by name.
 
         Raises:
             UserError: remote files that cannot be found.
@@ -55,16 +55,16 @@ class _Files(RowSource):
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:
-            raise UserError(self.unreadable("cannot be looked for", error, _CONNECT)) from error
+            raise UserError(self.unreadable("cannot be found", error, _CONNECT)) from error
         if self.remote and not found:
             raise UserError(self.problem("no file matches", _CONNECT))
         return found
 
     def check(self) -> list[Problem]:
-        """The glob matches, the column is named, and the first files have it; remote files are not looked for."""
+        """Also look into the first files; remote ones are not searched for."""
         problems = []
         if self.needs_column and not self.column:
-            problems.append(self.problem("no '#field' says which column holds the text", f"write {self.form}"))
+            problems.append(self.problem("no '#field' names the column of the text", f"write {self.form}"))
         if not self.needs_column and self.column:
             problems.append(self.problem("a text file has no '#field'", f"write {self.form}"))
         if self.remote:
@@ -73,18 +73,22 @@ class _Files(RowSource):
             return problems
         files = self.files() if self.pattern else {}
         if not files:
-            problems.append(self._missing())
+            problems.append(self._no_match())
         for name in files:
             if not storage.is_utf8(name):
                 wrong = f"the name of the file {storage.shown(name)} is not UTF-8"
                 problems.append(self.problem(wrong, "rename it, or leave it out of the glob"))
         if not problems:
             for name, file in islice(files.items(), _PEEKED_FILES):
-                problems += self._peek(name, file)
+                try:
+                    self._look_into(name, file)
+                except UserError as error:
+                    problems += error.problems
+                except UNREADABLE as error:
+                    problems.append(self.unreadable(f"{name} cannot be read", error, _REPAIR))
         return problems
 
-    def _missing(self) -> Problem:
-        """A problem: nothing is there that the pattern means."""
+    def _no_match(self) -> Problem:
         remedy = f"check the path; relative ones start at {Path.cwd()}"
         if os.path.isdir(self.pattern):
             folder = self.pattern.rstrip("/")
@@ -92,79 +96,58 @@ class _Files(RowSource):
         if not glob.has_magic(self.pattern):
             return self.problem("no such file", remedy)
         if "[" in self.pattern:
-            remedy += "; [ ] stands for one of the characters in it: write [[] for a bracket that is part of a name"
+            remedy += "; [ ] matches one of the characters in it: write [[] for a bracket in a name"
         return self.problem("no file matches", remedy)
 
-    def _peek(self, name: str, file: File) -> list[Problem]:
-        """Problems visible in the first bytes of one file."""
-        try:
-            self._look_into(name, file)
-        except UserError as error:
-            return error.problems
-        except UNREADABLE as error:
-            return [self.unreadable(f"{name} cannot be read", error, _REPAIR)]
-        return []
-
     def _without_column(self, name: str, record: Mapping[str, Any]) -> tuple[str, str]:
-        """What is wrong with a file or row that has other columns, and the remedy."""
+        """Return the problem of a file or row with other columns, and its remedy."""
         return f"{name} has no column {self.column!r}", columns.hint(self.column, record)
 
     @abstractmethod
     def _look_into(self, name: str, file: File) -> None:
-        """Read the head of a file.
-
-        Raises:
-            UserError: it is not what the spec promises.
-        """
+        """Read the head of a file; raise UserError if it does not fit the spec."""
 
     @abstractmethod
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """(name, value of the column) of every row of one file."""
+        """Yield (name, value of the column) of every row of one file."""
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Rows of all files."""
         for name, file in self.files().items():
             yield from self._guarded(name, self._rows(name, file))
 
     def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(name, all columns) of every row of one file."""
+        """Yield (name, all columns) of every row of one file."""
         raise TypeError(f"{self.spec} has no columns")
 
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file."""
-        return [Shard(name, partial(self._shard, name, file)) for name, file in self.files().items()]
+        return [Shard(name, partial(self._documents, name, file)) for name, file in self.files().items()]
 
-    def _shard(self, name: str, file: File) -> Iterator[Document]:
+    def _documents(self, name: str, file: File) -> Iterator[Document]:
         return self.texts(self._guarded(name, self._values(name, file)))
 
     def _guarded(self, name: str, items: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         return self.reading(items, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
 
     def fingerprint(self) -> str:
-        """Return names, column and the identity of each file's contents (:func:`file_identity`).
-
-        Of remote files the spec stands for the contents, as it does for a dataset of the hub: name a revision.
-
-        Raises:
-            UserError: a file that this user may not read, of those that are not peeked into.
-        """
+        """Hash names, column and the identity of each file's contents (:func:`file_identity`); of remote files the
+        pattern, which should name a revision."""
         try:
-            read = [self.pattern] if self.remote else [f"{name}={file_identity(path)}" for name, path in self._paths()]
-        except OSError as error:
+            read = [f"{name}={file_identity(path)}" for name, path in self._paths()] or [self.pattern]
+        except OSError as error:  # a file after those that are looked into
             raise UserError(self.problem(f"cannot be read: {error}", _REPAIR)) from error
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """Return the files, links resolved; of remote ones the pattern."""
-        return {self.pattern} if self.remote else {path.resolve().as_posix() for _, path in self._paths()}
+        return {path.resolve().as_posix() for _, path in self._paths()} or {self.pattern}
 
     def _paths(self) -> list[tuple[str, Path]]:
-        """(name, path) of the files, which are on this machine."""
-        return [(name, Path(file.path)) for name, file in self.files().items()]
+        """Return (name, path) of local files; none for remote ones."""
+        return [] if self.remote else [(name, Path(file.path)) for name, file in self.files().items()]
 
 
 class TextFiles(_Files):
-    """``text:GLOB``: one document per file."""
+    """``text:GLOB``: one document a file."""
 
     kind = "text"
     form = "text:GLOB"
@@ -172,24 +155,29 @@ class TextFiles(_Files):
 
     def _look_into(self, name: str, file: File) -> None:
         with file.open() as stream:
-            stream.read(1)
+            self._decode(name, stream.read(_HEAD), whole=False)
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """Yield the whole file, decoded strictly: a replacement character would train on damaged text."""
         with file.open() as stream:
-            raw = stream.read()
+            text = self._decode(name, stream.read())
+        if text is not None:
+            yield name, text
+
+    def _decode(self, name: str, raw: bytes, whole: bool = True) -> str | None:
+        """Decode a text or its head; strictly, since replacement characters would be trained on."""
         try:
-            yield name, raw.decode("utf-8-sig")
+            return codecs.getincrementaldecoder("utf-8-sig")().decode(raw, whole)
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
             self.leave_out(wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW")
+            return None
 
 
 class JsonLines(_Files):
-    """``jsonl:GLOB#field[?key=value]``: one JSON object per line, only those whose ``key`` has that value.
+    """``jsonl:GLOB#field[?key=value]``: one JSON object a line, only those whose ``key`` has that value.
 
-    ``field`` and ``key`` may descend, ``meta.pile_set_name``; several conditions are joined by ``&``. A value that is
-    no text is written as in JSON.
+    ``field`` and ``key`` may be nested, ``meta.pile_set_name``; several conditions are joined by ``&``. A value that is
+    not a text is written as in JSON.
     """
 
     kind = "jsonl"
@@ -201,14 +189,12 @@ class JsonLines(_Files):
         self.where = [each.partition("=") for each in self.condition.split("&")] if self.condition else []
 
     def check(self) -> list[Problem]:
-        """As for all files, and the condition reads as one."""
         problems = super().check()
         if not all(key and equals for key, equals, _ in self.where):
-            problems.append(self.problem(f"{self.condition!r} is no condition", f"write {self.form}"))
+            problems.append(self.problem(f"{self.condition!r} is not a condition", f"write {self.form}"))
         return problems
 
     def fingerprint(self) -> str:
-        """With the condition, where there is one."""
         files = super().fingerprint()
         return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest() if self.condition else files
 
@@ -217,12 +203,10 @@ class JsonLines(_Files):
             return
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """Yield one document per line, named ``file:line``."""
         return ((place, columns.value_of(record, self.column)) for place, record in self._rows(name, file))
 
     def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the objects of the lines that are wanted."""
-        return self._with_column(each for each in self._records(name, file) if self._wanted(*each))
+        return self._with_column(record for record in self._records(name, file) if self._wanted(*record))
 
     def _with_column(self, records: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
         for place, record in records:
@@ -234,7 +218,7 @@ class JsonLines(_Files):
             yield place, record
 
     def _records(self, name: str, file: File) -> Iterator[tuple[str, dict]]:
-        """(place, object) of every line that is not blank."""
+        """Yield (``file:line``, object) of every line that is not blank."""
         with file.open() as stream:
             for number, line in enumerate(stream, 1):
                 if not line.strip():
@@ -243,7 +227,7 @@ class JsonLines(_Files):
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    if number == 1 and line.strip() in _LONE_BRACKETS:  # the whole file, not this row
+                    if number == 1 and line.strip() in _LONE_BRACKETS:  # a problem of the whole file
                         raise UserError(self.problem(*_over_lines(name, line))) from error
                     if name.endswith((".csv", ".tsv")):
                         raise UserError(self.problem(f"{name} is a table as text, not JSON", FROM_CSV)) from error
@@ -257,7 +241,7 @@ class JsonLines(_Files):
                 self.leave_out(f"{place} is a {type(record).__name__}, not an object", "write one JSON object a line")
 
     def _wanted(self, place: str, record: dict) -> bool:
-        """Return whether the conditions hold; a key that is not there is a mistake."""
+        """Return whether the conditions are true; a line without the key is left out or refused."""
         for key, _, value in self.where:
             try:
                 found = columns.value_of(record, key)
@@ -270,14 +254,14 @@ class JsonLines(_Files):
 
 
 def _over_lines(name: str, line: bytes) -> tuple[str, str]:
-    """What is wrong with a file that is one JSON value over several lines, and the remedy."""
+    """Return the problem of one JSON value over several lines, and its remedy."""
     is_list = line.strip().startswith(b"[")
     wrong = f"{name} is one JSON {'array' if is_list else 'object'}, not one object a line"
     return wrong, f"write it so: jq -c '{'.[]' if is_list else '.'}' {name} > NEW.jsonl"
 
 
 class ParquetFiles(_Files):
-    """``parquet:GLOB#field``: one document per row; only that column is read for documents."""
+    """``parquet:GLOB#field``: one document a row, named ``file:row`` (from 0); only that column is read."""
 
     kind = "parquet"
     form = "parquet:GLOB#field"
@@ -296,14 +280,12 @@ class ParquetFiles(_Files):
             raise UserError(self.problem(*self._without_column(name, record))) from None
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """Yield one document per row, named ``file:row`` (rows count from 0)."""
         batches = self._batches(name, file, [self.column])
         values = (value for batch in batches for value in columns.python_values(batch, self.column))
         for row, value in enumerate(values):
             yield f"{name}:{row}", value
 
     def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the rows, named likewise, without what is null."""
         rows = (row for batch in self._batches(name, file, None) for row in columns.python_values(batch))
         return self.of_arrow((f"{name}:{number}", row) for number, row in enumerate(rows))
 
@@ -311,5 +293,5 @@ class ParquetFiles(_Files):
         import pyarrow.parquet
 
         with file.open(is_text=False) as stream, pyarrow.parquet.ParquetFile(stream) as table:
-            self._require_column(name, table.schema_arrow)  # of a file that was not peeked into
+            self._require_column(name, table.schema_arrow)  # for files that check() did not look into
             yield from table.iter_batches(batch_size=256, columns=read)

@@ -23,9 +23,9 @@ _BATCH = 256
 class HubDataset(RowSource):
     """``hub:NAME[@REV][:CONFIG][:SPLIT]``: streamed from the hub; its code is never run.
 
-    Without SPLIT, training reads ``train`` and evaluation ``validation``. ``SPLIT[:N]`` stops after N documents, which
-    a corpus larger than the disk needs. A dataset that still is a loading script can often be had from its converted
-    branch, ``@refs/convert/parquet``.
+    Without SPLIT, training reads ``train`` and evaluation ``validation``. ``SPLIT[:N]`` stops after N documents, for a
+    corpus larger than the disk. A dataset with a loading script often has a converted branch,
+    ``@refs/convert/parquet``.
     """
 
     kind = "hub"
@@ -46,12 +46,11 @@ class HubDataset(RowSource):
         self.column: str = parts.get("column") or "text"
 
     def check(self) -> list[Problem]:
-        """The spec reads as one of a hub dataset; whether it exists is only known online."""
         if self.name is None:
             remedy = f"write {self.form}, for example hub:allenai/c4:en:train[:20000]"
             return [self.problem("not the data spec of a hub dataset", remedy)]
         if self.split is None and self.config in {"train", "test", "validation"}:
-            wrong = f"{self.config!r} stands in the place of the configuration"
+            wrong = f"{self.config!r} is in the place of the configuration"
             instead = self.spec.replace(f":{self.config}", f"::{self.config}")
             return [self.problem(wrong, f"if it is the split, write {instead}")]
         if self.first == 0:
@@ -59,9 +58,9 @@ class HubDataset(RowSource):
         return []
 
     def shards(self, split: str) -> list[Shard]:
-        """Return the dataset's own shards (C4: 1,024 files), documents named ``dataset:split:shard:number``.
+        """Return the dataset's shards (C4: 1,024 files), documents named ``dataset:split:shard:number``.
 
-        With ``[:N]`` there is one, ``dataset:split``: where the N documents end is only known by reading.
+        With ``[:N]`` there is one, ``dataset:split``: the end of the N documents is only known by reading.
         """
         whole, place = self._open(split)
         if self.first is not None:
@@ -71,24 +70,23 @@ class HubDataset(RowSource):
         return [Shard(name, partial(self._read, whole, count, index, name)) for index, name in enumerate(names)]
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Streamed documents, named ``dataset:split:number``."""
+        """Yield streamed documents, named ``dataset:split:number``."""
         whole, place = self._open(split)
         return self._read(whole, 1, 0, place)
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Streamed rows, named as the documents are, without what is null."""
+        """Yield streamed rows, named as the documents, without null values."""
         whole, place = self._open(split)
         return self.of_arrow(self._part(whole, 1, 0, place, columns.python_values))
 
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
-        """As :meth:`_part`, of the column, each a text."""
         return self.texts(self._part(whole, count, index, place, partial(columns.python_values, name=self.column)))
 
     def _part(
         self, whole: "IterableDataset", count: int, index: int, place: str, items: "Callable[[pyarrow.Table], list]"
     ) -> Iterator[tuple[str, Any]]:
-        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows of it, each as ``items`` gives it."""
-        # a new object for each reading: one of the library's holds its place, which two readings would share
+        """Yield part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows, converted by ``items``."""
+        # a new object for each reading: the library's objects keep their place, which two readings would share
         rows = whole.shard(num_shards=count, index=index)
         remedy = "check the network; a run resumes from its newest checkpoint"
         found = (item for batch in self._batches(rows) for item in items(batch))
@@ -97,11 +95,8 @@ class HubDataset(RowSource):
             yield f"{place}:{number}", value
 
     def _batches(self, rows: "IterableDataset") -> "Iterator[pyarrow.Table]":
-        """Yield the rows as Arrow, so that columns that are not asked for never become Python's.
-
-        Read by ``iter(batch_size)``: plain iteration inside a DataLoader's worker would hand each worker a part of the
-        rows, and what a shard holds must not depend on who reads it.
-        """
+        """Yield the rows as Arrow, so that unused columns are not converted to Python."""
+        # iter(batch_size): plain iteration inside a DataLoader's worker would read only that worker's part of a shard
         for batch in rows.with_format("arrow").iter(batch_size=_BATCH):
             record = columns.as_record(batch.schema)
             try:
@@ -113,27 +108,23 @@ class HubDataset(RowSource):
             yield batch
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:
-        """Return the dataset and the place its documents are named by."""
+        """Return the dataset and the prefix of its documents' names."""
         import datasets
 
         wanted = self.split or self._SPLIT_OF[split]
         try:
             whole = datasets.load_dataset(self.name, self.config, split=wanted, revision=self.revision, streaming=True)
         except (*UNREADABLE, RuntimeError) as error:
-            # Unknown names, configurations and splits, loading scripts and a missing network all end here; the
-            # library's sentence says which.
+            # unknown names, configurations and splits, loading scripts, a missing network: see the library's message
             remedy = "check name, configuration, split and network; a loading script: try @refs/convert/parquet"
             raise UserError(self.problem(f"the hub dataset does not open: {error}", remedy)) from error
         return whole, f"{self.name}:{wanted}"
 
     def fingerprint(self) -> str:
-        """Hash of the spec's parts: knowing the contents would take the network on every start.
-
-        Name a commit (``@REV``) to bind the spec to its contents.
-        """
+        """Hash the spec: hashing the contents would need the network at every start. ``@REV`` with a commit binds it to
+        its contents."""
         parts = (self.name, self.revision, self.config, self.split, self.first, self.column)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """Dataset, configuration and split."""
         return {f"hub:{self.name}:{self.config or ''}:{self.split or self._SPLIT_OF[split]}"}

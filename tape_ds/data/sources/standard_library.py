@@ -1,4 +1,4 @@
-"""``stdlib``: the running Python's own sources, real text that every machine has without a download."""
+"""``stdlib``: the sources of Python's standard library, real text that needs no download."""
 
 import hashlib
 import os
@@ -14,8 +14,8 @@ from tape_ds.errors import Problem, did_you_mean
 # present in every Python from 3.11 on.
 HELD_OUT = ("_pydecimal.py", "argparse.py", "doctest.py", "inspect.py", "subprocess.py", "tarfile.py", "typing.py")
 
-# Not documents (generated tables, tests), or parts that distributions leave out, move or patch: with them the same
-# Python would give other data on another machine.
+# Generated tables and tests, and parts that distributions leave out, move or patch: with them the same Python would
+# give different data on different machines.
 # fmt: off
 _STDLIB_LEFT_OUT = frozenset((
     "__phello__", "__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib-dynload",
@@ -27,23 +27,25 @@ _STDLIB_LEFT_OUT_PREFIXES = ("_sysconfigdata", "config-")
 
 
 class StandardLibrary(Source):
-    """Real text on every machine: the ``.py`` files of the running Python, without tests and optional parts.
-
-    The selection and its order depend on Python's minor version alone.
-    """
+    """The ``.py`` files of the running Python without tests and optional parts; they and their order depend on its
+    minor version alone."""
 
     kind = "stdlib"
     form = "stdlib[:FILE]"
 
     @staticmethod
     def files() -> dict[str, Path]:
-        """Relative posix path -> file, sorted; empty where Python comes without its sources."""
+        """Return relative posix path -> file, sorted; empty if Python is installed without its sources."""
+
+        def wanted(name: str) -> bool:
+            return name not in _STDLIB_LEFT_OUT and not name.startswith(_STDLIB_LEFT_OUT_PREFIXES)
+
         root = sysconfig.get_path("stdlib")
         found = {}
         for folder, folders, names in os.walk(root):
-            folders[:] = [name for name in folders if _wanted(name)]  # site-packages is larger than all the rest
+            folders[:] = [name for name in folders if wanted(name)]  # site-packages is larger than all the rest
             for name in names:
-                if name.endswith(".py") and _wanted(name):
+                if name.endswith(".py") and wanted(name):
                     path = Path(folder, name)
                     found[path.relative_to(root).as_posix()] = path
         return dict(sorted(found.items()))
@@ -54,7 +56,6 @@ class StandardLibrary(Source):
         return [name for name in self.files() if (name in HELD_OUT) == (split == "heldout")]
 
     def check(self) -> list[Problem]:
-        """The sources are there and, if one file is asked for, it is one of them."""
         files = self.files()
         missing = [name for name in HELD_OUT if name not in files]
         if missing:
@@ -66,12 +67,12 @@ class StandardLibrary(Source):
         return []
 
     def shards(self, split: str) -> list[Shard]:
-        """Return a shard for each file, of one document: none where the file is empty or cannot be read or decoded."""
+        """Return a shard for each file, of one document, or none if it is empty or unreadable."""
         files = self.files()
         return [Shard(name, partial(_read, name, files[name])) for name in self._names(split)]
 
     def fingerprint(self) -> str:
-        """Hash of all names and contents (5 MB, milliseconds): patch releases differ in a line here and there."""
+        """Hash all names and contents (5 MB, milliseconds): patch releases differ."""
         digest = hashlib.sha256()
         for split in SPLITS:
             for document in self.documents(split):
@@ -79,7 +80,6 @@ class StandardLibrary(Source):
         return digest.hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """Return one name per file."""
         return {f"stdlib:{name}" for name in self._names(split)}
 
 
@@ -90,8 +90,3 @@ def _read(name: str, path: Path) -> Iterator[Document]:
         return
     if text.strip():
         yield Document(name, text)
-
-
-def _wanted(name: str) -> bool:
-    """Return whether a file or folder of the standard library belongs to the documents."""
-    return name not in _STDLIB_LEFT_OUT and not name.startswith(_STDLIB_LEFT_OUT_PREFIXES)

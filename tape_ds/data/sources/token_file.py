@@ -1,8 +1,8 @@
-"""``bin``: token ids of a text one after another in ``FILE.bin`` and nothing else, as LongLoRA's test sets have them.
+"""``bin``: the token ids of a text in ``FILE.bin`` without a header, as in LongLoRA's test sets.
 
-Ids are unsigned and little-endian: 16 bits wide where the vocabulary allows, else 32. Nothing in the file says which,
-nor whose ids they are, so what is written here gets a record beside it, ``FILE.bin.json``. A file without one is taken
-for LongLoRA's: 16 bits, of whatever tokenizer it is read with.
+Ids are unsigned and little-endian: 16 bits wide if the vocabulary allows, otherwise 32. A file that is written here
+also has a record ``FILE.bin.json`` of the width and the tokenizer. A file without one is taken for LongLoRA's: 16 bits,
+of any tokenizer.
 """
 
 import dataclasses
@@ -22,27 +22,18 @@ from tape_ds.errors import Problem, UserError, redacted
 
 FORMAT = 1
 WIDTHS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-BARE = "uint16"
-"""The width of a file without a record."""
-_REMEDY = "name data that hold text, or ask for fewer --min_tokens"
-_LOOKED_AT = 65_536
-"""Ids at the beginning of a file that are looked at before it is read."""
-_HIGH = 16
-"""Upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries."""
-_HEAD = 256
-"""Ids at the beginning that are looked at for another format."""
-_PRINTED = frozenset(range(32, 127)) | {9, 10, 13}
-"""Bytes of plain text."""
-_ENOUGH = 64
-"""Ids of which not every one is below ``_HIGH`` by chance."""
+BARE = "uint16"  # the width of a file without a record
+_CHECKED = 65_536  # ids at the beginning of a file that are checked before it is read
+_HIGH = 16  # upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries
+_HEAD = 256  # ids at the beginning that are checked for another format
+_PRINTED = frozenset(range(32, 127)) | {9, 10, 13}  # bytes of plain text
+_ENOUGH = 64  # ids that are not all below ``_HIGH`` by chance
 
 
 @dataclass(frozen=True)
 class TokenFileRecord:
-    """What a file of token ids holds."""
-
     width: str
-    """Of an id: a name of ``WIDTHS``."""
+    """A name of ``WIDTHS``."""
     tokens: int
     documents: int
     tokenizer: str
@@ -50,40 +41,33 @@ class TokenFileRecord:
     vocabulary: int
     """Entries of the tokenizer."""
     sha256: str
-    """Of the file's bytes."""
     sources: dict[str, str]
-    """Fingerprint of each source of the documents, by its spec."""
+    """Fingerprints of the documents' sources by spec."""
     choice: dict[str, Any]
-    """By which rule documents were taken from the sources."""
+    """The rule by which documents were chosen from the sources."""
     format: int = FORMAT
 
 
 def record_path(path: Path) -> Path:
-    """Return where the record of a file lies."""
     return path.with_name(f"{path.name}.json")
 
 
 def read_record(path: Path) -> TokenFileRecord | None:
-    """Return the record beside a file; None where there is none.
+    """Return the record of a file, if it exists.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: an invalid record.
     """
-    beside = record_path(path)
-    if not beside.exists():
+    record = record_path(path)
+    if not record.exists():
         return None
-    content = json.loads(beside.read_text(encoding="utf-8"))
-    names = {entry.name for entry in dataclasses.fields(TokenFileRecord)}
+    content = json.loads(record.read_text(encoding="utf-8"))
+    names = {field.name for field in dataclasses.fields(TokenFileRecord)}
     if not isinstance(content, dict) or set(content) != names:
-        raise ValueError(f"{beside.name} has not the fields {', '.join(sorted(names))}")
+        raise ValueError(f"{record.name} has not the fields {', '.join(sorted(names))}")
     if content["format"] != FORMAT or content["width"] not in WIDTHS or not isinstance(content["tokens"], int):
-        raise ValueError(f"{beside.name} is of another format than {FORMAT}")
+        raise ValueError(f"{record.name} is of another format than {FORMAT}")
     return TokenFileRecord(**content)
-
-
-def width_for(vocabulary: int) -> str:
-    """Return the narrowest width that holds every id of a vocabulary."""
-    return next(name for name, width in WIDTHS.items() if vocabulary - 1 <= np.iinfo(width).max)
 
 
 def write(
@@ -95,15 +79,15 @@ def write(
     sources: Mapping[str, str],
     choice: Mapping[str, Any],
 ) -> TokenFileRecord:
-    """Write ``documents``, token ids int [n] each, one after another, and the record beside them.
+    """Concatenate ``documents``, token ids int [n] each, into a file, and write its record.
 
-    Both files are complete before they get their names, the record first: between the two there is at worst a record
-    that the file does not fit, which readers refuse.
+    Both files are complete before they get their names, the record first: after a crash in between, readers refuse the
+    file that does not fit its record.
 
     Raises:
         UserError: no document has a token.
     """
-    width = width_for(vocabulary)
+    width = next(name for name, width in WIDTHS.items() if vocabulary - 1 <= np.iinfo(width).max)
     counts = {"tokens": 0, "documents": 0}
 
     def fill(aside: Path) -> None:
@@ -113,8 +97,8 @@ def write(
                 counts["tokens"] += len(ids)
                 counts["documents"] += 1
         if counts["tokens"] == 0:
-            wrong = "no document has a token, or none as many as are asked for"
-            raise UserError(Problem("--data", list(sources), wrong, _REMEDY))
+            wrong, remedy = "no document has a token, or none enough", "name data that hold text, or lower --min_tokens"
+            raise UserError(Problem("--data", list(sources), wrong, remedy))
         storage.sync(aside)
         record = TokenFileRecord(
             width=width,
@@ -134,9 +118,9 @@ def write(
 
 
 class TokenFile(TokenSource):
-    """``bin:FILE``: written by LongLoRA's authors, or by ``tools/prepare_test_set.py`` with a record beside it.
+    """``bin:FILE``: written by LongLoRA's authors, or by ``tools/prepare_test_set.py`` with a record.
 
-    Documents follow on one another in it without a separator, so that the whole is one document here.
+    Its documents have no separator, so that the file is one document here.
     """
 
     kind = "bin"
@@ -148,24 +132,24 @@ class TokenFile(TokenSource):
         self.path = paths.of(self.rest)
 
     def check(self) -> list[Problem]:
-        """The file is there, as long as its record says, and not of wider ids than it is read with."""
-        if not self.rest or not os.path.isfile(self.path):  # which a name too long for a file is not, either
+        """Also look for other formats, and for ids wider than 16 bits, in a file without a record."""
+        if not self.rest or not os.path.isfile(self.path):  # unlike Path.is_file, False for a name that is too long
             wrong = "a folder, not a file" if self.rest and os.path.isdir(self.path) else "no such file"
             return [self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")]
         try:
             record = read_record(self.path)
         except (OSError, ValueError) as error:
-            return [self.problem(f"its record cannot be read: {error}", "write both anew, or remove the record")]
+            return [self.problem(f"its record cannot be read: {error}", "write both again, or remove the record")]
         width, size = WIDTHS[record.width if record else BARE], self.path.stat().st_size
         if record is not None and size != record.tokens * width.itemsize:
             wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
-            return [self.problem(wrong, "write it anew")]
+            return [self.problem(wrong, "write it again")]
         if size == 0:
             return [self.problem("the file is empty", "name data that hold text")]
         if size % width.itemsize:
-            wrong = f"{size:,} bytes are no whole number of ids of {width.itemsize} bytes"
+            wrong = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
             return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
-        ids = np.fromfile(self.path, width, _LOOKED_AT)
+        ids = np.fromfile(self.path, width, _CHECKED)
         head = ids[:_HEAD].tobytes()
         if record is None and (head.startswith(b"PK\x03\x04") or set(head) <= _PRINTED):
             wrong = "it holds weights or an archive" if head.startswith(b"PK") else "it holds text"
@@ -179,28 +163,22 @@ class TokenFile(TokenSource):
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the one document, named after the file.
-
-        Raises:
-            UserError: the bytes are not those of the record.
-        """
+        """Yield the one document, named after the file."""
         record = read_record(self.path)
         if record is not None and storage.digest(self.path) != record.sha256:
-            raise UserError(self.problem("its contents are not those of its record", "write it anew"))
+            raise UserError(self.problem("its contents are not those of its record", "write it again"))
         width = WIDTHS[record.width if record else BARE]
         yield self.path.name, np.memmap(self.path, width, mode="r")
 
     def check_tokenizer(self, identity: str) -> list[Problem]:
-        """Of a file with a record; another does not say whose ids it holds."""
         record = read_record(self.path)
         return [] if record is None or record.tokenizer == identity else [self.problem(*OTHER_TOKENIZER)]
 
     def fingerprint(self) -> str:
-        """Of the ids: their width and the file's contents (:func:`file_identity` where there is no record)."""
+        """Hash the width and the contents (:func:`file_identity` without a record)."""
         record = read_record(self.path)
         parts = (record.width, record.sha256) if record else (BARE, file_identity(self.path))
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """Return the file, links resolved."""
         return {self.path.resolve().as_posix()}

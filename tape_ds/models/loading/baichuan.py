@@ -69,7 +69,6 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
 
 
 def _problems(content: Mapping[str, Any], source: str) -> list[Problem]:
-    """Return why this Baichuan cannot become a Llama."""
     remedy = "use Baichuan2-7B, or a Llama-shaped checkpoint"
     reasons = []
     architectures = content.get("architectures") or []

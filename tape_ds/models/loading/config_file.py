@@ -86,7 +86,7 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
 
 
 def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Problem:
-    """Return a problem of a folder that has none of ``files``, with where they may be instead."""
+    """Return the problem that a folder has none of ``files``, with where they may be."""
     trained = f"{name.rstrip('/')}/{run_folder.TRAINED}"
     if (folder / run_folder.TRAINED / run_folder.RECORD).is_file():
         partial = run_folder.check_whole(field, trained, folder / run_folder.TRAINED) if CONFIG in files else []
@@ -185,5 +185,5 @@ def is_on_hub(name: str) -> bool:
 
 
 def not_read(name: str) -> str | None:
-    """Return why the configuration of a hub id was not read, after it was asked for; None: it was, or it is no id."""
+    """Return why the configuration of a hub id was not read after it was requested; None if it was."""
     return hub.config(name).why_not if is_on_hub(name) else None

@@ -27,7 +27,7 @@ def by_own_class(native: PreTrainedConfig) -> bool:
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
-    """What keeps an architecture from being extended, as :mod:`.configuration` reads it; empty where nothing does."""
+    """Return why an architecture cannot be extended, as read by :mod:`.configuration`."""
     return decoder_configuration.check(native) if by_own_class(native) else []
 
 

@@ -44,7 +44,7 @@ def foreign(config: Mapping[str, Any]) -> str | None:
 
 
 def by_class(config: Mapping[str, Any]) -> str:
-    """Return a note on a model that transformers' class computes, or whose folder names code for it; else nothing."""
+    """Return a note if transformers' class computes the model, or its folder has code for it."""
     if config.get("auto_map") and (config.get("model_type") in SHAPES or foreign(config) is not None):
         return f"; its folder's own code (auto_map) is not run: it is read as transformers' {config.get('model_type')}"
     return f", by transformers' class for {config['model_type']}" if foreign(config) is not None else ""
@@ -56,7 +56,7 @@ def has_llamas_names(config: PreTrainedConfig) -> bool:
 
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
-    """What keeps an architecture from being a Llama: one problem listing every difference, or none."""
+    """Return the differences between an architecture and Llama, as one problem."""
     differences, remedies = [], []
     if not has_llamas_names(config):
         differences.append(f"model_type is {config.model_type!r}, not one of {', '.join(SHAPES)}")
@@ -84,6 +84,6 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
 
 
 def _window(config: PreTrainedConfig) -> int | None:
-    """Return the window of some layer; a configuration may name one that no layer uses."""
+    """Return the window of a layer that uses one."""
     window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     return None if layers and all(layer == "full_attention" for layer in layers) else window

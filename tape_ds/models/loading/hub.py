@@ -22,7 +22,7 @@ _TRAINED = ("adapter_model.*", "trainable_params.bin", "trained.safetensors")
 
 
 def split(name: str) -> tuple[str, str | None]:
-    """Return name and revision of what may be an id; a revision of None is the hub's newest."""
+    """Return name and revision of a possible id; revision None: the newest."""
     found = re.fullmatch(ID, name)
     return (found["name"], found["revision"]) if found else (name, None)
 

@@ -62,7 +62,7 @@ def _theta(config: Config) -> float:
 
 
 def _fixed_base(config: Config) -> dict[str, Any]:
-    """That code's rope and its kin read no ``rope_theta``; linear scaling is the one they share with us."""
+    """Its rope and related encodings read no ``rope_theta``; linear scaling is common to both."""
     given = config.get("rope_scaling")
     if given and given.get("type") != "linear":
         remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"
@@ -192,7 +192,7 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Config, variant: st
 
 
 def _reference_config(state_dict: Mapping[str, Tensor], config: Config, variant: str) -> TapeConfig:
-    """That code's configuration as ours."""
+    """Convert its configuration to ours."""
     if variant not in _VARIANTS:
         raise UserError(Problem("variant", variant, "unknown", f"one of: {', '.join(sorted(_VARIANTS))}"))
     kind = _VARIANTS[variant]
@@ -220,7 +220,7 @@ def _rows(state_dict: Mapping[str, Tensor], config: Config) -> int:
 
 
 def _frozen_options(state_dict: Mapping[str, Tensor], config: Config, variant: str) -> dict[str, float]:
-    """Frozen numbers, the same in every layer, by the names of our options."""
+    """Return frozen numbers, the same in every layer, by the names of our options."""
     options = {}
     for suffix, option in _VARIANTS[variant].frozen.items():
         names = [f"model.layers.{layer}{suffix}" for layer in range(config["num_hidden_layers"])]
@@ -234,7 +234,7 @@ def _frozen_options(state_dict: Mapping[str, Tensor], config: Config, variant: s
 
 
 def _reference_tensors(state_dict: Mapping[str, Tensor], config: TapeConfig, variant: str) -> dict[str, Tensor]:
-    """That code's tensors under our names; what nothing reads is dropped by name."""
+    """Return its tensors under our names, without those that nothing reads."""
     unscaled = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
     frequencies, _ = scaling.frequencies(unscaled, config.head_dim)
     last = f"model.layers.{config.num_hidden_layers - 1}."
@@ -255,7 +255,7 @@ def _reference_tensors(state_dict: Mapping[str, Tensor], config: TapeConfig, var
 
 
 def _check_frequencies(name: str, stored: Tensor, expected: Tensor) -> None:
-    """Stored frequencies may be rounded to bf16, but not trained or of another base."""
+    """Refuse stored frequencies that were trained or have another base; rounding to bf16 is fine."""
     if stored.shape != expected.shape or not torch.allclose(stored.double(), expected, rtol=1e-2, atol=0):
         remedy = "give the rope_theta of these weights; trained frequencies cannot be loaded"
         raise UserError(Problem(name, stored.tolist(), "not the frequencies of config.rope_theta", remedy))

@@ -112,7 +112,7 @@ def _decoder(prefix: bool) -> Any:
 
 
 def _compare(built: "Tokenizer", processor: Any, file: str) -> None:
-    """Refuse a tokenizer that cuts a text in another way than sentencepiece does."""
+    """Refuse a tokenizer that splits a text differently than sentencepiece."""
     for text in _PROBES:
         if built.encode(text, add_special_tokens=False).ids != processor.encode(text):
             remedy = "convert it to tokenizer.json with the program that made it, and put it into the model's folder"

@@ -119,6 +119,6 @@ def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str]
 
 
 def _named(names: list[str]) -> str:
-    """A list of names for a message: the first of very many."""
+    """Join names for a message, the first of many."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN:,} more"

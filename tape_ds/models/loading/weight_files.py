@@ -46,12 +46,12 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
 
 
 def check_file(file: Path, field: str = "model") -> list[Problem]:
-    """Return what is wrong with a safetensors file as far as its header and its size tell; no tensor is read."""
+    """Return problems of a safetensors file's header and size; no tensor is read."""
     return _look_into(file, field)[1]
 
 
 def _look_into(file: Path, field: str) -> tuple[set[str], list[Problem]]:
-    """The names of a safetensors file's tensors, and what is wrong with it."""
+    """Return the names of a safetensors file's tensors, and its problems."""
     try:
         with safe_open(file, framework="np") as opened:
             names = set(opened.keys())
@@ -62,7 +62,7 @@ def _look_into(file: Path, field: str) -> tuple[set[str], list[Problem]]:
 
 
 def _cut_short(file: Path) -> str | None:
-    """Return how much of a safetensors file is there, where its header asks for more."""
+    """Return how much of a safetensors file is there, if it is truncated."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
@@ -106,7 +106,7 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
 
 
 def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
-    """Return shards that the index of a folder names and the folder does not have."""
+    """Return problems of shards that a folder's index names and the folder lacks."""
     index = folder / f"{whole}.index.json"
     try:
         names = sorted(set(places(folder, whole).values()))
@@ -121,7 +121,7 @@ def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
 
 
 def places(folder: Path, whole: str) -> dict[str, str]:
-    """Tensor -> the shard that the index of a folder has it in; nothing where there is no index to be read."""
+    """Return tensor -> shard of a folder's index; empty without a readable one."""
     index = folder / f"{whole}.index.json"
     if not index.is_file() or (folder / whole).is_file():
         return {}
@@ -159,7 +159,8 @@ def fingerprint(file: Path) -> str:
 
 
 def _check_places(folder: Path, whole: dict[str, set[str]], field: str) -> list[Problem]:
-    """Return tensors that the index places in a shard that lacks them; ``whole``: undamaged shard -> its tensors."""
+    """Return problems of tensors that the index assigns to a shard without them; ``whole``: undamaged shard ->
+    tensors."""
     lacking: dict[str, list[str]] = {}
     for name, shard in sorted(places(folder, WHOLE).items()):
         if name not in whole.get(shard, {name}):

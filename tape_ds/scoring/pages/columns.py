@@ -1,4 +1,4 @@
-"""The columns of a page: the stored results in each folder of the command line.
+"""Columns of a page: the stored results in each folder of the command line.
 
 A column is one run with its evaluations, or one evaluated model: at most one result of a kind. A folder with more, such
 as several runs or an evaluation of each checkpoint, becomes several columns.
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tape_ds import results
+from tape_ds.arguments import named
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring.options import named
 
 DEPTH = 4
 """Levels of subfolders that are searched."""
 PARTS_OF_A_RUN = (RESULTS, "evaluation")
 """Subfolders whose results belong to the run of the folder above them."""
 RUN = "run"
-KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "scrolls": "datasets", "harness": "tasks"}
+KINDS = {RUN: "train_loss", "perplexity": "perplexity", "passkey": "cells", "harness": "tasks"}
 """A training run or the name of an evaluation's command -> a figure that all its results have."""
 
 
@@ -40,7 +40,7 @@ Unused = tuple[Path, str]
 """A file that cannot be shown, and the reason."""
 
 
-def of(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
+def select(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
     """Return the results of a kind by the numbers of their columns."""
     return {at: column.records[kind].result for at, column in enumerate(columns) if kind in column.records}
 
@@ -57,17 +57,17 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
     for argument in arguments:
         name, rest = named(argument)
         path = Path(rest)
-        records, useless = _records(path)
+        records, unreadable = _records(path)
         if not records:
-            found = "; ".join(f"{file.name}: {reason}" for file, reason in useless[:3])
-            wrong = f"no stored result that can be shown ({found})" if found else "no stored result"
+            reasons = "; ".join(f"{file.name}: {reason}" for file, reason in unreadable[:3])
+            wrong = f"no stored result that can be shown ({reasons})" if reasons else "no stored result"
             wrong = wrong if path.exists() else "no such file or folder"
             problems.append(Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote"))
-        unused += useless
+        unused += unreadable
         columns += _columns(name, path, records)
-    used = Counter(column.name for column in columns)
-    twice = [name for name, count in used.items() if count > 1]
-    problems += [Problem("RUNS", name, "two columns have this name", "write NAME=PATH") for name in twice]
+    for name, count in Counter(column.name for column in columns).items():
+        if count > 1:
+            problems.append(Problem("RUNS", name, "two columns have this name", "write NAME=PATH"))
     raise_if_any(problems)
     return columns, unused
 
@@ -87,23 +87,20 @@ def _records(path: Path) -> tuple[list[Record], list[Unused]]:
     files = [path] if path.is_file() else [file for level in levels for file in path.glob(level)]
     records, unused = [], []
     for file in sorted(files, key=lambda each: (each.parent.parts, each.name)):
-        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if hidden or not (file == path or _is_named_or_made_as_a_result(file)):
+        if any(part.startswith(".") for part in file.relative_to(path).parts):
             continue
+        if file != path:  # runs keep other JSON files, which are neither shown nor reported
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                content = {"schema", "figures"} if file.stem in KINDS else {}
+            if not (isinstance(content, (dict, set)) and {"schema", "figures"} <= set(content)):
+                continue
         try:
             records.append(_record(file))
         except UserError as error:
             unused.append((file, "; ".join(f"{each.field}: {each.wrong}" for each in error.problems)))
     return records, unused
-
-
-def _is_named_or_made_as_a_result(file: Path) -> bool:
-    # runs keep other JSON files, which are neither shown nor reported
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return file.stem in KINDS
-    return isinstance(content, dict) and {"schema", "figures"} <= set(content)
 
 
 def _record(file: Path) -> Record:
@@ -117,7 +114,7 @@ def _record(file: Path) -> Record:
 
 
 def _columns(name: str | None, path: Path, records: Sequence[Record]) -> list[Column]:
-    """Return one column where each kind is there once, or else one for each subfolder or file."""
+    """Return one column if there is one result of each kind, or else one for each subfolder or file."""
     if len({record.kind for record in records}) == len(records):
         return [Column(name or name_of(path), {record.kind: record for record in records})] if records else []
     folders: dict[tuple[str, ...], list[Record]] = {}
@@ -128,9 +125,9 @@ def _columns(name: str | None, path: Path, records: Sequence[Record]) -> list[Co
         name = name or name_of(path)
     columns = []
     for folder, found in folders.items():
-        of_kind = {record.kind: record for record in found}
-        alone = [of_kind] if len(of_kind) == len(found) else [{record.kind: record} for record in found]
-        for each in alone:
-            file = next(iter(each.values())).path.stem if len(alone) > 1 else None
-            columns.append(Column("/".join(filter(None, [name, *folder, file])), each))
+        by_kind = {record.kind: record for record in found}
+        separate = [by_kind] if len(by_kind) == len(found) else [{record.kind: record} for record in found]
+        for own in separate:
+            file = next(iter(own.values())).path.stem if len(separate) > 1 else None
+            columns.append(Column("/".join(filter(None, [name, *folder, file])), own))
     return columns

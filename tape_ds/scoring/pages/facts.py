@@ -1,7 +1,7 @@
-"""The section of what was run, what it cost and where it is stored."""
+"""The section of settings, costs and files."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from tape_ds.scoring.pages import html
 from tape_ds.scoring.pages.columns import KINDS, RUN, Column, Record, Unused
 
 MAIN = ("model", "launcher", "method", "position_encoding", "target_length", "max_steps", "learning_rate", "window")
-"""Settings that are shown even where all columns agree."""
+"""Settings that are shown even if all columns agree."""
 WHICH_ROWS = ("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans")
 NO_MATTER = ("deepspeed", "output_dir", "resume_from_checkpoint", "data_cache")
 """Settings that change no number."""
@@ -22,22 +22,26 @@ TRAINING = ("steps", "skipped_steps", "tokens", "tokens_per_second", "peak_memor
 
 
 def section(columns: Sequence[Column], unused: Sequence[Unused]) -> list[Markup]:
-    """Return a table for each kind of result, with a warning where evaluations differ, and the files left out."""
+    """Return a table for each kind of result, with a warning if evaluations differ, and the files left out."""
     parts = []
     for kind in KINDS:
         records = {at: column.records[kind] for at, column in enumerate(columns) if kind in column.records}
         if not records:
             continue
         settings, facts = [_settings(each) for each in records.values()], [_facts(each) for each in records.values()]
-        names = list(dict.fromkeys(name for each in settings for name in each))
-        differ = [name for name in names if _differs(name, settings)]
+        rows, differ = [], []
+        for name in dict.fromkeys(name for each in settings for name in each):
+            is_data = name.startswith("data ")
+            # data that another column did not read is no difference: a row of scores has the same data for all columns
+            compared = {repr(each.get(name)) for each in settings if name in each or not is_data}
+            differ += [name] if len(compared) > 1 else []
+            if name in differ or name in MAIN or is_data:
+                rows.append([name, *(text(name, each.get(name)) for each in settings)])
         if unlike := [name for name in differ if kind != RUN or name.startswith("data ")]:
             words = "trained on the same data" if kind == RUN else "evaluated alike"
             parts.append(html.warning(f"{kind}: not {words}, so numbers may not compare: {', '.join(unlike)}."))
-        shown = [name for name in names if name in differ or name in MAIN or name.startswith("data ")]
-        rows = [[name, *(text(name, each.get(name)) for each in settings)] for name in shown]
-        names = list(dict.fromkeys(name for each in facts for name in each))
-        rows += [[name, *(text(name, each.get(name)) for each in facts)] for name in names]
+        for name in dict.fromkeys(name for each in facts for name in each):
+            rows.append([name, *(text(name, each.get(name)) for each in facts)])
         heads = [kind, *(html.keyed(columns[at].name, at) for at in records)]
         parts.append(html.table(f"Results of {kind}: main settings, others that differ, and facts", heads, rows))
     parts.append(html.note("Times are those of the last start, so an interrupted run shows its last part."))
@@ -52,22 +56,16 @@ def _settings(record: Record) -> dict[str, Any]:
     stage = ((result.config.get("deepspeed") or {}).get("zero_optimization") or {}).get("stage")
     found = _flat({name: value for name, value in result.config.items() if name not in WHICH_ROWS + NO_MATTER})
     found |= {"ZeRO stage": stage, "seed": result.seed, "dtype": model.get("dtype")}
-    found["tokenizer"] = _short(model.get("tokenizer"))
+    found["tokenizer"] = (model.get("tokenizer") or "")[:12] or None
     found["lm-eval"] = result.versions.get("lm-eval") if record.kind == "harness" else None
     return found | {f"data {name}": digest[:12] for name, digest in result.data.items()}
-
-
-def _differs(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    # data that another column did not read is no difference: a row of scores has the same data for all columns
-    compared = [each for each in settings if name in each or not name.startswith("data ")]
-    return len({repr(each.get(name)) for each in compared}) > 1
 
 
 def _facts(record: Record) -> dict[str, Any]:
     result, machine = record.result, record.result.hardware
     model, commit = result.model or {}, result.commit or {}
     found = _flat({f"model {name}": model[name] for name in MODEL if model.get(name) is not None})
-    found |= {"model sha256": _short(model.get("sha256"))} if model else {}
+    found |= {"model sha256": (model.get("sha256") or "")[:12] or None} if model else {}
     cost = _flat(result.figures.get("cost") or {})
     if record.kind == RUN:
         cost = {name: result.figures.get(name) for name in TRAINING}
@@ -82,16 +80,12 @@ def _facts(record: Record) -> dict[str, Any]:
         "cores": machine.get("cores"),
         "processes": machine.get("processes"),
         "finished": result.finished,
-        "commit": _short(commit.get("hash")),
+        "commit": (commit.get("hash") or "")[:12] or None,
         "uncommitted changes": commit.get("dirty"),
         "versions": ", ".join(f"{package} {version}" for package, version in result.versions.items()),
         "command": shlex.join(result.command),
         "file": str(record.path),
     }
-
-
-def _short(digest: str | None) -> str | None:
-    return digest and digest[:12]
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,9 @@ from markupsafe import Markup
 
 MISSING = Markup("–")
 COLOURS = ("#0072b2", "#d55e00", "#008f68", "#c0609a", "#8a7200", "#7e6bd0", "#0e8c9b", "#c4483f")
-"""Of columns; the contrast of each is at least 3 on light and on dark paper. Later columns use them again."""
+"""Of columns, repeated; the contrast of each is at least 3 on light and on dark paper."""
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}
-"""matplotlib's name of a marker -> the same as a character."""
-
-
-METRICS = {"f1": "F1", "exact_match": "exact match", "rouge": "ROUGE, geometric mean"}
+"""matplotlib's name of a marker -> its character."""
 
 
 def keyed(name: str, column: int) -> Markup:
@@ -25,10 +22,8 @@ def keyed(name: str, column: int) -> Markup:
 
 
 def number(value: float | None, error: float | None = None, places: int | None = None) -> Markup:
-    """Return a figure with its standard error, both rounded to the error's second digit; hovering shows all digits.
-
-    Without an error it has ``places`` decimals, or four significant digits.
-    """
+    """Return a figure with its standard error, both rounded to the error's second digit; without an error with
+    ``places`` decimals, or four significant digits. Hovering shows all digits."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
@@ -49,13 +44,6 @@ def note(text: str) -> Markup:
 
 def warning(text: str) -> Markup:
     return Markup('<p class="warning"><strong>Careful:</strong> {}</p>').format(text)
-
-
-def share(found: int, asked: int) -> Markup:
-    """Return a count such as 4/5 on a ground that shows the share."""
-    if not asked:
-        return MISSING
-    return Markup('<span style="--share: {}">{}/{}</span>').format(found / asked, found, asked)
 
 
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:

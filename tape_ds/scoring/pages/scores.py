@@ -1,4 +1,4 @@
-"""Sections of scores: losses, perplexities, passkeys and tasks, side by side where they compare."""
+"""Sections of scores: losses, perplexities, passkeys and tasks."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from tape_ds.numbers import length
 from tape_ds.results import passkeys_of
 from tape_ds.scoring.pages import html
 from tape_ds.scoring.pages.charts import chart
-from tape_ds.scoring.pages.columns import RUN, Column, of
+from tape_ds.scoring.pages.columns import RUN, Column, select
 from tape_ds.scoring.span_losses import SpanLosses
 
 NATS = "nats per token"
@@ -21,8 +21,6 @@ SCORING = ("join", "min_tokens", "max_tokens", "max_documents", "split", "bos", 
 
 
 class Score(NamedTuple):
-    """A figure of a column."""
-
     column: int
     row: str
     value: float | None
@@ -42,15 +40,8 @@ Names = Mapping[int, str]
 def compare(
     caption: str, scores: Sequence[Score], names: Names, *, places: int | None = None, lowest: bool = False
 ) -> list[Markup]:
-    """Return a table of scores, and a warning where those of a row are means over different numbers of samples.
-
-    Args:
-        caption: of the table.
-        scores: the last one of a row and column counts.
-        names: of the columns.
-        places: decimals where there is no standard error.
-        lowest: the lowest finite score of a row is bold.
-    """
+    """Return a table of scores, the lowest of a row in bold if ``lowest``, and a warning if a row has means over
+    different numbers of samples. ``places``: decimals of scores without a standard error."""
     columns = list(dict.fromkeys(each.column for each in scores))
     found: dict[str, dict[int, Score]] = {}
     for each in sorted(scores, key=lambda score: score.tokens):
@@ -84,7 +75,7 @@ def _lines(scores: Sequence[Score], names: Names, shift: float = 0) -> dict[tupl
 def training(columns: Sequence[Column], names: Names) -> list[Markup]:
     """Return the training losses as they were logged."""
     lines, scores = {}, []
-    for at, result in of(columns, RUN).items():
+    for at, result in select(columns, RUN).items():
         if logged := result.figures["train_loss"]:
             lines[at, names[at]] = {each["step"]: each["loss"] for each in logged[:: math.ceil(len(logged) / POINTS)]}
             scores += [Score(at, row, logged[place]["loss"]) for row, place in (("first step", 0), ("last step", -1))]
@@ -109,7 +100,7 @@ def losses(columns: Sequence[Column], names: Names) -> list[Markup]:
                 if not any(aside and documents == other for *_, other in same):  # each run scores the untouched base
                     same.append((aside, at, f"{names[at]}: {name}" if aside else names[at], documents))
     parts = []
-    natives = {result.figures.get("native_length") for result in of(columns, RUN).values()}
+    natives = {result.figures.get("native_length") for result in select(columns, RUN).values()}
     native = natives.pop() if len(natives) == 1 else None
     for (source, span, first, *others), each in found.items():
         some = ", ".join([first, *others] if len(others) < 3 else [first, f"{len(others)} other documents"])
@@ -155,8 +146,8 @@ def perplexities(columns: Sequence[Column], names: Names) -> list[Markup]:
 
 
 def _perplexities_of(column: Column) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return in words how each perplexity was scored, and its figures."""
-    for result in of([column], "perplexity").values():
+    """Yield a description of how each perplexity was scored, and its figures."""
+    for result in select([column], "perplexity").values():
         options = {name: value for name in SCORING if (value := result.config.get(name)) not in (None, False)}
         typed = [f"--{name}" if value is True else f"--{name} {value}" for name, value in options.items()]
         for each in result.figures["perplexity"]:
@@ -164,7 +155,7 @@ def _perplexities_of(column: Column) -> Iterator[tuple[str, Mapping[str, Any]]]:
             data = result.data.get(each["source"], "unknown")[:8]
             words = [each["source"], each["convention"], stride, *typed, f"data {data}"]
             yield ", ".join(filter(None, words)), each
-    for result in of([column], RUN).values():
+    for result in select([column], RUN).values():
         sources = result.config.get("eval_data") or []
         data = "".join(result.data.get(source, "unknown")[:8] for source in sources)
         for each in (result.figures.get("perplexity") or {}).values():
@@ -174,10 +165,10 @@ def _perplexities_of(column: Column) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def passkeys(columns: Sequence[Column], names: Names) -> list[Markup]:
     """Return for each form of prompt the shares by length, and a map of depth and length for each column."""
     found: dict[str, dict[int, Sequence[Mapping[str, Any]]]] = {}
-    for at, result in of(columns, "passkey").items():
+    for at, result in select(columns, "passkey").items():
         protocol = "published prompts, " if result.config.get("protocol") == "published" else ""
         found.setdefault(f"{protocol}form {result.figures.get('form')}", {})[at] = result.figures["cells"]
-    for at, result in of(columns, RUN).items():
+    for at, result in select(columns, RUN).items():
         form = f"form {result.config.get('passkey_form')}, asked by the training runs themselves"
         if rows := result.figures.get("passkey"):
             found.setdefault(form, {})[at] = passkeys_of(rows)
@@ -191,35 +182,29 @@ def passkeys(columns: Sequence[Column], names: Names) -> list[Markup]:
                 detail = f"{correct}/{trials}"
                 scores.append(Score(at, length(tokens), 100 * correct / trials, None, trials, tokens, detail))
         parts += compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, names, places=0)
-        parts += [_map(f"{names[at]}, {form}", own) for at, own in cells.items() if own[0].get("depth") is not None]
+        for at, own in cells.items():
+            if own[0].get("depth") is None:
+                continue
+            lengths, depths = (sorted({cell[name] for cell in own}) for name in ("length", "depth"))
+            found_at: dict[Any, Markup] = {}
+            for cell in own:
+                if cell["trials"]:  # on a ground that shows the share
+                    filled = Markup('<span style="--share: {}">{}/{}</span>')
+                    counts = (cell["correct"] / cell["trials"], cell["correct"], cell["trials"])
+                    found_at[cell["depth"], cell["length"]] = filled.format(*counts)
+            rows = [
+                [f"{100 * depth:.4g} %", *(found_at.get((depth, each), html.MISSING) for each in lengths)]
+                for depth in depths
+            ]
+            caption = f"Passkeys found/asked by depth and length: {names[at]}, {form}"
+            parts.append(html.table(caption, ["depth", *map(length, lengths)], rows))
     return parts
-
-
-def _map(title: str, cells: Sequence[Mapping[str, Any]]) -> Markup:
-    lengths, depths = (sorted({cell[name] for cell in cells}) for name in ("length", "depth"))
-    found = {(cell["depth"], cell["length"]): html.share(cell["correct"], cell["trials"]) for cell in cells}
-    rows = [[f"{100 * depth:.4g} %", *(found.get((depth, each), html.MISSING) for each in lengths)] for depth in depths]
-    return html.table(f"Passkeys found/asked by depth and length: {title}", ["depth", *map(length, lengths)], rows)
-
-
-def scrolls(columns: Sequence[Column], names: Names) -> list[Markup]:
-    """Return a table for each split."""
-    found: dict[str, list[Score]] = {}
-    for at, result in of(columns, "scrolls").items():
-        for name, each in result.figures["datasets"].items():
-            cut = each.get("cut_examples")
-            score = Score(at, f"{name}, {html.METRICS.get(each['metric'], each['metric'])}", each["score"])
-            score = score._replace(error=each.get("standard_error"), samples=each.get("examples"))
-            score = score._replace(detail=f"{cut:,} prompts cut" if cut else "")
-            found.setdefault(str(result.figures.get("split")), []).append(score)
-    title = "SCROLLS, 0 to 100, higher is better, ± standard error"
-    return [part for split, own in sorted(found.items()) for part in compare(f"{title}, {split}", own, names, places=2)]
 
 
 def harness(columns: Sequence[Column], names: Names) -> list[Markup]:
     """Return a row for each group, task, metric and number of shots."""
     scores, warnings = [], []
-    for at, result in of(columns, "harness").items():
+    for at, result in select(columns, "harness").items():
         for name, each in [*(result.figures.get("groups") or {}).items(), *result.figures["tasks"].items()]:
             shots = "" if each.get("shots") is None else f", {each['shots']} shots"
             value, error = (each[key] and 100 * each[key] for key in ("value", "standard_error"))

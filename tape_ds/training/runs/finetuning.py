@@ -40,7 +40,7 @@ from tape_ds.models import rows as rows_of_vocabulary
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
 from tape_ds.scoring import answers
-from tape_ds.scoring.answers import AnswerLoss, Asked
+from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tape_ds.training import identity, model_config, tables
 from tape_ds.training.callbacks import ScoredAround
 from tape_ds.training.held_out import Variants
@@ -53,7 +53,7 @@ SCORES = "results/answers.json"
 class AnswerScores(ScoredAround[AnswerLoss]):
     """Scores reference answers before and after training."""
 
-    def __init__(self, asked: Sequence[Asked], file: Path):
+    def __init__(self, asked: Sequence[Prompt], file: Path):
         super().__init__({"before": None}, {"after": None}, file, read_scores, write_scores)
         self.questions = asked
 
@@ -84,7 +84,7 @@ class Tokenized:
     """Training sequences."""
     lengths: np.ndarray
     """Tokens of each text in them, int64 [n]: of sequences, or of the conversations packed into them."""
-    asked: list[Asked]
+    asked: list[Prompt]
     """Held-out prompts with their answers."""
     cut: Mapping[str, CutText | CutConversations]
     """Texts that did not fit, by split."""
@@ -105,7 +105,7 @@ class Finetuning(Run):
     TEXTS: ClassVar[str] = "sequences"
     """Texts that positions are counted in."""
 
-    asked: list[Asked]
+    asked: list[Prompt]
     cut: Mapping[str, CutText | CutConversations]
     ends: tuple[int, ...]
     notes: Mapping[str, str]
@@ -293,7 +293,7 @@ class ScrollsTuning(Finetuning):
         return Tokenized(
             sequences=train,
             lengths=token_counts(train),
-            asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
+            asked=[Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
             cut=cut | ({"held out": scrolls_sequences.cut(held_out)} if held_out else {}),
             ends=(int(tokenizer.eos_token_id),),
         )
@@ -357,7 +357,7 @@ class ChatTuning(Finetuning):
                 raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
             for conversation in chosen.spread(data.eval_examples):
                 for ids, targets in chat_sequences.answers(conversation):
-                    asked.append(Asked(torch.tensor(ids[None]), targets))
+                    asked.append(Prompt(torch.tensor(ids[None]), targets))
 
         ends, note = _ends(stored, tokenizer)
         notes, dated = {"end of an answer": note}, template.is_dated(tokenizer)

@@ -24,7 +24,7 @@ from tape_ds.config.scale import check_model
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.causal_lm import bare
-from tape_ds.scoring.exact_match import Answered
+from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
@@ -154,13 +154,13 @@ class AddressingRun(GeneratedRun):
     FILE = "addressing.json"
 
     def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> list[dict[str, Any]]:
-        return [Answered.of(test, some).to_dict() for test, some in found]
+        return [AnswerCount.of(test, some).to_dict() for test, some in found]
 
     def figures(self) -> dict[str, Any]:
         return {"addressing": found} if (found := self.stored()) else {}
 
     def show(self) -> None:
-        found = map(Answered.from_dict, self.stored() or [])
+        found = map(AnswerCount.from_dict, self.stored() or [])
         tables.print_rows({f"right at {each.label}": str(each) for each in found})
 
 

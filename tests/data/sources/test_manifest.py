@@ -86,8 +86,8 @@ def test_unfinished_is_told_from_other_folders(folder, tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda content: content["shards"][0].update(tokens=12), "its check sum is another"),
-        (lambda content: content["settings"].update(tokenizer="abd"), "its check sum is another"),
+        (lambda content: content["shards"][0].update(tokens=12), "its check sum is wrong"),
+        (lambda content: content["settings"].update(tokenizer="abd"), "its check sum is wrong"),
         (lambda content: content.pop("check"), "'check'"),
     ],
 )

@@ -428,7 +428,7 @@ def test_unknown_kind_gets_a_close_match():
         parse("parqet:x#y")
     with pytest.raises(UserError, match="not a data spec"):
         parse("")
-    for spec, wrong in (("text:~a\0", "null byte"), ("bin:~a\udcff", "no UTF-8")):
+    for spec, wrong in (("text:~a\0", "null byte"), ("bin:~a\udcff", "not UTF-8")):
         with pytest.raises(UserError, match=wrong):
             parse(spec)
 
@@ -444,7 +444,7 @@ def test_file_problems(folder):
     for spec in ("text:.", "text:/", "text:DIR"):
         assert wrong(spec) == ["a folder, not a file"], spec
     assert wrong("text:DIR/a.txt#body") == ["a text file has no '#field'"]
-    assert wrong("jsonl:DIR/absent") == ["no '#field' says which column holds the text", "no such file"]
+    assert wrong("jsonl:DIR/absent") == ["no '#field' names the column of the text", "no such file"]
     assert wrong("jsonl:DIR/x.jsonl#bod") == ["x.jsonl:1 has no column 'bod'"]
     assert wrong("parquet:DIR/z.parquet#body") == ["z.parquet has no column 'body'"]
     assert "cannot be read" in wrong("parquet:DIR/a.txt#body")[0]

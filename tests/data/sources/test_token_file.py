@@ -67,7 +67,7 @@ def test_the_fingerprint_follows_the_ids_and_not_the_name(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "said"),
     [
-        (b"\1\0\2", "3 bytes are no whole number of ids of 2 bytes"),
+        (b"\1\0\2", "3 bytes are not a multiple of 2"),
         (b"", "the file is empty"),
         (np.arange(9, dtype="<u4").tobytes(), "every second id is at most 0: these are ids of 32 or 64 bits"),
         (np.arange(9, dtype="<i8").tobytes(), "every second id is at most 0"),

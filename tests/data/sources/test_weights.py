@@ -76,5 +76,5 @@ def test_a_corpus_is_prepared_without_weights(tmp_path, capsys):
     """They are the run's: a folder for each source."""
     words = ["--data", '{"source": "stdlib", "weight": 1}', "--tokenizer", "smollm2", "--output", str(tmp_path / "ids")]
     assert prepare_data.main(words) == 2
-    assert "weights are given in train_data of a recipe" in capsys.readouterr().err
+    assert "give weights in train_data of a recipe only" in capsys.readouterr().err
     assert not (tmp_path / "ids").exists()

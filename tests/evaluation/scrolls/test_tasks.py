@@ -17,7 +17,7 @@ from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
 from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answers
 
-TASKS = Path(__file__).resolve().parents[3] / "evaluation" / "tasks" / "scrolls"
+TASKS = Path(__file__).resolve().parents[3] / "tape_ds" / "scoring" / "tasks" / "scrolls"
 
 
 def says(rule):

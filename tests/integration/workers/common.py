@@ -13,7 +13,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.distributed.processes import leave_process_group
+from tape_ds.training.environment import prepare_process
 
 VOCABULARY, LENGTH = 61, 24
 

@@ -7,8 +7,9 @@ from torch import distributed
 
 from tape_ds.config import pretraining
 from tape_ds.distributed import comparison, rendezvous
+from tape_ds.distributed.processes import leave_process_group
 from tape_ds.errors import command
-from tape_ds.training.environment import end_process, leave_process_group, say
+from tape_ds.training.environment import end_process, say
 from tape_ds.training.identity import of_data
 from tape_ds.training.run import Run
 
@@ -22,7 +23,8 @@ def main() -> int:
     recipe = pretraining.load(words)
     if breaks:
         raise KeyError("a library is broken here")
-    comparison.check(recipe, of_data(Run.fingerprints_of(recipe)))
+    identity = of_data(Run.fingerprints_of(recipe))
+    comparison.check(recipe.as_dict(), identity, recipe.trainer_value("ddp_timeout"))
     distributed.init_process_group("gloo")
     summed = torch.ones(1)
     distributed.all_reduce(summed)

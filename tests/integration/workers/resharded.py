@@ -18,7 +18,8 @@ from deepspeed.checkpoint.constants import (
 from torch import nn
 
 from tape_ds.checkpoint.resharding import load_engine
-from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.distributed.processes import leave_process_group
+from tape_ds.training.environment import prepare_process
 
 SEQUENCES, TOKENS, VOCABULARY, STEPS = 8, 6, 11, 3
 INFO = {UNIVERSAL_CHECKPOINT_INFO: {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}}

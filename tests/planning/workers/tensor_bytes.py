@@ -18,11 +18,12 @@ from transformers import initialization as init
 
 from tape_ds import TapeForCausalLM
 from tape_ds.distributed.layout import Layout
+from tape_ds.distributed.processes import leave_process_group
 from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
 from tape_ds.methods.recompute import use_recompute
 from tape_ds.methods.tiling import use_tiles
-from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.environment import prepare_process
 from tests.planning.cases import CASES, ENGINE, RANK, TARGETS, Case
 from tests.planning.live_tensors import LiveTensors
 

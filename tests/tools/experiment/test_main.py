@@ -9,9 +9,9 @@ import pytest
 
 from tape_ds import results
 from tape_ds.config import generated
-from tape_ds.scoring.published import Quantity
 from tools.experiment import __main__ as experiment
-from tools.experiment import page, runs
+from tools.experiment import pages, runs
+from tools.experiment.published import Quantity
 
 FILE = """
 about: RoPE and TAPE look back
@@ -121,7 +121,7 @@ def test_a_published_table_stands_beside_ours(machine, monkeypatch):
 
     monkeypatch.setattr(machine, "run_command", make)
     assert experiment.main(["mine.yaml", "--results", "out"]) == 0
-    stored = page.Measured.of(results.load("out/mine_small.json"))
+    stored = pages.Measured.of(results.load("out/mine_small.json"))
     first = Quantity("add_tokens", "layer 1")
     assert stored.rows["TAPE"][first] == 25.0 and stored.files == ("out/mine_small_map.png",)
     assert (stored.experiment, stored.commands) == ("mine", ("python -m tools.experiment mine",))
@@ -142,7 +142,7 @@ def test_what_a_failed_last_command_left_is_not_tabled(machine, monkeypatch):
 
     monkeypatch.setattr(machine, "run_command", make)
     assert experiment.main(["mine.yaml"]) == 1
-    stored = page.Measured.of(results.load("runs/mine/mine_small.json"))
+    stored = pages.Measured.of(results.load("runs/mine/mine_small.json"))
     assert not stored.rows and not stored.sources and not stored.files
 
 

@@ -10,25 +10,24 @@ import pytest
 from tape_ds import results
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
-from tape_ds.scoring import published
-from tape_ds.scoring.published import Quantity
 from tools import plan
 from tools.experiment import __main__ as experiment
-from tools.experiment import overview, table
-from tools.experiment.page import Measured, StoredSource
+from tools.experiment import pages, published, table
+from tools.experiment.pages import Measured, StoredSource
+from tools.experiment.published import Quantity
 
-COMMITTED = ROOT / overview.PAGE
+COMMITTED = ROOT / pages.OVERVIEW
 
 
 @pytest.fixture(scope="module")
 def built():
-    return overview.build()
+    return pages.overview()
 
 
 @pytest.fixture
 def copy(tmp_path):
     """A checkout with nothing in it but results, those that stand on the page left out: tests store their own."""
-    left_out = shutil.ignore_patterns(overview.STORED.name)
+    left_out = shutil.ignore_patterns(pages.STORED.name)
     shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results", ignore=left_out)
     return tmp_path
 
@@ -37,7 +36,7 @@ def store(root, name, rows, scale="small"):
     """What ``python -m tools.experiment NAME --results docs/results/reproduce`` leaves."""
     source = StoredSource("runs/x.json", "python tools/x.py --y", "2 x H100", "2027-01-01T00:00:00+00:00", "abc")
     ours = Measured(name, "a small model", rows, (source,), remarks=("It shows nothing.",), scale=scale)
-    results.save(results.collect(command=["x"]).finish(ours.figures()), root / overview.STORED / f"{name}_{scale}.json")
+    results.save(results.collect(command=["x"]).finish(ours.figures()), root / pages.STORED / f"{name}_{scale}.json")
 
 
 def row_of(text, label):
@@ -79,7 +78,7 @@ def test_links_lead_somewhere(built):
 
 def test_every_page_of_results_is_listed(copy):
     (copy / "docs" / "results" / "new.md").write_text("# About `a`\n\nText.\n")
-    assert "- [About `a`](new.md)\n" in overview.build(copy)
+    assert "- [About `a`](new.md)\n" in pages.overview(copy)
 
 
 def test_published_numbers_stand_on_the_page(built):
@@ -89,17 +88,17 @@ def test_published_numbers_stand_on_the_page(built):
 
 
 def test_what_is_not_stored_is_not_measured(copy):
-    text = overview.build(copy)
+    text = pages.overview(copy)
     cells = row_of(text, "Table 6")
     assert cells[1:] == ["not measured", "", "`python -m tools.experiment table6 --scale paper`"]
-    assert overview.stored("table6", copy) == []
+    assert pages.stored("table6", copy) == []
 
 
 def test_what_is_stored_is_shown_the_larger_scale_first(copy):
     quantity, github = Quantity("stdlib", "perplexity", 256), Quantity("github", "perplexity", 1024)
     store(copy, "table6", {"TAPE": {quantity: 71.25}})
     store(copy, "table6", {"TAPE": {github: 51.0}}, "paper")
-    text = overview.build(copy)
+    text = pages.overview(copy)
     rows = [line for line in text.splitlines() if line.startswith("| [Table 6]")]
     ours = "| a small model | 2 x H100 | `python -m tools.experiment table6{}` |"
     assert rows[0].endswith(ours.format(" --scale paper")) and rows[1].endswith(ours.format(""))
@@ -107,15 +106,15 @@ def test_what_is_stored_is_shown_the_larger_scale_first(copy):
 
 
 def test_a_stored_file_that_is_none_is_told(copy):
-    (copy / overview.STORED).mkdir()
-    (copy / overview.STORED / "table6_small.json").write_text("{}")
+    (copy / pages.STORED).mkdir()
+    (copy / pages.STORED / "table6_small.json").write_text("{}")
     with pytest.raises(UserError, match="schema"):
-        overview.build(copy)
+        pages.overview(copy)
 
 
 def test_numbers_of_other_commands_are_those_of_their_files():
     """The evaluations of SmolLM2, copied once from where they are stored."""
-    (ours,) = overview.stored("table2")
+    (ours,) = pages.stored("table2")
     own = json.loads((ROOT / "docs/results/evaluate_smollm2/tape/perplexity.json").read_text())
     expected = next(each["perplexity"] for each in own["figures"]["perplexity"] if each["length"] == 16384)
     assert ours.rows["TAPE"][Quantity("stdlib", "perplexity", 16384)] == expected
@@ -133,8 +132,8 @@ RECIPES = {
 @pytest.mark.parametrize("row", RECIPES)
 def test_settings_are_those_of_the_recipes(row):
     """Table 5 is stored once, and held to the recipes here."""
-    (ours,) = overview.stored("table5")
-    assert set(ours.rows) == set(published.find("Table 5").rows) == set(RECIPES)
+    (ours,) = pages.stored("table5")
+    assert set(ours.rows) == set(published.find_table("Table 5").rows) == set(RECIPES)
     name, own = RECIPES[row]
     recipe = plan.load(name, own, 8)
     found = {each.metric: value for each, value in ours.rows[row].items()}

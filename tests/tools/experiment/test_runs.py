@@ -217,7 +217,10 @@ def test_processes_are_started_as_a_user_would(monkeypatch):
     assert Starting(3).line([*TRAIN, "--seed", "1"]) == [*local, *script]
     hosts = Starting(3, "deepspeed --hostfile hosts").line(["launch", "--module", "evaluation"])
     assert hosts == [*runner, "--hostfile", "hosts", "--module", "evaluation"]
-    assert Starting(3).line(["python", "tools/flops.py"]) == [sys.executable, str(ROOT / "tools/flops.py")]
+    assert Starting(3).line(["python", "tools/plan.py"]) == [
+        sys.executable,
+        str(ROOT / "tools/plan.py"),
+    ]
     assert Starting(2).shown(["launch", "--module", "x"]) == "deepspeed --num_accelerators 2 --module x"
     assert Starting(1).shown(["launch", "--module", "x", "y"]) == "python -m x y"
 

@@ -6,8 +6,8 @@ import pytest
 
 from tape_ds import results
 from tape_ds.errors import UserError
-from tape_ds.scoring.published import Quantity
 from tools.experiment import study as studies
+from tools.experiment.published import Quantity
 from tools.experiment.study import Measure, Study, StudyRow, verdict
 
 LOSS = Quantity("", "loss_past_native")
@@ -55,7 +55,7 @@ def test_of_a_share_more_is_better_and_differences_are_points():
 def test_an_interval_with_0_in_it_tells_nothing_apart():
     text = sentence(ROPE, moved("tape", -1.0, 3.0, -2.0, 0.5))
     assert text.startswith(
-        "tape: not told apart from rope; on average worse than rope by 0.125 (95 %: -3.335 to 3.585, n = 4)."
+        "tape: no significant difference from rope; on average worse than rope by 0.125 (95 %: -3.335 to 3.585, n = 4)."
     )
     assert "on average the same as rope (95 %: 0.000 to 0.000" in sentence(ROPE, moved("tape", *[0.0] * 8))
 
@@ -113,7 +113,7 @@ def test_a_difference_is_held_against_nothing_but_0():
     made = study(norms, rows("tape", [0.25, 0.5], by_updates), asked="loss_by_updates")
     (claim,) = made.claims
     assert (claim.arm, claim.differences) == ("tape", {0: 0.25, 1: 0.5})
-    assert "tape: not told apart from itself with updates off; on average worse than" in studies.text(made)
+    assert "tape: no significant difference from itself with updates off; on average worse than" in studies.text(made)
     assert made.figures()["reference"] == "itself with updates off"
 
 
@@ -139,7 +139,7 @@ def test_a_figure_of_unknown_direction_decides_nothing():
     """Of a correlation more is better: taken for a loss, the verdict would have the wrong sign."""
     correlation = Quantity("cola", "mcc")
     found = study(rows("rope", [20.0] * 6, correlation), rows("tape", [40.0] * 6, correlation), asked="mcc")
-    with pytest.raises(UserError, match="whether more or less of it is better is not known"):
+    with pytest.raises(UserError, match="unknown whether more or less of it is better"):
         _ = found.primary
 
 

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tape_ds.training.runs.assembly import assemble
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
-from tape_ds.export import card, folder, source_model
+from tape_ds.checkpoint import source_model
+from tape_ds.export import card, folder
 from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
 from tests.training.runs.test_extension import TEXT, recipe

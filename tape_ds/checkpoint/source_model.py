@@ -1,0 +1,100 @@
+"""Find the model to export: a run, its folder ``trained``, one of its checkpoints, or a whole TAPE model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tape_ds import results
+from tape_ds.checkpoint import merging, trained
+from tape_ds.errors import Problem, UserError
+from tape_ds.models.loading import configuration, extendable
+from tape_ds.models.loading.hub import CONFIG
+from tape_ds.registration import TYPES
+from tape_ds.results import Result
+from tape_ds.run_folder import RESULTS, TRAINED
+
+TOKENIZER = "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model to export, not loaded yet."""
+
+    folder: Path
+    """Configuration, tokenizer and weights, or the trained part of them."""
+    config: extendable.Config
+    record: trained.TrainedRecord | None
+    """What was trained; None: a whole model that no run made."""
+    result: Result | None
+    """The run's stored result, if it is of these weights."""
+    without_result: str
+    """The reason for no result."""
+    dtype: torch.dtype
+    """The stored weights' before training."""
+    base_anyway: bool = False
+    """See :func:`tape_ds.checkpoint.trained.find_base`."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.folder / TOKENIZER).is_file()
+
+    def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """Return the whole model in evaluation mode, in ``dtype``; a trained one in fp32, adapters merged.
+
+        Raises:
+            UserError: weights are missing or do not fit.
+        """
+        if self.record is not None:
+            return merging.merge(self.folder, base_anyway=self.base_anyway)  # in fp32, which loses nothing
+        return extendable.load(self.folder, self.config, dtype=dtype)
+
+
+def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
+    """Return the model of a folder; no weights are read.
+
+    Raises:
+        UserError: no such folder, not one of ours, an impossible configuration, or a base model that is missing or
+            differs.
+    """
+    given = Path(name_or_path)
+    folder = given / TRAINED if (given / TRAINED / trained.RECORD).is_file() else given
+    config: Any
+    if (folder / trained.RECORD).is_file():
+        config, record = configuration.read(folder), trained.read_record(folder)
+        result, reason = _result_of(folder, record)
+        dtype = merging.original_dtype(folder, base_anyway=base_anyway)
+        return SourceModel(folder, config, record, result, reason, dtype, base_anyway)
+    if (found := model_type(folder)) not in TYPES:
+        wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
+        if found:
+            wrong = f"its model_type is {found!r}: transformers loads that as it is"
+        remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
+        raise UserError(Problem("source", name_or_path, wrong, remedy))
+    config = configuration.read(folder)
+    return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
+
+
+def model_type(folder: Path) -> str | None:
+    """Return the ``model_type`` in a folder's configuration; None if it cannot be read."""
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError):
+        return None
+
+
+def _result_of(folder: Path, record: trained.TrainedRecord) -> tuple[Result | None, str]:
+    """Return the run's stored result if it is of these weights, else the reason."""
+    path = folder.parent / RESULTS / "run.json"
+    if folder.name != TRAINED:
+        return None, "these weights are a checkpoint, and a run stores results only at its end"
+    if not path.is_file():
+        return None, "the run that trained these weights left no results"
+    result = results.load(path)
+    method = result.config.get("method", record.method)  # a run from scratch has no such field
+    if method != record.method or tuple(result.figures.get("trained", ())) != record.names:
+        return None, "the results next to these weights are of another run"
+    return result, ""

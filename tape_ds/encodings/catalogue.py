@@ -1,0 +1,441 @@
+"""Our encodings, one class of options each, and their registration.
+
+A recipe is checked by this table alone, without torch; the classes that compute are in a file per encoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tape_ds.encodings.options import ModelConfig, Options, bounded
+from tape_ds.encodings.registry import register
+from tape_ds.errors import Problem
+
+SEPARATORS = (".", "\n")
+"""Texts that end a segment of ``bipe_*``."""
+BUCKETS = 4
+"""Columns of one grid of :mod:`tape_ds.encodings.kernel_features`."""
+_BASE = "tape_ds.encodings.base.PositionEncoding"
+_ROPE, _ROPE_LAYER = "tape_ds.encodings.rope.RopeEncoding", "tape_ds.encodings.rope.RopeLayer"
+_ALIBI = "tape_ds.encodings.alibi.AlibiEncoding"
+
+
+register("rope", Options, _ROPE, _ROPE_LAYER)
+register("sincos", Options, "tape_ds.encodings.sincos.SincosEncoding", "tape_ds.encodings.base.PositionLayer")
+register("xpos", Options, "tape_ds.encodings.xpos.XposEncoding", "tape_ds.encodings.xpos.XposLayer")
+
+
+@dataclass(frozen=True)
+class YarnOptions(Options):
+    """``yarn``: trained with a factor of 1 it is plain RoPE; beyond its original window, the factor reaches the length
+    of the text."""
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found, rope_type = super().problems_with(config), (config.rope_parameters or {}).get("rope_type")
+        if "yarn" not in (rope_type or ""):
+            remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
+            found.insert(0, Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy))
+        return found
+
+    def default_rope_parameters(self, window: int) -> dict[str, Any]:
+        own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
+        return {**super().default_rope_parameters(window), **own}
+
+    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        return reaching(rope_parameters, length)
+
+
+def reaching(rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    """Return YaRN's parameters with the factor that reaches ``length``, or the model's if that is larger."""
+    factor = max(float(rope_parameters["factor"]), length / rope_parameters["original_max_position_embeddings"])
+    return {**rope_parameters, "factor": factor}
+
+
+register("yarn", YarnOptions, _ROPE, _ROPE_LAYER)
+
+
+@dataclass(frozen=True)
+class NopeOptions(Options):
+    """``nope``: scores may grow on texts longer than those of training (DroPE, Gelberg et al. 2025, arXiv:2512.12167):
+    they are multiplied by ``1 + score_scale ln(length / trained_length)``, which is 1 up to ``trained_length``."""
+
+    score_scale: float | None = bounded(None, gt=0)
+    """c of that factor. Published: 0.103 for SmolLM without its RoPE, 0.412 for their model from scratch. None: scores
+    are not scaled."""
+    trained_length: int | None = bounded(None, ge=1)
+    """Tokens of the texts that the model is trained on; None: ``max_position_embeddings``."""
+    text_length: int | None = bounded(None, ge=1)
+    """Least tokens of the texts that the model is used on. Scoring commands raise it to the length that they score;
+    anything else computes with it as it is. None: ``trained_length``."""
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.nope_layers is not None:
+            found.append(self.problem("nope_layers", "no layer of nope has positions", "remove it"))
+        for name in ("trained_length", "text_length"):
+            if getattr(self, name) is not None and self.score_scale is None:
+                remedy = "give score_scale as well, or remove it"
+                found.append(self.problem(name, "there is no score_scale", remedy))
+        return found
+
+    def changes_at(self, length: int, window: int) -> dict[str, Any]:
+        # a text_length that was chosen for longer texts stays
+        covered = max(self.trained_length or window, self.text_length or 0)
+        return {} if self.score_scale is None or length <= covered else {"text_length": length}
+
+    def at_any_length(self) -> Options:
+        return replace(self, log_scale="none", text_length=None)
+
+    def score_factor(self, window: int) -> float:
+        """Return the factor on scores; ``window``: ``max_position_embeddings``."""
+        trained = self.trained_length or window
+        if self.score_scale is None or self.text_length is None or self.text_length <= trained:
+            return 1.0
+        return 1.0 + self.score_scale * math.log(self.text_length / trained)
+
+
+register("nope", NopeOptions, _BASE, "tape_ds.encodings.nope.NopeLayer")
+
+
+@dataclass(frozen=True)
+class AlibiOptions(Options):
+    biases_scores = True
+
+
+register("alibi", AlibiOptions, _ALIBI, "tape_ds.encodings.alibi.AlibiLayer")
+
+
+@dataclass(frozen=True)
+class BipeOptions(Options):
+    """``bipe_rope`` and ``bipe_alibi``: segments of a text."""
+
+    separators: list[int] | None = None
+    """Ids of the tokens that end a segment (and belong to it); None: taken from the tokenizer where a model is made
+    from scratch. Llama 2's are 869 and 13."""
+    segment_length: int = bounded(1024, ge=1)
+    """Places within a segment with an embedding; later ones share the last."""
+
+    learns = True
+    reads_tokens = True
+    no_dynamic_scaling = "dynamic scaling follows the length in tokens, these angles count segments"
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.separators is not None and (not self.separators or min(self.separators) < 0):
+            found.append(self.problem("separators", "no token ids", "give one token id or more, each 0 or more"))
+        if self.random_shift:
+            wrong = "these positions follow from the tokens and cannot be shifted"
+            found.append(self.problem("random_shift", wrong, "remove it"))
+        return found
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found = super().problems_with(config)
+        if self.separators is None:
+            remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
+            found.insert(0, self.problem("separators", "not known", remedy))
+        elif max(self.separators) >= config.vocab_size:
+            wrong = f"beyond the vocabulary of {config.vocab_size}"
+            found.insert(0, self.problem("separators", wrong, "give ids of this model"))
+        return found
+
+    def for_tokenizer(self, tokenizer: Any) -> Options:
+        filled = self
+        if self.separators is None:
+            # every token that spells a separator, with or without the mark of a word's beginning
+            spelled = {
+                index: tokenizer.convert_tokens_to_string([word]).strip(" ")
+                for word, index in tokenizer.get_vocab().items()
+            }
+            found = sorted(index for index, text in spelled.items() if text in SEPARATORS)
+            filled = replace(self, separators=found or None)
+        return Options.for_tokenizer(filled, tokenizer)
+
+
+register("bipe_rope", BipeOptions, "tape_ds.encodings.bipe.BipeRopeEncoding", _ROPE_LAYER)
+
+
+@dataclass(frozen=True)
+class BipeAlibiOptions(BipeOptions):
+    biases_scores = True
+
+
+register(
+    "bipe_alibi",
+    BipeAlibiOptions,
+    "tape_ds.encodings.bipe.BipeAlibiEncoding",
+    "tape_ds.encodings.bipe.BipeAlibiLayer",
+)
+
+
+@dataclass(frozen=True)
+class CopeOptions(Options):
+    """``cope``: counting tokens."""
+
+    positions: int = bounded(64, ge=2)
+    """Learned embeddings, of 0, 1, 2, ... counted tokens; higher counts read the last. The published code has one for
+    every count that its window allows."""
+
+    learns = True
+    biases_scores = True
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found = super().problems_with(config)
+        if config.attention_backend not in ("sdpa", "reference"):
+            wrong = "cope counts by the scores, and a fused kernel never holds them"
+            remedy = (
+                "give sdpa (a block of queries at a time, computed twice in training: slower than a fused kernel, the "
+                "more the longer the text), or reference (all scores at once: memory by the square of the length)"
+            )
+            found.insert(0, Problem("attention_backend", config.attention_backend, wrong, remedy))
+        return found
+
+
+register("cope", CopeOptions, _BASE, "tape_ds.encodings.cope.CopeLayer")
+
+
+@dataclass(frozen=True)
+class FireOptions(Options):
+    """``fire``: the paper's settings."""
+
+    width: int = bounded(32, ge=1)
+    """Hidden units of the network."""
+    curvature: float = bounded(0.1, gt=0)
+    """Initial value of c in ``ln(c distance + 1)``; learned."""
+    threshold: float = bounded(512.0, gt=0)
+    """L: queries before this position are normalised by it; multiplied by a learned factor that starts at 1."""
+
+    learns = True
+    biases_scores = True
+
+
+register("fire", FireOptions, "tape_ds.encodings.fire.FireEncoding", "tape_ds.encodings.fire.FireLayer")
+
+
+@dataclass(frozen=True)
+class FoxOptions(Options):
+    learns = True
+
+
+register("fox", FoxOptions, _BASE, "tape_ds.encodings.fox.FoxLayer")
+
+
+@dataclass(frozen=True)
+class PopeOptions(Options):
+    """``pope``: learned phases."""
+
+    delta_init: Literal["zero", "uniform"] = "zero"
+    """``uniform``: drawn from -2 pi .. 0; in the paper slightly better within the window, worse beyond it."""
+
+    learns = True
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found, rope_type = super().problems_with(config), (config.rope_parameters or {}).get("rope_type", "default")
+        if rope_type not in ("default", "linear"):
+            # other scalings are defined on RoPE's pairs; linear divides positions
+            wrong = "scales the frequencies of pairs of channels, and pope has one for each channel"
+            found.insert(0, Problem("rope_parameters.rope_type", rope_type, wrong, "choose default or linear"))
+        return found
+
+
+register("pope", PopeOptions, "tape_ds.encodings.pope.PopeEncoding", "tape_ds.encodings.pope.PopeLayer")
+
+
+@dataclass(frozen=True)
+class PropeOptions(Options):
+    """``prope``: RoPE with fewer rotating frequencies."""
+
+    share: float = bounded(0.75, gt=0, le=1)
+    """Of the K/2 frequencies, the highest floor(share K/2) turn; 1 is RoPE."""
+
+    no_dynamic_scaling = "its frequencies follow from each text, and prope leaves fixed ones out"
+
+    def kept(self, head_size: int) -> int:
+        return math.floor(round(self.share * head_size / 2, 4))  # 0.58 * 50 is a little less than 29 in floats
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found = super().problems_with(config)
+        if not self.kept(config.head_dim):
+            wrong = f"leaves none of the {config.head_dim // 2} frequencies of a head"
+            remedy = f"give at least {2 / config.head_dim:g}, or position_encoding: nope"
+            found.insert(0, self.problem("share", wrong, remedy))
+        return found
+
+
+register("prope", PropeOptions, "tape_ds.encodings.prope.PropeEncoding", _ROPE_LAYER)
+
+
+@dataclass(frozen=True)
+class RandpeOptions(Options):
+    """``randpe``: range and density of drawn positions."""
+
+    max_range: int | None = None
+    """Positions are drawn from 0 .. max_range - 1; None: twice ``max_position_embeddings``, as published."""
+    evaluation_length: int | None = None
+    """Tokens over which evaluation spreads the range; None: ``max_position_embeddings``, the density of training.
+    ``max_range`` itself makes evaluation count 0, 1, 2, ... Tokens beyond it count from ``max_range`` in steps of 1,
+    which training has never seen."""
+    evaluation_seed: int = bounded(0, ge=0)
+    """Seed of the fixed draw of evaluation."""
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
+        if self.random_shift:  # an offset would push them out of the window
+            found.append(self.problem("random_shift", "positions are drawn at random already", "remove it"))
+        return found
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found, window = [], config.max_position_embeddings
+        drawn_from = self.max_range if self.max_range is not None else 2 * window
+        if drawn_from < window:
+            wrong = f"shorter than max_position_embeddings = {window}"
+            found.append(self.problem("max_range", wrong, "give that or more"))
+        length = self.evaluation_length
+        if length is not None and not 1 <= length <= drawn_from:
+            wrong = f"not between 1 and max_range = {drawn_from}"
+            found.append(self.problem("evaluation_length", wrong, "choose one of these"))
+        return found + super().problems_with(config)
+
+
+register("randpe", RandpeOptions, "tape_ds.encodings.randpe.RandpeEncoding", _ROPE_LAYER)
+
+
+@dataclass(frozen=True)
+class RepoOptions(Options):
+    """``repo``: predicted positions."""
+
+    start_layer: int | None = bounded(None, ge=0)
+    """Layers below it, counted from 0, rotate by the index; None: a third of the layers (published: 5 of 16, 10 of
+    32)."""
+    width: int | None = bounded(None, ge=1)
+    """Inner width of the network; None: an eighth of the hidden size."""
+
+    learns = True
+    no_dynamic_scaling = "dynamic scaling follows the length in tokens, these positions are predicted"
+
+    def first_predicted(self, layers: int) -> int:
+        """Return the first of a model's ``layers`` that predicts."""
+        return layers // 3 if self.start_layer is None else self.start_layer
+
+    def stretches(self, layers: int) -> list[int]:
+        return sorted({0, self.first_predicted(layers)})
+
+    def inner_width(self, hidden: int) -> int:
+        """Return the inner width for a model of this hidden size."""
+        return hidden // 8 if self.width is None else self.width
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found, layers, first = [], config.num_hidden_layers, self.first_predicted(config.num_hidden_layers)
+        if not any(self.has_positions(layer) for layer in range(first, layers)):
+            wrong = f"leaves none of the {layers} layers to predict positions"
+            wrong += " together with nope_layers" if first < layers else ""
+            remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
+            found.append(self.problem("start_layer", wrong, remedy))
+        if self.inner_width(config.hidden_size) < 1:
+            wrong = f"an eighth of hidden_size = {config.hidden_size} is less than 1"
+            found.append(self.problem("width", wrong, "give 1 or more"))
+        return found + super().problems_with(config)
+
+
+register("repo", RepoOptions, "tape_ds.encodings.repo.RepoEncoding", "tape_ds.encodings.repo.RepoLayer")
+
+
+@dataclass(frozen=True)
+class T5Options(Options):
+    """``t5``: shape of the buckets."""
+
+    buckets: int = bounded(64, ge=2)
+    """Half of them hold one distance each, the other half grow geometrically."""
+    max_distance: int = 128
+    """From this distance on, everything is in the last bucket."""
+
+    learns = True
+    biases_scores = True
+
+    def problems(self) -> list[Problem]:
+        found, half = super().problems(), self.buckets // 2
+        if self.max_distance <= half:  # half the buckets must end before the last one begins
+            found.append(self.problem("max_distance", f"not above half the buckets, {half}", "give more"))
+        return found
+
+
+register("t5", T5Options, _ALIBI, "tape_ds.encodings.t5.T5Layer")
+
+
+@dataclass(frozen=True)
+class TapeOptions(Options):
+    """Choices of TAPE and of its ablations."""
+
+    attention_update: Literal["mix", "scale", "off"] = "mix"
+    """How ``A e`` joins the state: ``mix`` by a matrix across heads (the paper's form), ``scale`` by one scalar per
+    query head (what the published code computes), ``off`` not at all."""
+    feed_forward: bool = True
+    """Update the state by the position feed-forward."""
+    rank: int | None = bounded(None, ge=1)
+    """I, the inner width of the position feed-forward; None: 4 G."""
+    form: Literal["tensorial", "separate", "vector", "flattened"] = "tensorial"
+    """Axes of the updates: across heads, the same for all channels (``tensorial``, the paper's form); heads, with
+    other matrices for cosines and sines (``separate``); channels (``vector``); both (``flattened``). All but the first
+    are ablations that give the invariance under shifts up: train them with ``random_shift``."""
+    start: Literal["rope", "alibi"] = "rope"
+    """Initial state: the rotation (with the scaling of ``rope_parameters``), or features of ALiBi's kernel."""
+    state_norm: Literal["none", "unit"] = "none"
+    """``unit``: after each layer every pair (cos_j, sin_j) of the state gets the modulus of its start back. The state
+    stays a rotation; updates turn it, and cannot rescale the scores."""
+    attention_norm: Literal["none", "unit"] = "none"
+    """``unit``: the pairs of ``A e`` get the start's moduli before they join the state: a direction found by attention
+    counts the same however spread attention is."""
+    attention_init: Literal["zero", "identity"] = "zero"
+    """``identity``: the weight of the attention update is counted from the mean over each group's own heads, so that
+    a new model begins with it. For training from scratch: a converted Llama then does not begin as the Llama."""
+
+    biases_scores = True  # from start: alibi
+
+    @property
+    def learns(self) -> bool:
+        return self.attention_update != "off" or self.feed_forward
+
+    def problems(self) -> list[Problem]:
+        problems = super().problems()
+        if self.start == "alibi" and self.form != "tensorial":
+            wrong = "this start has neither cosines nor sines nor channels in an order"
+            problems.append(self.problem("form", wrong, "give tensorial, or start: rope"))
+        for name in ("state_norm", "attention_norm"):
+            if self.start == "alibi" and getattr(self, name) == "unit":
+                wrong = "this start has no pairs of cosines and sines"
+                problems.append(self.problem(name, wrong, "give none, or start: rope"))
+        if (self.state_norm, self.attention_update, self.form) == ("unit", "off", "tensorial") and self.feed_forward:
+            wrong = "the feed-forward alone only lengthens or shortens a pair, which unit undoes"  # one factor for all
+            problems.append(self.problem("state_norm", wrong, "give none, or an attention update"))
+        if self.attention_update == "off" and self.attention_norm == "unit":
+            problems.append(self.problem("attention_norm", "there is no attention update", "give none, or an update"))
+        if self.attention_init == "identity" and (
+            self.attention_update == "off" or self.form not in ("tensorial", "separate")
+        ):
+            wrong = "there is no attention update by a matrix across heads"
+            remedy = "give zero, or attention_update: mix with form: tensorial"
+            problems.append(self.problem("attention_init", wrong, remedy))
+        return problems
+
+    def problems_with(self, config: ModelConfig) -> list[Problem]:
+        found = super().problems_with(config)
+        if self.start == "alibi" and config.head_dim % BUCKETS:
+            wrong = f"the features of start: alibi need a multiple of {BUCKETS}"
+            found.insert(0, Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope"))
+        return found
+
+    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        # At a factor of 1 the model was trained on plain RoPE, and is used as ``yarn`` is; any other factor is that of
+        # its extension, and stays.
+        is_plain_yarn = "yarn" in str(rope_parameters.get("rope_type")) and rope_parameters.get("factor") == 1
+        return reaching(rope_parameters, length) if is_plain_yarn else rope_parameters
+
+    def without_updates(self) -> dict[str, Any] | None:
+        if not self.learns:
+            return None
+        return {"attention_update": "off", "feed_forward": False, "attention_norm": "none", "attention_init": "zero"}
+
+
+register("tape", TapeOptions, "tape_ds.encodings.tape.TapeEncoding", "tape_ds.encodings.tape.TapeLayer")

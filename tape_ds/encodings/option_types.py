@@ -1,0 +1,26 @@
+"""Types and bounds of ``position_options``, checked by pydantic as the sections of a recipe are."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from pydantic import Field, create_model
+
+from tape_ds import fields
+from tape_ds.errors import Problem
+
+
+@functools.cache
+def _section(options: Any) -> Any:
+    hints = get_type_hints(options)
+    members = {
+        each.name: (hints[each.name], Field(each.default, **each.metadata)) for each in dataclasses.fields(options)
+    }
+    return create_model(options.__name__, __base__=fields.Section, **members)  # type: ignore[call-overload]
+
+
+def problems(options: Any, given: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with each of the ``given`` fields of a dataclass of options by itself."""
+    found = fields.check(_section(options), given)
+    return [dataclasses.replace(each, field=f"position_options.{each.field}") for each in found]

@@ -1,0 +1,169 @@
+"""Results of passkeys and of generated tasks for people: CSV, Markdown, and heat maps as PNGs.
+
+A cell of passkeys is a dict with ``length`` (tokens), ``depth`` (share of the filler before the key, 0 to 1; None if
+keys are anywhere), ``trials``, ``correct`` (replies whose first integer is the key), ``correct_ids`` (that begin with
+the key's token ids; None if unknown) and ``mean_tokens`` (of the prompts).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from tape_ds import storage
+from tape_ds.markdown_table import markdown_table
+from tape_ds.numbers import length as length_label
+from tape_ds.scoring.exact_match import AnswerCount
+
+COLOURS = "cividis"
+"""Even in lightness, and the same to colour-blind readers."""
+LINE = "#D55E00"
+PASSKEY_FIELDS = ("length", "depth", "trials", "correct", "correct_ids", "mean_tokens")
+SHOWN = 5
+"""Wrong answers in the table."""
+PARTS = {
+    "whole": "the whole grid",
+    "trained": "trained lengths",
+    "beyond": "beyond: either operand longer",
+    "both_beyond": "both operands longer",
+    "twice": "to twice the trained lengths, trained ones included (as published)",
+}
+
+
+def write_passkeys(
+    cells: Sequence[Mapping[str, Any]], folder: Path, *, title: str, native_length: int | None
+) -> list[Path]:
+    """Write ``passkey.csv``, ``passkey.md`` and ``passkey.png`` into ``folder``."""
+    csv_file, table_file, picture = (folder / f"passkey.{kind}" for kind in ("csv", "md", "png"))
+    rows = [[cell[name] for name in PASSKEY_FIELDS] for cell in cells]
+    storage.write_text(csv_file, storage.as_csv(PASSKEY_FIELDS, rows))
+    storage.write_text(table_file, f"# {title}\n\n{passkey_table(cells)}")
+    draw_passkeys(cells, picture, title=title, native_length=native_length)
+    return [csv_file, table_file, picture]
+
+
+def depth_label(depth: float | None) -> str:
+    return "anywhere" if depth is None or math.isnan(depth) else f"{100 * depth:.3g}%"
+
+
+def _grid(cells: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the cells in order, their shares and their counts; depths down, lengths across."""
+    frame = pd.DataFrame(cells).sort_values(["depth", "length"], na_position="first")
+    frame["share"] = frame["correct"] / frame["trials"]
+    frame["count"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
+    shares, counts = (
+        frame.pivot(index="depth", columns="length", values=name)
+        .reindex(frame["depth"].unique())
+        .rename(index=depth_label)
+        for name in ("share", "count")
+    )
+    return frame, shares, counts.fillna("-")
+
+
+def passkey_table(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return found/asked by depth and length, with the sums of each length by both rules."""
+    frame, _, counts = _grid(cells)
+    rows = [[str(place), *row] for place, row in counts.iterrows()]
+    all_, ids, tokens = ["all"], ["all, by token ids"], ["prompt tokens, mean"]
+    for _, column in frame.groupby("length"):
+        trials = column["trials"].sum()
+        all_.append(f"{column['correct'].sum()}/{trials}")
+        ids.append("-" if column["correct_ids"].isna().any() else f"{int(column['correct_ids'].sum())}/{trials}")
+        tokens.append(f"{(column['mean_tokens'] * column['trials']).sum() / trials:,.0f}")
+    rows += ([all_] if len(rows) > 1 else []) + [ids, tokens]
+    return markdown_table(["depth", *map(length_label, sorted(frame["length"].unique()))], rows) + "\n"
+
+
+def draw_passkeys(cells: Sequence[Mapping[str, Any]], path: Path, *, title: str, native_length: int | None) -> Path:
+    """Draw the shares; a dashed line marks ``native_length``."""
+    _, shares, counts = _grid(cells)
+    depths, lengths = list(shares.index), list(shares.columns)
+    figure = Figure(figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
+    for row in range(len(depths)):
+        for column in range(len(lengths)):
+            colour = "white" if shares.iat[row, column] < 0.6 else "black"
+            axes.text(column, row, counts.iat[row, column], ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(lengths)), labels=[length_label(length) for length in lengths])
+    axes.set_yticks(range(len(depths)), labels=depths)
+    axes.set_xticks([column + 0.5 for column in range(len(lengths) - 1)], minor=True)
+    axes.set_yticks([row + 0.5 for row in range(len(depths) - 1)], minor=True)
+    axes.grid(which="minor", color="white", lw=1)
+    axes.tick_params(which="minor", length=0)
+    axes.set(xlabel="length (tokens)", ylabel="depth of the key")
+    axes.set_title(title, fontsize="medium", wrap=True, parse_math=False)
+    inside = sum(native_length is None or length <= native_length for length in lengths)
+    if native_length is not None and inside < len(lengths):
+        axes.axvline(inside - 0.5, color=LINE, linestyle="--", lw=2)
+        axes.set_xlabel(f"length (tokens); dashed: native length {length_label(native_length)}")
+    figure.colorbar(image, ax=axes, label="keys found", ticks=[0, 0.5, 1], format=lambda share, _: f"{share:.0%}")
+    storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
+    return path
+
+
+def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
+    """Write CSV, Markdown and, of arithmetic, the picture into ``folder``."""
+    is_grid = "cells" in figures
+    stem, rows = ("arithmetic", figures["cells"]) if is_grid else ("addressing", figures["tests"])
+    names = ["first", "second", "samples", "correct"]
+    if not is_grid:
+        names = ["length", "kind", "rows", "answers", "correct", "chance"]
+    csv_file, table_file, picture = (folder / f"{stem}.{kind}" for kind in ("csv", "md", "png"))
+    storage.write_text(csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows]))
+    wrong = [each for row in rows for each in row.get("wrong", ())][:SHOWN]
+    lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
+    shown = "\n\nWrong, shortest first:\n\n" + "\n".join(lines) if wrong else ""
+    storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}{shown}\n")
+    if not is_grid:
+        return [csv_file, table_file]
+    draw_generated(figures, picture, title)
+    return [csv_file, table_file, picture]
+
+
+def generated_summary(figures: Mapping[str, Any]) -> str:
+    """Return a line for each test of addressing, or the means of the grid's parts and a remark on the model."""
+    if "tests" in figures:
+        return "\n".join(f"- {each.label}: {each}" for each in map(AnswerCount.from_dict, figures["tests"]))
+    lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
+    first, second = figures["trained"]
+    trained = f"{first}" if first == second else f"{first} and {second}"
+    text = f"Exact match, trained to {trained}:\n\n{markdown_table(['mean over', 'right', 'cells'], lines)}"
+    return f"{text}\n\nOf this model: {figures['remark']}." if figures.get("remark") else text
+
+
+def draw_generated(figures: Mapping[str, Any], path: Path, title: str) -> Path:
+    """Draw the grid of arithmetic (the paper's Figures 2, 5, 6): the first operand upwards, the second to the right,
+    trained lengths framed, cells without a sample grey."""
+    cells, sizes = figures["cells"], figures["sizes"]
+    last = [max(cell[name] for cell in cells) for name in ("first", "second")]
+    shares = [[math.nan] * last[1] for _ in range(last[0])]
+    for cell in cells:
+        if cell["samples"]:
+            shares[cell["first"] - 1][cell["second"] - 1] = cell["correct"] / cell["samples"]
+    figure = Figure(figsize=(4.8, 4.4), layout="compressed")
+    axes = figure.add_subplot(facecolor="0.8")
+    edges = (0.5, last[1] + 0.5, 0.5, last[0] + 0.5)
+    image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, origin="lower", extent=edges, interpolation="nearest")
+    first, second = map(min, figures["trained"], last)
+    frame = Rectangle((0.5, 0.5), second, first, fill=False, edgecolor=LINE, lw=2, linestyle="--", clip_on=False)
+    frame.set_zorder(3)  # above the axes' own frame
+    axes.add_patch(frame)
+    axes.set(xlim=edges[:2], ylim=edges[2:], xlabel=sizes[1], ylabel=sizes[0])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    whole, beyond = (percent(figures["means"][name]["value"]) for name in ("whole", "beyond"))
+    axes.set_title(f"{figures['task']}\nall {whole}, beyond the frame {beyond}", fontsize="medium", parse_math=False)
+    figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
+    figure.colorbar(image, pad=0.02, aspect=25, label="exact match", format=lambda share, _: f"{share:.0%}")
+    storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
+    return path
+
+
+def percent(share: float | None) -> str:
+    return "N/A" if share is None else f"{share:.1%}"

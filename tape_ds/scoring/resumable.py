@@ -1,0 +1,321 @@
+"""Run an evaluation as jobs on one or several processes, resume it when it was killed, and store its result.
+
+An evaluation is a list of independent jobs, each with a key. The result of a job is written to a journal, and synced to
+the disk, before the next job starts. A restarted evaluation repeats no finished job, on any number of processes, and
+ends with the same result.
+
+Everything that decides the numbers is the evaluation's *identity*: the model's hash, the data's fingerprints, the
+configuration, the seed, and the versions of the packages that compute. A folder holds one result for each name; a
+result with another identity is replaced only with ``--overwrite``.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+
+import torch
+from filelock import FileLock, Timeout
+from tqdm.auto import tqdm
+
+from tape_ds import results
+from tape_ds.arguments import without_local_rank
+from tape_ds.data import cache
+from tape_ds.distributed import processes
+from tape_ds.distributed.processes import leave_process_group, share_cores
+from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.errors import Problem, UserError, check_folder, disk_error, is_main_process, raise_if_any
+from tape_ds.resilience.watchdog import Watchdog
+from tape_ds.run_folder import STACKS, TRAINED
+
+if TYPE_CHECKING:
+    from tape_ds.scoring.models import FoundModel
+
+Job = TypeVar("Job")
+Made = TypeVar("Made")
+
+PATIENCE = timedelta(weeks=1)
+"""Timeout of the process group: the shares of the processes may differ much."""
+STUCK_SECONDS = 7200.0
+"""Without a finished job on any process, an evaluation on several processes ends: one of them hangs."""
+COMPUTING = ("tape_ds", "torch", "transformers", "lm-eval", "rouge-score")
+"""Packages another version of which may compute other numbers."""
+FOLDER = "evaluation"
+"""Folder of the results inside a run's folder, and of all others below ``runs``."""
+
+
+class Evaluation:
+    """One evaluation with its folder of results.
+
+    Args:
+        name: of the command; names the result's file.
+        folder: made when there is something to write.
+        model: what results store of the model, see :meth:`FoundModel.about`.
+        config: every option that decides numbers.
+        data: fingerprint of each data source, by its spec.
+        seed: None where nothing is drawn.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: str | Path,
+        *,
+        model: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
+        data: Mapping[str, str],
+        seed: int | None,
+    ):
+        self.name = name
+        self.folder = Path(folder)
+        self.path = self.folder / f"{name}.json"
+        self.started = results.collect(
+            command=_typed_command(sys.argv),
+            seed=seed,
+            model=model,
+            config={"evaluation": name, **config},
+            data=data,
+            processes=int(os.environ.get("WORLD_SIZE", "1")),
+        )
+        self.identity = _identity(self.started)
+        self.journal = self.folder / f".{cache.key(name, identity=self.identity)}"
+        """Folder of the finished jobs; removed when the result is written."""
+
+    def run(
+        self,
+        work: Callable[[], Mapping[str, Any]],
+        show: Callable[[Mapping[str, Any]], None],
+        *,
+        overwrite: bool,
+        beside: Sequence[Path] = (),
+    ) -> int:
+        """Evaluate, unless the folder holds the result already, and show the figures on the first process.
+
+        Args:
+            work: returns the figures; every process calls it.
+            show: prints the figures and writes tables and pictures.
+            overwrite: whether another result in the folder may be replaced.
+            beside: files without which the result is incomplete.
+
+        Raises:
+            UserError: the folder cannot take the result.
+        """
+        with joined():
+            # processes that see different disks must take the same branch
+            stored = from_first(lambda: self.stored(overwrite, beside))
+            figures = work() if stored is None else stored.figures
+            if is_main_process():
+                if stored is None:
+                    self.finish(figures)
+                show(figures)
+                print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
+        return 0
+
+    def stored(self, overwrite: bool = False, beside: Sequence[Path] = ()) -> results.Result | None:
+        """Return the folder's result if it is complete and of this evaluation, else None.
+
+        Raises:
+            UserError: the folder holds another evaluation's result, or cannot be written to.
+        """
+        raise_if_any(_unwritable(self.folder))
+        if not self.path.exists():
+            return None
+        try:
+            found = results.load(self.path)
+            theirs = _identity(found)
+            names = sorted(self.identity.keys() | theirs.keys())
+            differing = [name for name in names if self.identity.get(name) != theirs.get(name)]
+            wrong = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
+        except UserError:
+            found, differing, wrong = None, ["all"], f"{self.path.name} in it is not a result"
+        if differing and not overwrite:
+            remedy = "name another folder, or replace it: --overwrite"
+            raise UserError(Problem("--output", str(self.folder), wrong, remedy))
+        complete = found is not None and found.finished and not differing and all(path.is_file() for path in beside)
+        return found if complete else None
+
+    def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
+        """Return the result of every job by its key; every process must call this and gets all results.
+
+        Args:
+            jobs: pairs of a unique key and a job, the longest first: they are dealt out in turn.
+            work: returns plain JSON data that follows from the job and the identity alone.
+
+        Raises:
+            UserError: another process runs the same evaluation in this folder.
+            DiskError: the disk is full or read-only; finished jobs are kept.
+        """
+        keys = [key for key, _ in jobs]
+        assert len(set(keys)) == len(keys), "the keys of jobs are unique"
+        ranks = RankSync()
+        with contextlib.ExitStack() as held:
+            known = from_first(lambda: self._load_journal(held))
+            pending = [(key, job) for key, job in jobs if key not in known]
+            if len(pending) < len(keys) and ranks.rank == 0:
+                print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already", flush=True)
+            share = tqdm(
+                pending[ranks.rank :: ranks.world], desc=self.name, disable=ranks.rank > 0 or not sys.stderr.isatty()
+            )
+            done: dict[str, Any] = {}
+            page = held.enter_context(self._open_page(ranks.rank))
+            stuck_after = STUCK_SECONDS if ranks.world > 1 else 0
+            dog = Watchdog(self.folder / STACKS, ranks.rank, ranks.world, stuck_after, work=done.__len__)
+            held.enter_context(dog)
+            for key, job in share:
+                dog.beat(len(done), "scoring")
+                line = json.dumps([key, work(job)])
+                done[key] = json.loads(line)[1]  # the same types as after a resume
+                self._append(page, f"{line}\n")
+            dog.beat(len(jobs), "waiting for the other processes")
+            for others in ranks.objects(done):
+                known |= others
+        return {key: known[key] for key in keys}
+
+    def finish(self, figures: Mapping[str, Any]) -> None:
+        """Write the result and remove the journal."""
+        with self._disk():
+            results.save(self.started.finish(figures), self.path)
+        shutil.rmtree(self.journal, ignore_errors=True)
+
+    def lock(self, held: contextlib.ExitStack) -> None:
+        """Lock the journal until ``held`` is closed.
+
+        Raises:
+            UserError: another process runs the same evaluation in this folder.
+        """
+        with self._disk():
+            self.journal.mkdir(parents=True, exist_ok=True)
+            try:
+                held.enter_context(FileLock(self.journal / "lock").acquire(timeout=0))
+            except Timeout as error:
+                wrong = "another process is running this evaluation there"
+                remedy = "wait for it, or name another folder"
+                raise UserError(Problem("--output", str(self.folder), wrong, remedy)) from error
+
+    def _load_journal(self, held: contextlib.ExitStack) -> dict[str, Any]:
+        self.lock(held)
+        known: dict[str, Any] = {}
+        with self._disk():
+            for file in sorted(self.journal.glob("*.jsonl")):
+                for line in file.read_text(encoding="utf-8").splitlines():
+                    with contextlib.suppress(ValueError):  # the line that was being written when the process was killed
+                        key, value = json.loads(line)
+                        known[key] = value
+        return known
+
+    def _open_page(self, rank: int) -> BinaryIO:
+        """Open this process's file of the journal after its last complete line."""
+        path = self.journal / f"{rank:04}.jsonl"
+        with self._disk():
+            self.journal.mkdir(parents=True, exist_ok=True)  # the first process may have another disk
+            page = path.open("ab", buffering=0)
+            page.truncate(path.read_bytes().rfind(b"\n") + 1)
+        return page
+
+    def _append(self, page: BinaryIO, text: str) -> None:
+        raw = memoryview(text.encode())
+        with self._disk():
+            while raw:  # an unbuffered write may take only a part
+                raw = raw[page.write(raw) :]
+            os.fsync(page.fileno())
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Report what the disk refuses; encloses no work, whose errors are others."""
+        try:
+            yield
+        except OSError as error:
+            refused = disk_error(error, "--output", self.folder, "start the same command again: it resumes")
+            if refused is None:
+                raise
+            raise refused from error
+
+
+class Cost:
+    """The seconds since it was created, and the memory of the process that needed most."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.started = time.monotonic()
+        processes.reset_peak_memory(device)
+
+    def taken(self, **counts: int) -> dict[str, Any]:
+        """Return the ``cost`` of a result; every process must call this."""
+        peak = max(RankSync().objects(processes.peak_memory_bytes(self.device)))
+        return {"seconds": time.monotonic() - self.started, "peak_memory_bytes": peak, **counts}
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """Join the process group of torchrun, deepspeed or accelerate; leave it in order when the work succeeded.
+
+    Only small Python objects are exchanged, so the group is a gloo group on every machine.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # what DeepSpeed's launcher sets
+    share_cores()
+    torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+    yield
+    leave_process_group()
+
+
+def from_first(make: Callable[[], Made]) -> Made:
+    """Call ``make`` on the first process and return its result, or raise its error, on all; all must call this.
+
+    Raises:
+        UserError: what ``make`` raised, so that no process waits for one that has left.
+    """
+    ranks = RankSync()
+    own: tuple[Made | None, UserError | None] = None, None
+    if ranks.rank == 0:
+        try:
+            own = make(), None
+        except UserError as error:
+            own = None, error
+    made, mistake = ranks.first(own)
+    if mistake is not None:
+        mistake.on_one_rank = mistake.on_one_rank and ranks.world == 1  # else all have it now
+        raise mistake
+    return cast(Made, made)
+
+
+def folder(output: str | None, model: "FoundModel") -> Path:
+    """Return the folder of a model's results: ``--output``, one in the run's folder, or one named after the model."""
+    if output is not None:
+        return Path(output)
+    if model.record is not None:
+        run = model.folder.parent / FOLDER
+        return run if model.folder.name == TRAINED else run / model.folder.name
+    name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
+    return Path("runs") / FOLDER / name
+
+
+def _typed_command(words: Sequence[str]) -> list[str]:
+    """Return the command as it was typed: Python gives the path of a module that ``-m`` ran."""
+    if Path(words[0]).parts[-2:] != ("evaluation", "__main__.py"):
+        return list(words)
+    return ["python", "-m", "evaluation", *without_local_rank(words[1:])]
+
+
+def _unwritable(folder: Path) -> list[Problem]:
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not existing.is_dir() or os.access(existing, os.W_OK | os.X_OK):
+        return check_folder("--output", folder)
+    return [Problem("--output", str(folder), f"{existing} is not writable", "name another folder")]
+
+
+def _identity(result: results.Result) -> dict[str, Any]:
+    """Return what decides a result's figures, by section and name."""
+    model = {key: value for key, value in (result.model or {}).items() if key not in ("address", "kind")}
+    versions = {name: version for name, version in result.versions.items() if name in COMPUTING}
+    sections = {"model": model, "config": result.config, "data": result.data, "versions": versions}
+    flat = {f"{section}.{name}": value for section, entries in sections.items() for name, value in entries.items()}
+    return flat | {"seed": result.seed}

@@ -1,0 +1,91 @@
+"""What an export starts from: found from any of its folders, refused by name otherwise."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tape_ds.checkpoint import source_model
+from tape_ds.errors import UserError
+from tests.export.conftest import base, run
+from tests.models.helpers import tiny_model
+
+__all__ = ["base", "run"]
+
+
+@pytest.fixture(scope="module")
+def finished(run):
+    return run()
+
+
+def test_a_run_and_its_trained_folder_are_the_same_source(finished):
+    by_run, by_folder = (source_model.find(str(path)) for path in (finished, finished / "trained"))
+    assert by_run.folder == by_folder.folder == finished / "trained"
+    assert by_run.record.method == "tape" and by_run.result.figures["steps"] == 16 and by_run.has_tokenizer
+    assert by_run.config.max_position_embeddings == 128 and by_run.dtype == torch.float32
+
+
+def test_a_checkpoint_has_no_result_of_its_own(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "trained").rename(tmp_path / "run" / "checkpoint-8")
+    found = source_model.find(str(tmp_path / "run" / "checkpoint-8"))
+    assert found.result is None and "checkpoint" in found.without_result
+
+
+def test_results_of_another_run_are_not_shown(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / "results" / "run.json"
+    stored = json.loads(path.read_text())
+    stored["figures"]["trained"].pop()
+    path.write_text(json.dumps(stored))
+    found = source_model.find(str(tmp_path / "run"))
+    assert found.result is None and "another run" in found.without_result
+
+
+def test_results_of_another_method_are_not_shown(run):
+    """Methods that train nothing have the same names, none: a run cut short in its scoring leaves its weights beside
+    the results of the one before."""
+    made = run("rope", "linear", trained=())
+    path = made / "results" / "run.json"
+    stored = json.loads(path.read_text())
+    stored["config"]["method"] = "yarn"
+    path.write_text(json.dumps(stored))
+    found = source_model.find(str(made))
+    assert found.result is None and "another run" in found.without_result
+    stored["config"]["method"] = "linear"
+    path.write_text(json.dumps(stored))
+    assert source_model.find(str(made)).result is not None
+
+
+def test_a_model_folder_is_a_source(tmp_path):
+    tiny_model().to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    found = source_model.find(str(tmp_path / "model"))
+    assert found.record is None and not found.has_tokenizer and found.dtype == torch.bfloat16
+    assert found.load().dtype == torch.float32
+
+
+def test_what_is_trained_is_put_onto_the_base(finished):
+    loaded = source_model.find(str(finished)).load()
+    assert loaded.model.layers[0].position.attend.weight.abs().max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda folder, base: folder / "nowhere", "no such folder"),
+        (lambda folder, base: folder, "neither what a run trained nor a model"),
+        (lambda folder, base: base, "'llama': transformers loads that as it is"),
+    ],
+)
+def test_anything_else_is_refused(tmp_path, base, make, reason):
+    with pytest.raises(UserError, match=reason):
+        source_model.find(str(make(tmp_path, base)))
+
+
+def test_a_base_that_is_gone_is_named_before_anything_loads(finished, tmp_path):
+    shutil.copytree(finished / "trained", tmp_path / "trained")
+    path = tmp_path / "trained" / "trained.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base": str(tmp_path / "gone")}))
+    with pytest.raises(UserError, match="gone"):
+        source_model.find(str(tmp_path))

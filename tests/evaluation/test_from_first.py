@@ -1,0 +1,45 @@
+"""What the first process finds is everybody's, a mistake too: nobody waits for a process that has left."""
+
+import pickle
+
+import pytest
+import torch
+
+from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.errors import Problem, UserError
+from tape_ds.scoring import resumable
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Lets this process be a rank of two; what the first one sends, as bytes, reaches the second."""
+    sent = []
+
+    def broadcast(box, src, group):
+        if not sent:
+            sent.append(pickle.dumps(box))
+        box[:] = pickle.loads(sent[0])
+
+    def become(rank):
+        for name, value in {"rank": rank, "world": 2, "_group": None}.items():
+            monkeypatch.setattr(RankSync, name, value)
+
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    return become
+
+
+def test_what_the_first_finds_is_everybodys(on):
+    on(0)
+    assert resumable.from_first(lambda: {"found": 1}) == {"found": 1}
+    on(1)
+    assert resumable.from_first(lambda: pytest.fail("it is the first one's to find")) == {"found": 1}
+
+
+def test_a_mistake_that_the_first_finds_is_everybodys(on):
+    def make():
+        raise UserError(Problem("--output", "there", "is taken", "name another"))
+
+    for rank in (0, 1):
+        on(rank)
+        with pytest.raises(UserError, match="--output = 'there': is taken"):
+            resumable.from_first(make if rank == 0 else lambda: pytest.fail("it is the first one's to find"))

@@ -1,0 +1,274 @@
+"""An evaluation goes on where it was killed, is not repeated, and replaces nobody else's result."""
+
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+from tape_ds import results
+from tape_ds.errors import DiskError, UserError
+from tape_ds.scoring import resumable
+from tape_ds.scoring.resumable import Evaluation
+from tests.disks import mounted
+
+MODEL = {"address": "here", "kind": "trained", "sha256": "abc", "dtype": "float32"}
+
+
+def evaluation(folder, **changes):
+    fields = {"model": MODEL, "config": {"lengths": (1, 2)}, "data": {"stdlib": "f"}, "seed": 0} | changes
+    return Evaluation("passkey", folder, **fields)
+
+
+class Work:
+    """Squares numbers, remembers which, and fails at one of them, as a killed process would."""
+
+    def __init__(self, fails_at=None):
+        self.seen = []
+        self.fails_at = fails_at
+
+    def __call__(self, number):
+        if number == self.fails_at:
+            raise KeyboardInterrupt
+        self.seen.append(number)
+        return {"square": number**2, "third": number / 3}
+
+
+JOBS = [(f"job {number}", number) for number in range(6)]
+WHOLE = {f"job {number}": {"square": number**2, "third": number / 3} for number in range(6)}
+
+
+def interrupted(folder, at, **changes):
+    with pytest.raises(KeyboardInterrupt):
+        evaluation(folder, **changes).run_jobs(JOBS, Work(fails_at=at))
+
+
+def test_all_jobs_by_key(tmp_path):
+    assert evaluation(tmp_path).run_jobs(JOBS, Work()) == WHOLE
+
+
+def test_what_was_finished_is_not_repeated(tmp_path):
+    interrupted(tmp_path, at=2)
+    interrupted(tmp_path, at=4)
+    work = Work()
+    assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
+    assert work.seen == [4, 5]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 10])
+def test_a_line_that_was_being_written_counts_for_nothing(tmp_path, kept):
+    interrupted(tmp_path, at=2)
+    (file,) = tmp_path.glob(".passkey-*/*.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text(lines[0] + lines[1][:kept])
+    work = Work()
+    assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
+    assert work.seen == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": MODEL | {"sha256": "abd"}},
+        {"model": MODEL | {"dtype": "bfloat16"}},
+        {"config": {"lengths": (1, 3)}},
+        {"data": {"stdlib": "g"}},
+        {"seed": 1},
+    ],
+)
+def test_pieces_of_another_evaluation_are_not_taken(tmp_path, changes):
+    interrupted(tmp_path, at=3)
+    work = Work()
+    assert evaluation(tmp_path, **changes).run_jobs(JOBS, work) == WHOLE
+    assert work.seen == list(range(6))
+
+
+def test_the_same_weights_under_another_name_are_the_same_model(tmp_path):
+    interrupted(tmp_path, at=3)
+    work = Work()
+    evaluation(tmp_path, model=MODEL | {"address": "moved"}).run_jobs(JOBS, work)
+    assert work.seen == [3, 4, 5]
+
+
+def test_another_version_of_a_library_is_another_evaluation(tmp_path, monkeypatch):
+    interrupted(tmp_path, at=3)
+    monkeypatch.setattr(results, "versions", lambda: {"torch": "0.0"})
+    work = Work()
+    evaluation(tmp_path).run_jobs(JOBS, work)
+    assert work.seen == list(range(6))
+
+
+def test_the_result_is_stored_and_the_journal_gone(tmp_path):
+    mine = evaluation(tmp_path)
+    assert mine.stored() is None
+    found = mine.run_jobs(JOBS, Work())
+    mine.finish({"found": found, "cost": {"seconds": 1.5}})
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["passkey.json"]
+    stored = evaluation(tmp_path).stored()
+    assert stored.figures["found"] == WHOLE
+    assert (stored.model["sha256"], stored.config) == ("abc", {"evaluation": "passkey", "lengths": [1, 2]})
+
+
+def test_an_interrupted_evaluation_ends_as_one_that_was_not(tmp_path):
+    """But for its times and its cost, byte for byte."""
+    interrupted(tmp_path / "two", at=3)
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        mine = evaluation(folder)
+        mine.finish({"found": mine.run_jobs(JOBS, Work())})
+    contents = [json.loads((tmp_path / name / "passkey.json").read_text()) for name in ("one", "two")]
+    for content in contents:
+        assert content.pop("started") and content.pop("finished")
+    assert json.dumps(contents[0]) == json.dumps(contents[1])
+
+
+def finished(folder, **changes):
+    mine = evaluation(folder, **changes)
+    mine.finish({"found": mine.run_jobs(JOBS, Work())})
+
+
+def test_another_result_in_the_folder_stays(tmp_path):
+    finished(tmp_path, seed=7)
+    mine = evaluation(tmp_path, config={"lengths": (9,)})
+    with pytest.raises(UserError, match=r"other: config.lengths, seed\).*\n.*--overwrite"):
+        mine.stored()
+    assert mine.stored(overwrite=True) is None
+
+
+def test_a_file_that_is_no_result_is_a_problem(tmp_path):
+    (tmp_path / "passkey.json").write_text("[]")
+    with pytest.raises(UserError, match="is not a result"):
+        evaluation(tmp_path).stored()
+    assert evaluation(tmp_path).stored(overwrite=True) is None
+
+
+def test_a_start_never_writes_over_an_earlier_one_of_its_own(tmp_path):
+    """Two processes were killed, the first of them in the middle of a line."""
+    mine = evaluation(tmp_path)
+    mine.journal.mkdir(parents=True)
+    (mine.journal / "0001.jsonl").write_text(json.dumps(["job 1", WHOLE["job 1"]]) + "\n")
+    (mine.journal / "0000.jsonl").write_text(json.dumps(["job 0", WHOLE["job 0"]]) + '\n["job 4", {"squ')
+    work = Work()
+    assert mine.run_jobs(JOBS, work) == WHOLE and work.seen == [2, 3, 4, 5]
+    lines = (mine.journal / "0000.jsonl").read_text().splitlines()
+    assert [json.loads(line)[0] for line in lines] == ["job 0", "job 2", "job 3", "job 4", "job 5"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_problem(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=f"--output.*{tmp_path / 'file'} is a file"):
+        evaluation(tmp_path / "file" / "out").stored(overwrite=True)
+    monkeypatch.setattr(resumable.os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
+        evaluation(tmp_path / "new" / "out").stored()
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path):
+    mine = evaluation(tmp_path)
+    mine.journal.mkdir(parents=True)
+    with open(mine.journal / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is running this evaluation"):
+            mine.run_jobs(JOBS, Work())
+    assert mine.run_jobs(JOBS, Work()) == WHOLE
+
+
+def test_where_results_go(run, base):
+    from tests.evaluation.test_models import found
+
+    folder = run()
+    assert resumable.folder(None, found(folder)) == folder / "evaluation"
+    assert resumable.folder(None, found(folder / "trained")) == folder / "evaluation"
+    (folder / "trained").rename(folder / "checkpoint-8")
+    assert resumable.folder(None, found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
+    plain = found(base)
+    assert resumable.folder(None, plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["/home/me/tape-ds/evaluation/__main__.py", "passkey", "x"], ["python", "-m", "evaluation", "passkey", "x"]),
+        (["evaluation/__main__.py", "--local_rank=1", "passkey"], ["python", "-m", "evaluation", "passkey"]),
+        (["evaluation/__main__.py", "--local_rank", "1", "passkey"], ["python", "-m", "evaluation", "passkey"]),
+        (["/home/me/mine.py", "passkey"], ["/home/me/mine.py", "passkey"]),
+    ],
+)
+def test_the_command_is_stored_as_it_was_typed(tmp_path, monkeypatch, words, command):
+    monkeypatch.setattr("sys.argv", words)
+    assert evaluation(tmp_path).started.command == command
+
+
+def test_a_disk_that_fills_up_keeps_what_was_found(tmp_path, monkeypatch):
+    sync, left = os.fsync, [3]
+
+    def refuse(file):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DiskError, match=r"--output = .* is full .*\n.*start the same command again: it resumes"):
+        evaluation(tmp_path).run_jobs(JOBS, Work())
+    monkeypatch.undo()
+    work = Work()
+    assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
+    assert work.seen in ([3, 4, 5], [4, 5])  # what was not known to be on the disk may be there all the same
+
+
+def test_a_disk_that_really_is_full(tmp_path):
+    wide = [(f"job {number}", number) for number in range(6)]
+    with mounted(tmp_path / "disk") as disk:
+        with pytest.raises(DiskError, match=f"--output = '{disk}'"):
+            evaluation(disk).run_jobs(wide, lambda number: "x" * 100_000)
+        seen = []
+        with pytest.raises(DiskError):
+            evaluation(disk).run_jobs(wide, lambda number: seen.append(number) or "x" * 100_000)
+        assert seen == [2]
+
+
+def test_a_result_that_finds_no_room_is_told(tmp_path, monkeypatch):
+    begun = evaluation(tmp_path)
+    begun.run_jobs(JOBS, Work())
+
+    def refuse(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DiskError, match="--output"):
+        begun.finish({})
+    assert not begun.path.exists()
+    assert begun.journal.is_dir()
+
+
+def hanging_rank(folder, rank):
+    """One of two processes; the second hangs in its second piece."""
+    store = distributed.FileStore(str(folder / "store"), 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    resumable.STUCK_SECONDS = 2.0
+
+    def work(number):
+        time.sleep(120 if number == 3 else 0.01)
+        return number
+
+    evaluation(folder / "out").run_jobs(JOBS, work)
+
+
+def test_an_evaluation_of_which_a_process_hangs_ends_with_its_stacks(tmp_path):
+    """The others waited for it for a week."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=hanging_rank, args=(tmp_path, rank), daemon=True) for rank in (0, 1)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(60)
+    codes = [each.exitcode for each in ranks]
+    for each in ranks:
+        each.kill()
+    assert codes == [4, 4]
+    assert "in work" in (tmp_path / "out" / "stacks" / "rank-1.txt").read_text()

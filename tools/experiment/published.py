@@ -1,0 +1,92 @@
+"""Numbers published in TAPE's paper (arXiv:2501.00712): the tables of ``published.yaml``.
+
+Each table names the setting and, if its conventions differ from the usual ones, caveats, which every page shows.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+DATA = Path(__file__).with_suffix(".yaml")
+Number = float | None
+"""None: not published."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a number measures; two numbers share a row only if this is equal."""
+
+    task: str
+    """Data set or benchmark, as this project names it."""
+    metric: str
+    length: int | None = None
+    """Tokens of context, if it varies."""
+
+    def __str__(self) -> str:
+        return " ".join([self.task, self.metric] + ([] if self.length is None else [f"{self.length:,}"]))
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One published table, a row per method."""
+
+    name: str
+    """In the paper."""
+    setting: str
+    """The model that was measured."""
+    unit: str
+    quantities: tuple[Quantity, ...]
+    rows: Mapping[str, tuple[Number, ...]]
+    """Method -> a number for each quantity."""
+    convention: str | None = None
+    """Of perplexity, as ``python -m evaluation perplexity`` names it."""
+    caveats: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for values in self.rows.values():
+            assert len(values) == len(self.quantities), f"{self.name}: a number for each quantity"
+
+    def value(self, method: str, wanted: Quantity) -> Number:
+        return self.rows[method][self.quantities.index(wanted)] if wanted in self.quantities else None
+
+    def places(self, wanted: Quantity) -> int:
+        """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
+        printed = [self.quantities.index(wanted)] if wanted in self.quantities else range(len(self.quantities))
+        numbers = [repr(float(row[at] or 0)) for row in self.rows.values() for at in printed]
+        decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # such as 1e-5
+        return max((len(each) for each in decimals if each != "0"), default=0)
+
+
+def _read() -> Iterator[PublishedTable]:
+    for each in yaml.safe_load(DATA.read_text(encoding="utf-8")):
+        each["quantities"] = tuple(Quantity(*quantity) for quantity in each["quantities"])
+        each["rows"] = {method: tuple(values) for method, values in each["rows"].items()}
+        yield PublishedTable(**each | {"caveats": tuple(each.get("caveats", ()))})
+
+
+TABLES = tuple(_read())
+TEXTS = {
+    "proof_pile": re.compile(r"proof[-_]?pile", re.I),
+    "pg19": re.compile(r"pg[-_]?19", re.I),
+    "github": re.compile(r"((^|[/_.:-])github([-_]?test)?(\.\w+|/[^/]*)?|pile_set_name=github)$", re.I),
+}
+"""Published test set -> pattern of its data specs."""
+
+
+def find_table(name: str) -> PublishedTable:
+    return next(table for table in TABLES if table.name == name)
+
+
+def text_of(spec: str) -> str | None:
+    """Return the published test set that a data spec names, if it names one."""
+    data = re.sub(r"#[^?]*", "", spec)  # without the name of a column
+    return next((name for name, pattern in TEXTS.items() if pattern.search(data)), None)
+
+
+def tables_for(wanted: Iterable[Quantity]) -> Iterator[PublishedTable]:
+    """Return the tables that hold a number for one of the quantities."""
+    asked = set(wanted)
+    return (table for table in TABLES if asked & set(table.quantities))

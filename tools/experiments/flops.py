@@ -1,0 +1,159 @@
+"""Count parameters, multiply-adds and FLOPs of the TAPE paper's pretrained model, with each positional encoding.
+
+    python -m tools.experiments.flops                                  every encoding, a sequence of 1,024 tokens
+    python -m tools.experiments.flops --table3                         the TAPE paper's Table 3 beside our count
+    python -m tools.experiments.flops --table3 --output runs/table3    and table3.json there
+
+MACs have two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a causal
+kernel computes. FLOPs are 2 x MACs; the paper's include small operations that its MACs leave out. "M" is 2^20, as in
+the paper. The cache is in 16 bits. No model of this size is loaded or run; tools/plan.py counts a recipe's model.
+Exit codes: 0 done; 2 something to mend.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tape_ds import encodings, results
+from tape_ds.arguments import Parser
+from tape_ds.errors import check_folder, command, raise_if_any
+from tape_ds.markdown_table import markdown_table
+
+if TYPE_CHECKING:
+    from tape_ds.models.configuration import TapeConfig
+
+PAPER = {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "intermediate_size": 3_072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 1_024,
+    "rms_norm_eps": 1e-5,
+}
+"""The model that the paper pretrains on C4."""
+PAPER_RANK = 48
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": 1_024}
+PLACEHOLDERS: dict[str, dict[str, Any]] = {
+    "yarn": {"rope_parameters": YARN},
+    "bipe_rope": {"position_options": {"separators": [0, 1]}},
+    "bipe_alibi": {"position_options": {"separators": [0, 1]}},
+    "cope": {"attention_backend": "sdpa"},
+}
+"""Required options of some encodings; none changes a count."""
+TOKENS = 1_024
+"""Of the one sequence of a forward pass."""
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Parse, check, count, store, print."""
+    typed = sys.argv[1:] if argv is None else argv
+    parser = Parser(prog="python -m tools.experiments.flops", description=__doc__)
+    parser.add_argument("--table3", action="store_true", help="the TAPE paper's Table 3")
+    parser.add_argument("--output", help="folder of table3.json, or flops.json")
+    options = parser.parse_args(typed)
+    raise_if_any(check_folder("output", options.output or "."))
+    rows = table_3() if options.table3 else every_encoding()
+    if options.output is not None:
+        started = results.collect(command=[Path(__file__).name, *typed], config={"length": TOKENS, **PAPER})
+        file = Path(options.output) / f"{'table3' if options.table3 else 'flops'}.json"
+        results.save(started.finish({"rows": rows}), file)
+
+    def shown(cell: Any) -> str:
+        if cell is None:
+            return "-"
+        return f"{cell:,.3f}".removesuffix("0") if isinstance(cell, float) else str(cell)
+
+    print(markdown_table(list(rows[0]), [[shown(cell) for cell in row.values()] for row in rows]))
+    return 0
+
+
+def every_encoding() -> list[dict[str, Any]]:
+    """Return a row for each encoding."""
+    from tape_ds.models import flops
+    from tape_ds.models.configuration import TapeConfig
+
+    rows = []
+    for name in encodings.available():
+        config = TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))
+        full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
+        rows.append(
+            {
+                "encoding": name,
+                "parameters (M)": round(flops.parameters(config) / flops.MEBI, 2),
+                "of the encoding (M)": round(flops.position_parameters(config) / flops.MEBI, 3),
+                "MACs full (G)": round(full / 1e9, 2),
+                "MACs causal (G)": round(causal / 1e9, 2),
+                "FLOPs full (G)": round(2 * full / 1e9, 2),
+                "FLOPs causal (G)": round(2 * causal / 1e9, 2),
+                "training FLOPs a token (G)": round(flops.training_flops_per_token(config, TOKENS, 1.0) / 1e9, 3),
+                "cache (KiB a token)": round(2 * cached_numbers(config) / 1024, 2),
+            }
+        )
+    return rows
+
+
+def cached_numbers(config: TapeConfig) -> float:
+    """Return the numbers that a cache keeps of a token, by running a model that is narrow outside attention."""
+    import torch
+    from transformers import DynamicCache
+
+    from tape_ds.models.llama import TapeForCausalLM
+
+    narrow = type(config).from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
+    ids, cache = torch.arange(16)[None], DynamicCache(config=narrow)
+    with torch.no_grad():
+        TapeForCausalLM(narrow).eval()(input_ids=ids, past_key_values=cache)
+    kept = [tensor.numel() for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return sum(kept) / ids.numel()
+
+
+def table_3() -> list[dict[str, Any]]:
+    """Return the paper's Table 3: published, counted here, and TAPE counted as its published code is."""
+    from tape_ds.models import flops
+    from tape_ds.models.configuration import TapeConfig
+    from tools.experiment import published
+
+    def counted(parameters: int, full: float, causal: float | None = None) -> dict[str, Any]:
+        cells = {"FLOPs (G)": 2 * full / 1e9, "MACs (G)": full / 1e9, "parameters (M)": parameters / flops.MEBI}
+        if causal is not None:
+            cells |= {"FLOPs causal (G)": 2 * causal / 1e9, "MACs causal (G)": causal / 1e9}
+        return {name: round(cell, 2) for name, cell in cells.items()}
+
+    rows: list[dict[str, Any]] = []
+    for row, (gflops, gmacs, millions) in published.find_table("Table 3").rows.items():
+        name = row.lower()
+        config = TapeConfig(**PAPER, position_encoding=name)
+        full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
+        given = {"FLOPs (G)": gflops, "MACs (G)": gmacs, "parameters (M)": millions}
+        rows.append({"encoding": name, "count": "published"} | given)
+        if name == "tape":
+            rows.append({"encoding": name, "count": "published code"} | counted(*published_tape()))
+        rows.append({"encoding": name, "count": "this project"} | counted(flops.parameters(config), full, causal))
+    return [dict.fromkeys(rows[-1]) | row for row in rows]
+
+
+def published_tape() -> tuple[int, float]:
+    """Return parameters and MACs of TAPE's published code.
+
+    Every layer, including the last one, has W_x, W_up, W_down and an H x H matrix; attention runs over cosines and
+    sines of width K each, although their halves are equal; the gate is evaluated twice. Its contractions across heads
+    are einsums, which the paper's profiler counted as FLOPs but not as MACs.
+    """
+    from tape_ds.models import flops
+    from tape_ds.models.configuration import TapeConfig
+
+    rope = TapeConfig(**PAPER, position_encoding="rope")
+    layers, hidden, heads = rope.num_hidden_layers, rope.hidden_size, rope.num_attention_heads
+    length = rope.max_position_embeddings
+    parameters = flops.parameters(rope) + layers * (hidden * PAPER_RANK + 2 * PAPER_RANK * heads + heads**2)
+    macs = flops.multiply_adds(rope, length, causal=False)
+    macs += layers * (2 * length**2 * hidden + 2 * length * hidden * PAPER_RANK)
+    return parameters, macs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

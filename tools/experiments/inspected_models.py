@@ -1,0 +1,84 @@
+"""Models that are inspected layer by layer: several on one command line, each ``MODEL`` or ``NAME=MODEL``.
+
+They are what ``python -m evaluation`` takes, if this project computes models of the family: a plain Llama is read into
+this project's own model, which computes the same logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tape_ds import storage
+from tape_ds.arguments import named
+from tape_ds.errors import Problem, collecting, raise_if_any
+
+if TYPE_CHECKING:
+    from tape_ds.scoring.models import FoundModel
+
+NO_POSITIONS = (
+    "no layer rotates queries and keys or adds a bias to their scores: positions enter with the embeddings, in "
+    "additional columns of the keys, or not at all"
+)
+"""Reason for a model without a map of positions."""
+DTYPES = ("float32", "float64", "bfloat16")
+SIZES = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES, help="of the weights (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto: a GPU if there is one")
+
+
+def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, FoundModel]:
+    """Return the models by name, not loaded yet.
+
+    Raises:
+        UserError: everything wrong with any of them.
+    """
+    from tape_ds.scoring import inspection, models
+
+    problems: list[Problem] = []
+    found: dict[str, FoundModel] = {}
+    for typed in typed_models:
+        name, name_or_path = named(typed)
+        if name is None:
+            name = Path(typed).resolve().name if Path(typed).exists() else typed
+        if not storage.is_utf8(typed) or name in found:
+            wrong = f"a second {name!r}" if name in found else "is not UTF-8"
+            problems.append(Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL"))
+            continue
+        with collecting(problems):
+            found[name] = models.find_model(name_or_path, dtype=options.dtype, device=options.device)
+            problems += inspection.check(found[name].config)
+    raise_if_any(list({str(problem): problem for problem in problems}.values()))  # all share those of the environment
+    return found
+
+
+def count(model: FoundModel, what: str) -> int:
+    """Return the number of ``layers`` or ``heads``."""
+    number: int = getattr(model.config, SIZES[what])
+    return number
+
+
+def check_numbers(what: str, numbers: Sequence[int] | None, models: Mapping[str, FoundModel]) -> list[Problem]:
+    """Return a problem for each number of a layer or head, from 1, that a model does not have."""
+    return [
+        Problem(f"--{what}", number, f"{name} has {what} 1 to {count(model, what)}", "name one of them")
+        for name, model in models.items()
+        for number in numbers or ()
+        if not 1 <= number <= count(model, what)
+    ]
+
+
+def check_ids(field: str, largest: int, name: str, model: FoundModel) -> list[Problem]:
+    size = model.config.vocab_size
+    if 0 <= largest < size:
+        return []
+    return [Problem(field, largest, f"{name} has embeddings for tokens 0 to {size - 1}", "name another token or text")]
+
+
+def not_finite(name: str) -> Problem:
+    return Problem("MODEL", name, "its activations are not finite", "give a model whose loss is finite")

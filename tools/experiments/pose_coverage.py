@@ -1,0 +1,182 @@
+"""Plot and tabulate which relative distances a recipe's sequences contain, and how often, before anything trains.
+
+    python -m tools.experiments.pose_coverage                          recipe demo
+    python -m tools.experiments.pose_coverage --recipe llama3_8b_32k --pose_chunks 4 --output runs/coverage
+    python -m tools.experiments.pose_coverage --recipe llama_7b_pose_yarn_128k --document_tokens 8192
+
+The sequences are the run's own: the first ``--samples`` of them (2,000, or all), counted exactly. Every field of the
+recipe can be overridden as for the launcher. Of the model only its tokenizer is read. With ``--document_tokens N``
+neither that nor the data are: every document is taken to have N tokens. PoSE's positions are the same for any document
+of a window or more.
+
+Written to ``--output`` (``runs/pose_coverage``): ``coverage.png``, ``coverage.csv`` (means over distances that grow by
+an eighth of an octave) and ``coverage.json`` (command, versions, figures).
+
+Exit codes: 0 done; 2 something to mend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tape_ds import results, storage
+from tape_ds.arguments import Parser, below_one
+from tape_ds.config import loading
+from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.data import sources
+from tape_ds.data.pack import FILL
+from tape_ds.data.sources import weights
+from tape_ds.errors import Problem, check_folder, command, raise_if_any
+from tools.experiments import coverage
+
+if TYPE_CHECKING:
+    from tape_ds.data.mix import MixedSequences
+    from tape_ds.data.order import TrainingSequences
+
+NAME = "coverage"
+MADE_UP = 64
+"""Sequences that are packed from documents of one length: enough for all ways in which the two can overlap."""
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, count, write, print."""
+    typed = sys.argv[1:] if argv is None else argv
+    parser = Parser(prog="python -m tools.experiments.pose_coverage", description=__doc__)
+    parser.add_argument("--samples", type=int, default=2000, help="sequences that are counted")
+    parser.add_argument("--document_tokens", type=int, help="take every document to have this length; read none")
+    parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
+    own, fields = parser.parse_known_args(typed)
+    recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
+    raise_if_any(check(own, recipe))
+    specs = [] if own.document_tokens else weights.specs_of(recipe.data.train_data)
+    started = results.collect(
+        command=[Path(__file__).name, *typed],
+        seed=recipe.trainer_value("seed"),
+        config=recipe.as_dict(),
+        data={spec: sources.parse(spec).fingerprint() for spec in specs},
+    )
+    sequences = made_up_sequences(recipe, own.document_tokens) if own.document_tokens else real_sequences(recipe)
+    items = (sequences[index] for index in range(min(own.samples, len(sequences))))
+    layouts = ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items)
+    write(coverage.measure(layouts, recipe.model.target_length), recipe, started, Path(own.output))
+    return 0
+
+
+def check(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
+    problems = below_one(own, "samples") + check_folder("--output", own.output)
+    least = recipe.window if recipe.data.packing == "single" else 1
+    if own.document_tokens is not None and own.document_tokens < least:
+        problems.append(Problem("document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"))
+    if not recipe.trains:
+        wrong = f"method = {recipe.method.method!r} trains nothing, no sequence is read"
+        problems.append(Problem("method", recipe.method.method, wrong, "choose a method that trains"))
+    return problems
+
+
+def real_sequences(recipe: ExtensionRecipe) -> TrainingSequences | MixedSequences:
+    """Return the sequences of the run."""
+    from tape_ds.data import tokenizer
+    from tape_ds.models.loading import model_folder
+    from tape_ds.training.runs.extension import base_path, training_sequences
+
+    return training_sequences(recipe, tokenizer.load(model_folder.resolve(base_path(recipe.model.model)), "model"))
+
+
+def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> TrainingSequences:
+    """Return the recipe's sequences if every document had ``document_tokens`` tokens."""
+    from datasets import Dataset
+
+    from tape_ds.data.order import TrainingSequences
+    from tape_ds.data.pose import PoseSequences
+    from tape_ds.training.run import sample_count
+
+    data, document, pose = recipe.data, np.zeros(document_tokens, np.int32), None
+    if data.pose.chunks > 1:
+        sequences, pose = [{"input_ids": document}], PoseSequences(data.window, recipe.model.target_length, data.pose)
+    else:
+        count = math.ceil(MADE_UP * data.window / document_tokens)
+        sequences = list(FILL[data.packing](repeat(document, count), data.window))
+    return TrainingSequences(
+        Dataset.from_list(sequences),
+        samples=sample_count(recipe, len(sequences)),
+        seed=recipe.trainer_value("seed"),
+        pose=pose,
+        attend_across=data.attend_across,
+    )
+
+
+def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Result, folder: Path) -> None:
+    """Write plot, table and result, and print a summary."""
+    window, target, chunks = recipe.window, recipe.model.target_length, recipe.data.pose.chunks
+    counted = {"distances": found.summary()}
+    if window < target:
+        counted["distances_beyond_the_window"] = found.summary(window)
+    bins = found.bins()
+    skips = f", {recipe.data.pose.skips} skips" if chunks > 2 else ""
+    made = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
+    label = f"{recipe.name}: {found.sequences:,} sequences, {made}"
+    draw(bins, folder / f"{NAME}.png", label=label, window=window, target=target)
+    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
+    figures = {"rows": found.sequences, "queries": found.queries, "window": window, **counted}
+    results.save(started.finish(figures), folder / f"{NAME}.json")
+    print(label)
+    for part in counted.values():
+        print(
+            f"distances {part['from']:,} to {part['to']:,}: {part['seen']:.2%} seen, by {part['median_share']:.2%} "
+            f"of the queries (median); pairs a distance: {part['least']:,} at least, {part['median']:,.0f} (median)"
+        )
+    print(f"written to {folder / NAME}.png, .csv, .json", flush=True)
+
+
+def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: int, target: int) -> Path:
+    """Draw the share of queries with a key at each distance, on logarithmic axes: a line through the bins' means, a
+    band from their least to their most, and the maximum. A bin with a distance without a pair is red at the bottom.
+
+    Raises:
+        ValueError: no bin has a pair.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if not any(each["share"] for each in bins):
+        raise ValueError("no bin has a pair: nothing to draw")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    middle = [math.sqrt(each["from"] * each["to"]) for each in bins]
+    floor = min(each["share"] for each in bins if each["share"] > 0) / 4
+    shown = [each["share"] if each["share"] > 0 else math.nan for each in bins]
+    low, high = ([max(each[end], floor) for each in bins] for end in ("least", "most"))
+    whole = [each["whole_rows"] for each in bins]
+    axes.plot(middle, whole, color="#0072B2", ls="--", label=f"sequences of {target:,} tokens")
+    axes.plot(middle, shown, color="#D55E00", lw=2, label=label)
+    axes.fill_between(middle, low, high, color="#D55E00", alpha=0.25, lw=0, label="least to most")
+    sizes = [each["to"] - each["from"] + 1 for each in bins]
+    missing = sum(size * (1 - each["seen"]) for size, each in zip(sizes, bins, strict=True)) / sum(sizes)
+    share = f"distances never seen: {missing:.1%} of all"
+    for index, each in enumerate(each for each in bins if each["seen"] < 1):
+        axes.axvspan(each["from"], each["to"] + 1, ymax=0.04, color="#CC0000", lw=0, label=None if index else share)
+    axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a sequence, {window:,}")
+    axes.set(xscale="log", yscale="log", xlim=(1, target), ylim=(floor, 1.5), title="Distances seen in training")
+    axes.set(xlabel="distance from query to key (positions)", ylabel="queries with a key at that distance")
+    axes.xaxis.set_major_locator(LogLocator(base=4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.10g}%"))
+    axes.legend(frameon=False)
+    storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

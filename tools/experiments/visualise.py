@@ -1,0 +1,247 @@
+"""Position states and attention of a model, layer by layer and head by head: TAPE's Figure 7.
+
+    python -m tools.experiments.visualise smollm2 --prompt "The quick brown fox jumps over the lazy dog, and sleeps on."
+    python -m tools.experiments.visualise runs/encodings/tape --against runs/encodings/rope --text README.md
+    python -m tools.experiments.visualise TAPE=runs/one --against RoPE=runs/two --text book.txt --layers 1 4 8
+
+Three quantities for each query and each key before it, on the first ``--tokens`` of the text: the dot product of the
+position states as each layer reads them (or the bias on scores, if the encoding has one), the attention weight, and
+with ``--against`` the difference of the two models' weights. A MODEL is as for tools.experiments.stability; two of them
+must have the same tokens, layers and heads. Layer and head 1 are the first; "mean" is over heads.
+
+Written to ``--output`` (``runs/visualise``): ``positions.png``, ``attention.png``, ``difference.png`` (a column for
+each layer, a row for each head; the first two are MODEL's) and ``visualise.json``. Pictures of an earlier command in
+that folder are deleted.
+
+Exit codes: 0 done; 2 something to mend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tape_ds import results, storage
+from tape_ds.arguments import Parser
+from tape_ds.data.prompting import prompt_ids
+from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
+from tape_ds.scoring import options
+from tools.experiments import inspected_models
+
+if TYPE_CHECKING:
+    from tape_ds.scoring.inspection import LayerView
+    from tape_ds.scoring.models import FoundModel
+    from tools.experiments.map_figures import Map
+
+NAME = "visualise"
+LAYERS, HEADS = 8, 2
+"""Number shown by default; the mean over heads is added."""
+MOST_TOKENS = 1024
+"""A map is about 200 pixels wide."""
+
+
+@dataclass
+class SeenModel:
+    """What one model computed, in fp32."""
+
+    name: str
+    heads: int
+    """H."""
+    weights: dict[int, np.ndarray] = field(default_factory=dict)
+    """Layer -> [H, T, T]."""
+    positions: dict[int, np.ndarray] = field(default_factory=dict)
+    """Layer -> [1, T, T], [G, T, T] or [H, T, T]; empty if no layer has a map of positions."""
+    unit: str = ""
+    """Of ``positions``."""
+
+    def keep(self, view: LayerView) -> None:
+        self.weights[view.number] = view.weights_HTS.float().cpu().numpy()
+        if view.positions is not None:
+            self.positions[view.number] = view.positions.matrix().float().cpu().numpy()
+            kind = view.positions.kind
+            self.unit = "dot product / pairs of columns" if kind == "dot product" else kind
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check everything, then compute, then draw."""
+    typed = sys.argv[1:] if argv is None else argv
+    own = parse(typed)
+    found, ids = prepare(own)
+    text = {"prompt" if own.text is None else own.text: hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()}
+    started = results.collect(command=[Path(__file__).name, *typed], config=vars(own), data=text)
+    seen = [look(name, model, ids, own.layers) for name, model in found.items()]
+
+    figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
+    for each in seen:
+        if not all(np.isfinite(np.tril(shown)).all() for shown in (*each.weights.values(), *each.positions.values())):
+            raise UserError(inspected_models.not_finite(each.name))
+        positions = each.unit if each.positions else f"none: {inspected_models.NO_POSITIONS}"
+        figures["models"].append({"name": each.name, "model": found[each.name].about(), "positions": positions})
+        if not each.positions:
+            print(f"{each.name}: no map of positions: {inspected_models.NO_POSITIONS}")
+    folder = Path(own.output)
+    drawn, apart = write(seen, own.heads, folder)
+    figures |= {"attention_l1_between_models": apart} if apart else {}
+    results.save(started.finish(figures), folder / f"{NAME}.json")
+    for what in ("layers", "heads"):
+        shown = ", ".join(map(str, vars(own)[what]))
+        total = inspected_models.count(next(iter(found.values())), what)
+        print(f"{what} shown: {shown} of {total}; --{what} names others")
+    print(f"written to {folder}: {', '.join(drawn)}, {NAME}.json", flush=True)
+    return 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
+    parser.add_argument("model", metavar="MODEL", help="MODEL or NAME=MODEL")
+    parser.add_argument("--against", metavar="OTHER", help="a second one; differences are MODEL minus OTHER")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", metavar="FILE", help="UTF-8; its beginning is shown")
+    source.add_argument("--prompt", metavar="TEXT", help="the text itself")
+    parser.add_argument("--tokens", type=options.length, default=96, help="at most (default: %(default)s)")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS}, evenly spaced")
+    parser.add_argument("--heads", type=int, nargs="+", metavar="N", help="default: the first and the last")
+    inspected_models.add_options(parser)
+    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the pictures (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
+    """Return the models by name, not loaded yet, and the text's token ids; complete the layers and heads.
+
+    Raises:
+        UserError: everything wrong with the command line.
+    """
+    field_name, text = ("--text", own.text) if own.prompt is None else ("--prompt", own.prompt)
+    problems = check_folder("--output", own.output)
+    if own.text is None and not storage.is_utf8(text):
+        problems.append(Problem("--prompt", storage.shown(text), "is not UTF-8", "write it in UTF-8"))
+    if own.text is not None:
+        try:
+            text = Path(own.text).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            problems.append(Problem("--text", own.text, f"cannot be read ({error})", "name a file of UTF-8 text"))
+    found: dict[str, FoundModel] = {}
+    with collecting(problems):
+        found = inspected_models.find([own.model] + ([] if own.against is None else [own.against]), own)
+    sizes = [tuple(inspected_models.count(model, what) for what in inspected_models.SIZES) for model in found.values()]
+    for what in inspected_models.SIZES:
+        problems += inspected_models.check_numbers(what, vars(own)[what], found)
+    if len(set(sizes)) > 1:
+        wrong = "layers and heads are {} x {}, of the other {} x {}".format(*sizes[1], *sizes[0])
+        problems.append(Problem("--against", own.against, wrong, "compare models of one size"))
+    raise_if_any(problems)
+    layers, heads = sizes[0]
+    own.layers = sorted(set(own.layers or spread(layers, LAYERS)))
+    own.heads = sorted(set(own.heads or spread(heads, HEADS)))
+
+    read = [prompt_ids(text, model.tokenizer())[: own.tokens] for model in found.values()]
+    ids: list[int] = read[0]
+    if len(ids) < 2:
+        raise UserError(Problem(field_name, own.text or text, f"{len(ids)} tokens", "give a text of 2 tokens or more"))
+    if any(other != ids for other in read):
+        wrong = "its tokenizer splits the text in another way"
+        raise UserError(Problem("--against", own.against, wrong, "compare models that share a tokenizer"))
+    for name, model in found.items():
+        problems += inspected_models.check_ids(field_name, max(ids), name, model)
+    if len(ids) > MOST_TOKENS:
+        wrong = f"more than {MOST_TOKENS:,} tokens cannot be distinguished in a picture"
+        problems.append(Problem("--tokens", own.tokens, wrong, "show fewer"))
+    raise_if_any(problems)
+    return found, ids
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return at most ``most`` of the numbers 1 to ``count``, evenly spaced, with the first and the last.
+
+    >>> spread(7, 3)
+    [1, 4, 7]
+    """
+    return [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
+
+
+def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]) -> SeenModel:
+    """Run one forward pass of one model."""
+    import torch
+
+    from tape_ds.scoring import inspection
+    from tape_ds.scoring.models import used_at
+
+    model = inspection.as_own(found.load())
+    seen = SeenModel(name, model.config.num_attention_heads)
+    with used_at(model, len(ids)):
+        inspection.inspect(model, torch.tensor(ids), layers, seen.keep)
+    return seen
+
+
+def write(seen: Sequence[SeenModel], heads: Sequence[int], folder: Path) -> tuple[list[str], dict[int, float]]:
+    """Draw the first model's maps and the difference to the second; delete the pictures of an earlier command.
+
+    Returns:
+        Names of the pictures; by layer, the L1 distance between the two models' weights, mean over heads and queries.
+    """
+    from tools.experiments import map_figures
+    from tools.experiments.map_figures import MapKind
+
+    first = seen[0]
+    attention = attention_maps(first.weights, heads)
+    unit = "attention weight (colour: its root)"
+    kinds = {"attention.png": MapKind(f"attention: {first.name}", unit, attention, rooted=True)}
+    if first.positions:
+        maps = position_maps(first, heads)
+        kinds = {"positions.png": MapKind(f"positions: {first.name}", first.unit, maps)} | kinds
+    distances = {}
+    if len(seen) > 1:
+        difference = {number: weights_HTT - seen[1].weights[number] for number, weights_HTT in first.weights.items()}
+        distances = {number: float(np.abs(each).sum(axis=-1).mean()) for number, each in difference.items()}
+        title = f"attention: {first.name} minus {seen[1].name}"
+        unit = "difference of attention weights (colour: its root)"
+        kinds["difference.png"] = MapKind(title, unit, attention_maps(difference, heads), signed=True, rooted=True)
+    for file in ("positions.png", "attention.png", "difference.png"):
+        if file in kinds:
+            map_figures.draw(kinds[file], folder / file)
+        else:
+            (folder / file).unlink(missing_ok=True)
+    return list(kinds), distances
+
+
+def position_maps(seen: SeenModel, heads: Sequence[int]) -> list[Map]:
+    """Return the distinct maps of positions: one for all heads, or all layers, that share it."""
+    from tools.experiments.map_figures import Map
+
+    first = next(iter(seen.positions.values()))
+    same = len(seen.positions) > 1 and all(np.array_equal(first, each) for each in seen.positions.values())
+    layers = {"every layer": first} if same else {f"layer {number}": each for number, each in seen.positions.items()}
+    most = max(len(states) for states in layers.values())
+    if most == 1:
+        return [Map(layer, "all heads", states[0]) for layer, states in layers.items()]
+    share = seen.heads // most  # query heads that share a state
+    maps = []
+    for layer, states in layers.items():
+        for state in sorted({(head - 1) // share for head in heads}):
+            name = f"heads {state * share + 1} to {(state + 1) * share}" if share > 1 else f"head {state + 1}"
+            maps.append(Map(layer, name, states[state if len(states) > 1 else 0]))
+    return maps
+
+
+def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> list[Map]:
+    """Return for each layer the mean over all heads, and the chosen heads."""
+    from tools.experiments.map_figures import Map
+
+    maps = []
+    for number, weights_HTT in weights.items():
+        maps.append(Map(f"layer {number}", "mean", weights_HTT.mean(axis=0, dtype=np.float32)))
+        maps += [Map(f"layer {number}", f"head {head}", weights_HTT[head - 1]) for head in heads]
+    return maps
+
+
+if __name__ == "__main__":
+    sys.exit(main())
