@@ -85,7 +85,7 @@ MAY_IMPORT = {
     },
     "numbers": set(),
     "paths": {"errors", "storage"},
-    "planning": {"encodings", "errors", "kernels", "models"},
+    "planning": {"attention", "checkpoint", "config", "encodings", "errors", "kernels", "models"},
     "registration": set(),
     "resilience": {
         "checkpoint",

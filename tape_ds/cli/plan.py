@@ -24,10 +24,10 @@ from tape_ds.config import kinds, loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-from tape_ds.planning import hardware, roofline, search
+from tape_ds.planning import hardware, recipe_job, roofline, search
 from tape_ds.planning.job import Job
-from tape_ds.planning.plan import GIB, Plan
-from tape_ds.training import forecast, model_config
+from tape_ds.planning.prediction import GIB, Plan
+from tape_ds.training import model_config
 from tape_ds.training.checks import libraries
 
 DOES_NOT_FIT = 3
@@ -90,9 +90,9 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
     raise_if_any(found)
     recipe = load(own.recipe, fields, own.gpus)
     raise_if_any(libraries.check(recipe))
-    config = model_config.beforehand(recipe, own.model_config)
-    recipe = forecast.settle(recipe, config, gpu)
-    job = forecast.job(recipe, config, own.gpus, gpu)
+    config = model_config.planned_config(recipe, own.model_config)
+    recipe = recipe_job.settle(recipe, config, gpu)
+    job = recipe_job.job_of(recipe, config, own.gpus, gpu)
     if own.documents is not None and job.documents is None:
         remedy = "leave --documents out, or pack sequences without attend_across"
         raise UserError(Problem("documents", own.documents, "this recipe's sequences have no borders", remedy))

@@ -7,7 +7,6 @@ mistake in recipe, arguments or files, nothing was started; 3 stopped by a guard
 
 import dataclasses
 import sys
-from importlib import import_module
 
 from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
@@ -15,15 +14,6 @@ from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.errors import command, is_main_process, raise_if_any, redacted
 from tape_ds.models.loading import config_file
-
-RUNS = {
-    "extend_llama": "extension",
-    "pretrain_c4": "pretraining",
-    "finetune": "finetuning",
-    "finetune_scrolls": "finetuning",
-    "train_arithmetic": "generated",
-}
-"""The module of ``training.runs`` that assembles a launcher's runs."""
 
 
 @command
@@ -50,8 +40,7 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
     prepare_process()
     from tape_ds.training.execution import launch
 
-    runs = import_module(f"tape_ds.training.runs.{RUNS[launcher]}")
-    end_process(launch(recipe, runs.assemble))
+    end_process(launch(recipe))
 
 
 def shown(recipe: Recipe) -> bool:
@@ -65,12 +54,13 @@ def shown(recipe: Recipe) -> bool:
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
-    from tape_ds.training import device, forecast, model_config
+    from tape_ds.planning import recipe_job
+    from tape_ds.training import device, model_config
     from tape_ds.training.checks import libraries
 
     raise_if_any(libraries.check(recipe))
-    recipe = forecast.settle_here(recipe, model_config.at_hand)
-    model_config.at_hand(recipe)  # refuses what its model cannot do, also where nothing is trained
+    recipe = recipe_job.settle_here(recipe, model_config.known_config)
+    config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
     name = getattr(recipe.model, "model", None)  # a new model has none
     why = config_file.not_read(name) if name is not None and recipe.dry_run else None
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
@@ -99,14 +89,14 @@ def describe(recipe: Recipe) -> str:
     }
     if recipe.trains:
         try:
-            lines["memory"] = forecast.memory_line(recipe)
+            lines["memory"] = recipe_job.memory_line(recipe, config)
         except (RuntimeError, TypeError) as error:  # torch's message for a tensor of more numbers than it can count
             lines["memory"] = f"beyond counting ({str(error).splitlines()[0]})"
     lines["output"] = str(recipe.trainer_value("output_dir"))
     width = max(map(len, lines))
     shown = "\n".join(f"{name:<{width}}  {redacted(value)}" for name, value in lines.items())
     local = dataclasses.replace(recipe, elsewhere=False)
-    here = [*local.problems(set()), *device.check(recipe), *libraries.check(local)]
+    here = [*local.problems(set()), *device.check(recipe, config), *libraries.check(local)]
     return "\n".join(
         [shown, *("This machine would refuse the run:" for _ in here[:1]), *(f"  {each}" for each in here)]
     )

@@ -56,7 +56,7 @@ class Recompute:
     Args:
         layers: see the module's table.
         saving: makes the context under which a block's inputs are kept; the offload of
-            :mod:`tape_ds.training.memory_savings` is one.
+            :mod:`tape_ds.methods.memory_savings` is one.
     """
 
     def __init__(self, layers: Layers, saving: Callable[[], AbstractContextManager[Any]] = nullcontext):

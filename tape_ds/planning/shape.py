@@ -1,4 +1,4 @@
-"""What is trained: a model's tensors by kind, counted from its configuration, and which of them get gradients."""
+"""A model's tensors by kind, counted from its configuration, and which of them get gradients."""
 
 from __future__ import annotations
 
@@ -44,17 +44,12 @@ GPT_J = "EleutherAI/gpt-j-6b"
 
 
 def known(name: str) -> bool:
-    """Return whether the sizes of a model are in this file."""
     name, _ = hub.split(name)
     return name in LLAMAS or name == GPT_J
 
 
 def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
-    """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
-
-    Raises:
-        UserError: its sizes are not in this file.
-    """
+    """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's."""
     from tape_ds.models.configuration import TapeConfig
     from tape_ds.models.gptj_configuration import ScaledGPTJConfig
 
@@ -84,7 +79,6 @@ class Tensors:
 
     @property
     def total(self) -> int:
-        """Numbers in all of them."""
         return self.size * self.count
 
 
@@ -99,17 +93,14 @@ class TrainedShape:
     positions: bool = False
     """The encoding's own parameters."""
     adapters: tuple[tuple[str, int], ...] = ()
-    """(name, rank) of each linear layer of a block that has a LoRA adapter; of what else is on, whole copies are
-    trained."""
+    """(name, rank) of each linear layer with a LoRA adapter; other trained parameters are copied whole."""
 
     @classmethod
     def everything(cls) -> TrainedShape:
-        """Full training."""
         return cls(linears=True, norms=True, embeddings=True, positions=True)
 
     @property
     def anything(self) -> bool:
-        """Whether there is a backward at all."""
         return self.linears or self.norms or self.embeddings or self.positions or bool(self.adapters)
 
 
@@ -143,11 +134,11 @@ class Sizes:
     rank: int = 0
     """Inner width of the position feed-forward."""
     biased: bool = False
-    """Whether attention on a CPU keeps what the encoding adds to its scores."""
+    """Whether attention on a CPU keeps the encoding's bias of its scores."""
     normed_heads: bool = False
     """Whether each head of queries and keys has a norm."""
     summed_bias: bool = False
-    """Whether a bias is added behind what tensor parallelism would sum over ranks."""
+    """Whether a bias follows a sum that tensor parallelism would take over ranks."""
     position_weights: tuple[tuple[int, int], ...] = ()
     """(numbers in one, how many) of the encoding's own parameters."""
     position_work: tuple[float, float] = (0.0, 0.0)
@@ -159,12 +150,10 @@ class Sizes:
 
     @property
     def query(self) -> int:
-        """Columns of all queries."""
         return self.heads * self.head_size
 
     @property
     def key(self) -> int:
-        """Columns of all keys."""
         return self.groups * self.head_size
 
     @property
@@ -181,7 +170,6 @@ class Sizes:
 
 
 def sizes(config: Any) -> Sizes:
-    """Return the numbers of a configuration."""
     if config.model_type != TAPE:
         return _counted_sizes(config)
     import torch
@@ -226,7 +214,7 @@ def sizes(config: Any) -> Sizes:
 
 
 def _counted_sizes(config: PreTrainedConfig) -> Sizes:
-    """Return the numbers of a decoder of transformers, whose parameters are counted on a model without numbers."""
+    """Count the parameters of a decoder of transformers on a model without storage."""
     from tape_ds.models import decoder_shape
 
     shape = decoder_shape.of(config)
@@ -245,13 +233,13 @@ def _counted_sizes(config: PreTrainedConfig) -> Sizes:
 
 
 CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "fc_out")
-"""Linear layers of which tensor parallelism gives each rank a part of what they read; of the others, of what they give.
-Of an adapter, that factor is split which meets the split side."""
+"""Linear layers whose input tensor parallelism splits; it splits the output of the others. Only the LoRA factor on the
+split side is split."""
 
 
 @functools.cache
 def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
-    """Return all parameters of the model, those of adapters and of the whole copies beside them included."""
+    """Return all parameters of the model, with adapters and the copies that peft trains."""
     if model.counted:
         return _counted_tensors(model, trained)
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
@@ -290,11 +278,10 @@ def _counted_tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]
 
 
 def total(found: Iterable[Tensors], *, trained: bool | None = None) -> int:
-    """Return numbers of all these parameters; only the trained (or frozen) ones if asked."""
     return sum(each.total for each in found if trained is None or each.trained == trained)
 
 
 @functools.cache
 def of_one_rank(found: tuple[Tensors, ...], ways: int) -> tuple[Tensors, ...]:
-    """Return what each of the ``ways`` ranks of a tensor-parallel group has."""
+    """Return the parameters of each of the ``ways`` ranks of a tensor-parallel group."""
     return tuple(replace(each, size=-(-each.size // ways)) if each.split and ways > 1 else each for each in found)

@@ -8,8 +8,7 @@ import pytest
 from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
 from tape_ds.config.extension import load
-from tape_ds.planning import hardware
-from tape_ds.training import forecast
+from tape_ds.planning import hardware, recipe_job
 
 
 def test_the_plan_says_batch_steps_and_engine():
@@ -46,14 +45,14 @@ def line(recipe):
 
 
 def test_the_plan_predicts_memory_by_part(monkeypatch):
-    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
+    monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
     shown = line(load(["--recipe", "llama2_7b_8k"], world_size=8))
     assert "GiB a process on a CPU" in shown and "position states 1.9" in shown
 
 
 def test_the_plan_names_the_layout_that_a_run_would_take(monkeypatch):
     """With the batch and the memory that follow from it."""
-    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find("h200"))
+    monkeypatch.setattr(hardware, "gpu_at_hand", lambda: hardware.find("h200"))
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     lines = dict(each.split(maxsplit=1) for each in train.describe(load(["--recipe", "llama2_7b_8k"], 8)).splitlines())
     flags = "--deepspeed zero1 --activation_checkpointing false --per_device_train_batch_size 2"
@@ -65,7 +64,7 @@ def test_the_plan_names_the_layout_that_a_run_would_take(monkeypatch):
 def test_the_command_of_a_plan_for_gpus_asks_for_the_same_run(monkeypatch, tmp_path):
     """It named the recipe without its folder, and none of what the command line changed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
+    monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
     Path("my.yaml").write_text("base: demo\n")
     words = ["--recipe", "my.yaml", "--method", "lora", "--rope_parameters.factor", "null", "--dry_run"]
     words += ["--train_data", '["stdlib"]']
@@ -79,7 +78,7 @@ def test_the_command_of_a_plan_for_gpus_asks_for_the_same_run(monkeypatch, tmp_p
 
 @pytest.mark.parametrize(("gpu", "fits"), [("h200", True), ("v100-32", False)])
 def test_the_plan_names_the_gpu_at_hand_and_whether_it_has_room(gpu, fits, monkeypatch):
-    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find(gpu))
+    monkeypatch.setattr(hardware, "gpu_at_hand", lambda: hardware.find(gpu))
     words = ["--deepspeed", "zero1", "--activation_checkpointing", "false"]
     shown = line(load(["--recipe", "llama2_7b_8k", *words], world_size=8))
     assert f"({gpu})" in shown and ("DOES NOT FIT" not in shown) is fits
@@ -90,8 +89,8 @@ def test_a_model_that_nobody_has_seen_yet_is_not_counted():
 
 
 def test_sizes_that_cannot_be_counted_are_said(monkeypatch):
-    def refuse(_):
+    def refuse(*_):
         raise RuntimeError("Storage size calculation overflowed with sizes=[...]\nmore")
 
-    monkeypatch.setattr(forecast, "memory_line", refuse)
+    monkeypatch.setattr(recipe_job, "memory_line", refuse)
     assert "beyond counting (Storage size" in line(load([], world_size=1))

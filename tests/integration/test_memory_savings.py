@@ -10,8 +10,6 @@ from tests.integration.workers.common import LENGTH
 from tests.integration.workers.memory_savings import SAVINGS, STEPS
 
 pytestmark = pytest.mark.slow
-ROW = re.compile(r"^\| gloo:(\w+) \| ([\d.,]+) \| ([\d.,]+) \|$", re.M)
-"""A line of the profile's table of collectives: name, count a step, milliseconds a step."""
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +64,8 @@ def test_what_is_recorded_changes_nothing(outcomes):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_says_what_it_communicated(launched, rank):
-    """ZeRO-3 gathers weights and reduces gradients; gloo, which has no reduction that scatters, reduces for all."""
+def test_each_rank_stores_its_profile(launched, rank):
     folder, printed = launched
     summary = (folder / "3-selective, moved" / "profile" / f"summary_rank{rank}.md").read_text()
-    collectives = {name: (float(count), float(time)) for name, count, time in ROW.findall(summary)}
-    assert collectives["all_gather"][0] > 10 and collectives["all_gather"][1] > 0
-    assert collectives["all_reduce"][0] > 0 and collectives["all_reduce"][1] > 0
-    assert re.search(r"\| attention \| [\d.]+ \| [\d.]*[1-9]", summary)
+    assert re.search(r"\| forward \| [\d.]*[1-9]", summary)
     assert printed.count("profile of rank 0") == 1 and "rank 1: " not in printed

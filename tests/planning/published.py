@@ -10,7 +10,7 @@ from tape_ds.markdown_table import markdown_table
 from tape_ds.planning.hardware import find
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import PlannedLayout
-from tape_ds.planning.plan import Plan
+from tape_ds.planning.prediction import Plan
 from tape_ds.planning.shape import TrainedShape, sizes
 from tests.planning.helpers import published
 

@@ -7,7 +7,7 @@ import pytest
 
 from tape_ds.planning import search
 from tape_ds.planning.job import possible
-from tape_ds.planning.plan import Plan
+from tape_ds.planning.prediction import Plan
 from tests.planning.helpers import FROZEN, job
 
 

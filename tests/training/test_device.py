@@ -11,9 +11,9 @@ from tape_ds.config import extension, pretraining
 from tape_ds.distributed import process_info
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
-from tape_ds.planning import shape
+from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
-from tape_ds.training import device, execution, forecast
+from tape_ds.training import device, execution
 from tape_ds.training.checks import libraries
 
 LARGE = ["--recipe", "llama2_7b_8k"]
@@ -24,7 +24,7 @@ def no_gpu(monkeypatch):
     """A machine without a GPU, and nobody who has said anything."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(stopping, "launcher_option", lambda name: None)
-    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
+    monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
     for name in ("DS_ACCELERATOR", installation.FOUND_NO_GPU, "LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 

@@ -21,7 +21,7 @@ _NEED_THE_MODEL = ("galore", "apollo", "lomo", "adalomo")
 
 
 def check(recipe: Recipe) -> list[Problem]:
-    """Everything below, as far as it is known before the data are read."""
+    """Check everything that is known before the data are read."""
     if not recipe.trains:
         return []
     steps = recipe.trainer_value("max_steps")
@@ -31,8 +31,8 @@ def check(recipe: Recipe) -> list[Problem]:
 
 
 def warmup_steps(asked: float, steps: int) -> int:
-    """Return the steps of warm-up among ``steps``, at least 1. A share (below 1) is rounded up, but leaves the last
-    step its full rate: in a run of one step, whose only rate would be 0, there is no warm-up."""
+    """Return the warm-up among ``steps`` (at least 1). A share (below 1) is rounded up, but leaves the last step its
+    full rate: a run of one step, whose only rate would be 0, has no warm-up."""
     return int(asked) if asked >= 1 else min(math.ceil(asked * steps), steps - 1)
 
 
@@ -78,7 +78,7 @@ def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: in
 
 
 def _factors(recipe: Recipe, name: str, given: dict[str, Any], warmup: int, steps: int) -> dict[int, Any]:
-    """Return what the learning rate is multiplied by, at some steps from 0 to ``steps``."""
+    """Return the factors of the learning rate at some steps from 0 to ``steps``."""
     import torch
     from transformers import get_scheduler
 
@@ -121,7 +121,6 @@ def _optimizer(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer's class and its settings."""
     from transformers import Trainer
     from transformers.training_args import OptimizerNames
 

@@ -5,8 +5,8 @@ import gc
 import pytest
 import torch
 
+from tape_ds.methods.memory_savings import InputOffload
 from tape_ds.methods.recompute import use_recompute
-from tape_ds.training.memory_savings import InputOffload
 from tests.models.helpers import gradients, tiny_model, tokens
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What a run needs: the one answer that ``--dry_run``, the stop before loading and ``tape-ds plan`` give."""
+"""The prediction for a job, shared by ``--dry_run``, the check before loading and ``tape-ds plan``."""
 
 import functools
 from dataclasses import dataclass
@@ -18,33 +18,29 @@ class Plan:
 
     @functools.cached_property
     def memory(self) -> Estimate:
-        """Bytes by part and moment; without the reserve of a GPU where there is none."""
+        """Bytes by part and moment; without a reserve on a CPU."""
         return memory.estimate(self.job, reserve=self.job.gpu is not None)
 
     @functools.cached_property
     def step(self) -> roofline.Step:
-        """Seconds of a step.
-
-        Raises:
-            ValueError: on a CPU, whose speed is not predicted.
-        """
+        """Seconds of a step. Raises ValueError on a CPU, whose speed is not predicted."""
         if self.job.gpu is None:
             raise ValueError("time is predicted for GPUs alone")
         return roofline.step(self.job, self.job.gpu)
 
     @property
     def fits(self) -> bool:
-        """Whether GPU and host have room; without a GPU there is no limit to compare with."""
+        """Whether GPU and host have room; on a CPU there is no limit to compare with."""
         gpu, found = self.job.gpu, self.memory
         return gpu is None or (found.peak.total <= gpu.memory and found.host <= gpu.host_memory)
 
     @property
     def hours(self) -> float:
-        """Of the run; 0 where its steps are not said."""
+        """Hours of the run; 0 where its steps are not known."""
         return self.step.all * self.job.steps / 3600
 
     def largest_parts(self, least: float) -> str:
-        """Return the parts of memory at the peak that are ``least`` of it or more, in GiB, the largest first."""
+        """Return the parts of memory at the peak that make up ``least`` of it or more, in GiB, the largest first."""
         peak = self.memory.peak
         shown = sorted(peak.parts().items(), key=lambda each: -each[1])
         return ", ".join(
@@ -52,7 +48,7 @@ class Plan:
         )
 
     def summary(self) -> str:
-        """Return the memory in one line, for a person who is about to start the run."""
+        """Return the memory in one line, for the announcement of a run."""
         gpu, found = self.job.gpu, self.memory
         where = "a process on a CPU" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
         counted = "; activations as of a dense Llama of its sizes" * bool(self.job.model.counted)

@@ -1,9 +1,9 @@
-"""A recipe as a question to the planner: what is trained, in which dtype, sharded how; the answer is the planner's.
+"""From a recipe to the job that the planner answers, and the values that the planner chooses for a recipe.
 
-Where a recipe leaves the ZeRO stage, recomputation or the micro-batch to the plan (``auto``), they are chosen here. The
-choice follows from the recipe, the GPU, the number of processes and the checkpoint that a run resumes, so every rank
-makes the same one without asking, and :mod:`tape_ds.distributed.comparison` compares it between machines. The global
-batch stays and accumulation follows: no choice changes what a run learns.
+Where a recipe has ``auto`` for the ZeRO stage, recomputation or the micro-batch, :func:`settle` chooses. The choice
+follows from the recipe, the GPU, the number of processes and the checkpoint that a run resumes, so every rank makes the
+same one without communication, and :mod:`tape_ds.distributed.comparison` compares it between machines. The global batch
+stays and accumulation follows from it: no choice changes what a run learns.
 """
 
 from __future__ import annotations
@@ -22,70 +22,33 @@ from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import raise_if_any
 from tape_ds.models.loading.families import TAPE
-from tape_ds.planning import search, shape
-from tape_ds.planning.hardware import Gpu, gpu_at_hand
+from tape_ds.planning import hardware, search, shape
+from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, PlannedLayout
-from tape_ds.planning.plan import GIB, Plan
+from tape_ds.planning.prediction import GIB, Plan
 from tape_ds.planning.shape import TrainedShape
-from tape_ds.training import model_config
 
 if TYPE_CHECKING:
     from tape_ds.planning.shape import Config
 
 
-def here(recipe: Recipe, config: Config, world: int) -> Plan:
-    """Return what a run needs on the GPU at hand, or on a CPU.
+def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
+    """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
+    import torch  # here, because the planning command imports this module before it answers --help
 
-    Args:
-        recipe: checked.
-        config: of the model that is trained, see :mod:`.model_config`.
-        world: processes.
-    """
-    return Plan(job(recipe, config, world, gpu_at_hand()))
-
-
-def memory_line(recipe: Recipe) -> str:
-    """Return the memory of a run that is only looked at, in one line.
-
-    Raises:
-        UserError: as :func:`.model_config.beforehand`.
-    """
-    config = model_config.at_hand(recipe)
-    if config is None:
-        return "not known before the model's configuration or the tokenizer is at hand"
-    plan = here(recipe, config, recipe.world_size)
-    gpu, asked = plan.job.gpu, f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
-    if gpu is None:
-        return f"{plan.summary()}; of a GPU: {asked} --gpu h100-80"
-    return plan.summary() + (
-        "" if plan.fits else f"; IT DOES NOT FIT: {asked} --gpu {gpu.name} --search says what does"
-    )
-
-
-def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
-    """Return the question that a recipe asks.
-
-    Args:
-        recipe: checked.
-        config: of the model that is trained, see :mod:`.model_config`.
-        world: processes.
-        gpu: what each runs on; None: a CPU.
-    """
-    import torch
-
-    sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
-    state, liger = getattr(recipe.model, "state_dtype", None), recipe.model.liger
-    # a plan for GPUs is often made elsewhere: a machine without one says nothing of whether theirs will have Liger
-    there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
     own = recipe if isinstance(recipe, ExtensionRecipe) else None
-    # Sequences that say where documents or padding begin have the attention of packed sequences. How many documents a
+    sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
+    # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
+    there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
+    liger = recipe.model.liger
+    # Sequences that mark where documents or padding begin have the attention of packed sequences. How many documents a
     # sequence has is known once the data are read: one is the most work.
     data = None if own is None else own.data
     has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
     span = None
     if own is not None and own.method.chosen.grouped:
-        from tape_ds.attention.shifted_groups import attention_span
+        from tape_ds.attention.shifted_groups import attention_span  # torch, as above
 
         span = attention_span(own.window, own.method.group_tokens, config.num_attention_heads)
     return Job(
@@ -97,7 +60,7 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         gpu=gpu,
         steps=max(0, int(recipe.trainer_value("max_steps"))),
         element=2 if sixteen else 4,
-        state_element={None: None, "float32": 4}.get(state, 2),
+        state_element={None: None, "float32": 4}.get(getattr(recipe.model, "state_dtype", None), 2),
         fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
         # without an engine a 16-bit run is under autocast, where the model's norm takes torch's operators
         fused_norms=gpu is not None and config.model_type == TAPE and (recipe.deepspeed is not None or not sixteen),
@@ -130,6 +93,21 @@ def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
     def of_zero(name: str) -> Any:
         return deepspeed_config.lookup(settings or {}, f"zero_optimization.{name}")
 
+    # what the JSON leaves at "auto" is filled in by transformers, what it does not mention by DeepSpeed
+    filled_in, left_out = Engine.zero_3(config.hidden_size), Engine(reduce_bucket=500_000_000)
+    sizes = {}
+    for field, name in {
+        "reduce_bucket": "reduce_bucket_size",
+        "prefetch_bucket": "stage3_prefetch_bucket_size",
+        "max_live": "stage3_max_live_parameters",
+        "persistence": "stage3_param_persistence_threshold",
+        "sub_group": "sub_group_size",
+        "secondary": "zero_hpz_partition_size",
+    }.items():
+        value = of_zero(name)
+        default = getattr(left_out if value is None else filled_in, field)
+        sizes[field] = default if value in (None, "auto") else int(value)
+    overlap = of_zero("overlap_comm")
     return PlannedLayout(
         gpus=world,
         zero=None if settings is None else deepspeed_config.stage(settings),
@@ -141,59 +119,37 @@ def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
         offload_optimizer=of_zero("offload_optimizer.device") or "none",
         offload_weights=of_zero("offload_param.device") or "none",
         mlp_tiles=recipe.memory.mlp_tiles,
-        engine=_engine(of_zero, config.hidden_size),
+        engine=Engine(**sizes, overlap=of_zero("stage") == 3 if overlap is None else bool(overlap)),
     )
 
 
-def _engine(of_zero: Callable[[str], Any], hidden: int) -> Engine:
-    """Return the JSON's sizes: what is "auto" is filled in by transformers, what is left out by DeepSpeed."""
-    filled_in = Engine.zero_3(hidden)
-    left_out = Engine(reduce_bucket=500_000_000)
-    names = {
-        "reduce_bucket": "reduce_bucket_size",
-        "prefetch_bucket": "stage3_prefetch_bucket_size",
-        "max_live": "stage3_max_live_parameters",
-        "persistence": "stage3_param_persistence_threshold",
-        "sub_group": "sub_group_size",
-        "secondary": "zero_hpz_partition_size",
-    }
-    found = {}
-    for field, name in names.items():
-        value = of_zero(name)
-        source = left_out if value is None else filled_in
-        found[field] = getattr(source, field) if value in (None, "auto") else int(value)
-    overlap = of_zero("overlap_comm")
-    return Engine(**found, overlap=of_zero("stage") == 3 if overlap is None else bool(overlap))
+def memory_line(recipe: Recipe, config: Config | None) -> str:
+    """Return the predicted memory of a run that is only looked at, in one line; ``config`` is None where the model is
+    not known yet."""
+    if config is None:
+        return "not known before the model's configuration or the tokenizer is at hand"
+    plan = Plan(job_of(recipe, config, recipe.world_size, hardware.gpu_at_hand()))
+    gpu, command = plan.job.gpu, f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
+    if gpu is None:
+        return f"{plan.summary()}; of a GPU: {command} --gpu h100-80"
+    if plan.fits:
+        return plan.summary()
+    return f"{plan.summary()}; IT DOES NOT FIT: {command} --gpu {gpu.name} --search shows what does"
 
 
 def settle_here(recipe: Recipe, config_of: Callable[[Recipe], Config | None]) -> Recipe:
-    """Return the recipe as the GPU at hand takes it.
-
-    Args:
-        recipe: checked.
-        config_of: finds the configuration of the model that is trained; asked only where there is a choice to make.
-
-    Raises:
-        UserError: as :func:`settle` and ``config_of``.
-    """
+    """Return :func:`settle` for the GPU of this process; ``config_of`` is called only where there is a choice to
+    make."""
     if not recipe.open:
         return recipe
-    gpu = gpu_at_hand() if recipe.trains and recipe.chosen_cpu is None else None
+    gpu = hardware.gpu_at_hand() if recipe.trains and recipe.chosen_cpu is None else None
     return settle(recipe, None if gpu is None else config_of(recipe), gpu)
 
 
 def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
     """Return the recipe with a value for each field that it leaves open: those of the fastest layout that leaves memory
-    to spare; where a run resumes, those that its checkpoint was trained with.
-
-    Args:
-        recipe: checked.
-        config: of the model that is trained; None: not known.
-        gpu: what each process runs on; None: a CPU, or a GPU that the planner does not know.
-
-    Raises:
-        UserError: the values of the checkpoint do not suit this job.
-    """
+    to spare; where a run resumes, those that its checkpoint was trained with. ``config`` is None where the model is not
+    known, ``gpu`` on a CPU, or for a GPU that the planner does not know."""
     if not recipe.open:
         return recipe
     cautious = _with(recipe, trainer.CAUTIOUS)
@@ -207,12 +163,20 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
     if gpu is None or config is None:
         lacking = "no GPU that the planner knows" if gpu is None else "no configuration of the model yet"
         return _explained(cautious, recipe, f"the least memory: there is {lacking} to plan for")
-    before = Plan(job(cautious, config, recipe.world_size, gpu))
+    before = Plan(job_of(cautious, config, recipe.world_size, gpu))
     if before.job.model.counted:
         return _explained(cautious, recipe, "the least memory: this model's activations are not known")
+
     free = recipe.open | ({"checkpoint_layers"} - recipe.given)
     for plan in search.fastest(before.job, free):
-        chosen = _with(recipe, _values(plan.job.layout))
+        layout = plan.job.layout
+        values = {
+            "deepspeed": f"zero{layout.zero}",
+            "activation_checkpointing": layout.every is not None,
+            "checkpoint_layers": layout.checkpoint_layers or 1,
+            "per_device_train_batch_size": layout.micro_batch,
+        }
+        chosen = _with(recipe, values)
         if not list(chosen.problems(set())):
             gain, spare = before.step.all / plan.step.all, (gpu.memory - plan.memory.peak.total) / GIB
             least = {name: value for name, value in trainer.CAUTIOUS.items() if name in recipe.open}
@@ -222,34 +186,21 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
 
 
 def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
-    """Return the checkpoint that a run will go on from, as far as its manifest tells, and its values of the fields; a
-    damaged one that :mod:`tape_ds.checkpoint.resume` passes over is of the same run."""
-    given = recipe.resume_from_checkpoint
-    if not given:
+    """Return the checkpoint that a run will resume, by its manifest alone, and its values of the fields; a damaged one
+    that :mod:`tape_ds.checkpoint.load` passes over is of the same run."""
+    requested = recipe.resume_from_checkpoint
+    if not requested:
         return None
-    from tape_ds.checkpoint import resume  # torch, which tape-ds plan imports only once its options are read
-
     output = Path(recipe.trainer_value("output_dir")).expanduser()
-    newest = given in (True, resume.AUTO)
-    for folder in reversed(checkpoint.numbered(output)) if newest else [Path(str(given)).expanduser()]:
+    newest = requested in (True, "auto")
+    # values of a checkpoint that does not mention them
+    unwritten = {"activation_checkpointing": False, "checkpoint_layers": 1, "per_device_train_batch_size": 1}
+    for folder in reversed(checkpoint.numbered(output)) if newest else [Path(str(requested)).expanduser()]:
         with contextlib.suppress(OSError, ValueError):  # the resume itself reports it
             manifest = checkpoint.read(folder)
-            stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in _UNWRITTEN.items()}
+            stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in unwritten.items()}
             return folder, {"deepspeed": f"zero{manifest.stage}" if manifest.stage else None, **stored}
     return None
-
-
-_UNWRITTEN = {"activation_checkpointing": False, "checkpoint_layers": 1, "per_device_train_batch_size": 1}
-"""Values of a checkpoint that does not mention them."""
-
-
-def _values(layout: PlannedLayout) -> dict[str, Any]:
-    return {
-        "deepspeed": f"zero{layout.zero}",
-        "activation_checkpointing": layout.every is not None,
-        "checkpoint_layers": layout.checkpoint_layers or 1,
-        "per_device_train_batch_size": layout.micro_batch,
-    }
 
 
 def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -265,7 +216,7 @@ def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def _explained(settled: Recipe, recipe: Recipe, reason: str) -> Recipe:
-    """Return the recipe with the sentence that a person reads: flags that make the same run, and why."""
+    """Return the recipe with the sentence for its user: flags that make the same run, and why."""
     own = {name: getattr(settled.trainer, name) for name in trainer.CAUTIOUS if name in recipe.open}
     if own.get("activation_checkpointing") and settled.memory.checkpoint_layers != 1:
         own["checkpoint_layers"] = settled.memory.checkpoint_layers

@@ -5,14 +5,14 @@ import errno
 import pytest
 
 from tape_ds import checkpoint
-from tape_ds.checkpoint import Manifest, resume
+from tape_ds.checkpoint import Manifest, load
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError
 from tests.checkpoint.test_checkpoint import delete, flip, sealed
 
 
 def choose(given, output):
-    return resume.choose(given, output, RankSync())
+    return load.choose(given, output, RankSync())
 
 
 @pytest.mark.parametrize("given", [None, False, ""])
@@ -36,7 +36,7 @@ def test_the_newest_whole_one_is_found_and_others_named(tmp_path, given):
     assert found.folder == tmp_path / "checkpoint-16" and found.manifest.step == 16
     assert [each.partition(":")[0] for each in found.passed_over] == ["checkpoint-100", "checkpoint-24"]
     assert "did not come to its end" in found.passed_over[0] and "a.txt is damaged" in found.passed_over[1]
-    assert "not used: checkpoint-24: a.txt is damaged" in "\n".join(resume.describe(found, []))
+    assert "not used: checkpoint-24: a.txt is damaged" in "\n".join(load.describe(found, []))
 
 
 def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
@@ -76,24 +76,24 @@ def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
 def test_a_job_that_cannot_read_it(tmp_path, saved, job, said):
     manifest = Manifest(step=3, processes=2, stage=saved[0], tensor=saved[1], files={}, identity={})
     with pytest.raises(UserError, match=f"(?s){said}"):
-        resume.require_fitting(resume.Resumed(tmp_path, manifest), *job)
+        load.require_fitting(load.Resumed(tmp_path, manifest), *job)
 
 
 @pytest.mark.parametrize(("saved", "stage"), [(None, None), (0, 0), (1, 3), (3, 2), (2, 2)])
 def test_any_number_of_processes_will_do_and_shards_fit_every_stage(tmp_path, saved, stage):
     manifest = Manifest(step=3, processes=2, stage=saved, files={}, identity={})
-    resume.require_fitting(resume.Resumed(tmp_path, manifest), stage)
+    load.require_fitting(load.Resumed(tmp_path, manifest), stage)
 
 
 def test_verification_of_a_stage_3_checkpoint_grows_with_its_files_alone():
     """Each rank hashed the file of model states of every other one, too."""
     ranks = range(8)
     stage_3 = [f"global_step3/zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in ranks]
-    read = [resume.read_by(rank, 8, stage_3) for rank in ranks]
+    read = [load.read_by(rank, 8, stage_3) for rank in ranks]
     assert all(stage_3[rank] in read[rank] and len(read[rank]) <= 2 for rank in ranks)
     assert {name for own in read for name in own} == set(stage_3)
     shared = "global_step3/mp_rank_00_model_states.pt"
-    assert all(shared in resume.read_by(rank, 8, [shared, *stage_3]) for rank in ranks)
+    assert all(shared in load.read_by(rank, 8, [shared, *stage_3]) for rank in ranks)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):

@@ -8,13 +8,14 @@ import pytest
 from tape_ds.checkpoint import Manifest
 from tape_ds.config import extension, pretraining
 from tape_ds.config.files import recipes_of, shipped
-from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError
 from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading import model_folder
-from tape_ds.planning import hardware, memory, search, shape
-from tape_ds.planning.plan import Plan
-from tape_ds.training import forecast, model_config, run
+from tape_ds.planning import hardware, memory, recipe_job, search, shape
+from tape_ds.planning.prediction import Plan
+from tape_ds.training import model_config
+from tape_ds.training.run import RunContext
+from tape_ds.training.runs import assembly
 from tests.config.helpers import has_bitsandbytes
 
 A100 = hardware.find("a100-80")
@@ -23,7 +24,7 @@ A100 = hardware.find("a100-80")
 def asked(*argv, world=8, gpu=A100, load=extension.load):
     """The job of a recipe."""
     recipe = load(list(argv), world_size=world)
-    return forecast.job(recipe, model_config.beforehand(recipe), world, gpu)
+    return recipe_job.job_of(recipe, model_config.planned_config(recipe), world, gpu)
 
 
 def test_the_recipe_says_all_that_decides():
@@ -54,7 +55,7 @@ def test_norms_of_our_model_are_fused_on_a_gpu_without_liger():
 def test_the_method_decides_what_is_trained(arguments, trained):
     own = ("--lora_r", "4", "--lora_targets", "q_proj,v_proj") if "lora" in arguments else ()
     recipe = extension.load([*arguments, *own, *(("--train_embeddings", "false") if own else ())], world_size=1)
-    found = forecast.trained_of(recipe)
+    found = recipe_job.trained_of(recipe)
     assert found == (replace(trained, embeddings=False) if own else trained)
 
 
@@ -110,9 +111,9 @@ def _smollm2(model):
 
 def test_a_new_model_is_counted_as_it_will_be():
     recipe = pretraining.load([], world_size=1)
-    config = model_config.beforehand(recipe)
+    config = model_config.planned_config(recipe)
     model = TapeForCausalLM(config)
-    found = forecast.job(recipe, config, 1, None)
+    found = recipe_job.job_of(recipe, config, 1, None)
     assert found.parameters == sum(each.numel() for each in model.parameters()) == found.trained_parameters
 
 
@@ -125,7 +126,7 @@ def test_disks_and_zero_plus_plus_are_read_from_the_json():
     own = {"stage": 3, "zero_hpz_partition_size": 4, "zero_quantized_weights": True}
     own |= {"offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"}}
     recipe = replace(extension.load(["--recipe", "llama2_7b_8k"], 8), deepspeed={"zero_optimization": own})
-    layout = forecast.job(recipe, model_config.beforehand(recipe), 8, A100).layout
+    layout = recipe_job.job_of(recipe, model_config.planned_config(recipe), 8, A100).layout
     assert (layout.offload_weights, layout.offload_optimizer) == ("nvme", "cpu")
     assert layout.engine.secondary == 4 and layout.engine.reduce_bucket == 500_000_000
 
@@ -137,7 +138,7 @@ def settled(*words, gpu="a100-80", world=8, name="llama2_7b_8k"):
     """A recipe as a GPU takes it; None: no GPU."""
     recipe = extension.load(["--recipe", name, *words], world_size=world)
     found = None if gpu is None else hardware.find(gpu)
-    return forecast.settle(recipe, model_config.beforehand(recipe), found)
+    return recipe_job.settle(recipe, model_config.planned_config(recipe), found)
 
 
 def layout_of(recipe):
@@ -149,7 +150,8 @@ def layout_of(recipe):
 def test_the_layout_that_is_chosen_is_faster_and_leaves_memory_to_spare():
     """Than the settings that the recipe had: ZeRO-3, everything computed again, one sequence at a time."""
     chosen, before = (
-        Plan(forecast.job(each, model_config.beforehand(each), 8, A100)) for each in (settled(), settled(gpu=None))
+        Plan(recipe_job.job_of(each, model_config.planned_config(each), 8, A100))
+        for each in (settled(), settled(gpu=None))
     )
     layout = before.job.layout
     assert (layout.zero, layout.checkpoint_layers, layout.micro_batch) == (3, 1, 1)
@@ -195,7 +197,9 @@ def test_a_batch_that_nobody_gave_does_not_follow_from_the_choice():
     words = [word for field, value in OPEN.items() for word in (f"--{field}", value)]
     recipe = pretraining.load(["--recipe", "c4_155m", "--position_encoding", "tape", *words], world_size=8)
     one = replace(recipe, global_batch_size=8)  # what is derived where it is not given
-    assert forecast.settle(one, model_config.beforehand(one), A100).trainer_value("per_device_train_batch_size") == 1
+    assert (
+        recipe_job.settle(one, model_config.planned_config(one), A100).trainer_value("per_device_train_batch_size") == 1
+    )
 
 
 def checkpoint_of(folder, **identity):
@@ -235,11 +239,11 @@ def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
 @pytest.mark.parametrize("more, refused", [([], True), (["--force"], False)])
 def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch):
     """Unless it is forced to start."""
-    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find("rtx4090"))
-    monkeypatch.setattr(run.device, "check", lambda recipe, config: [])
+    monkeypatch.setattr(hardware, "gpu_at_hand", lambda: hardware.find("rtx4090"))
+    monkeypatch.setattr(assembly.device, "check", lambda recipe, config: [])
     recipe = extension.load(["--recipe", "llama2_7b_8k", *more], world_size=1)
     with pytest.raises(UserError, match="GiB would be needed") if refused else contextlib.nullcontext():
-        run._require_room(recipe, model_config.beforehand(recipe), RankSync())
+        assembly.require_room(RunContext(recipe=recipe, config=model_config.planned_config(recipe), tokenizer=None))
 
 
 @pytest.mark.parametrize(
