@@ -131,11 +131,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Report everything wrong with the command line.
-
-    Raises:
-        UserError: no such part, no time, no GPU, no such folder, or none to write to.
-    """
+    """Report everything wrong with the command line."""
     problems = check_folder("--out", options.out)
     parts = sorted({stage.part for stage in STAGES})
     if options.part not in (None, *parts):

@@ -36,11 +36,7 @@ LIMIT = 40 << 20  # bytes: what is carried shares its limit with the checkout
 
 
 def main(argv: list[str]) -> int:
-    """Download, compile, print what it came to.
-
-    Raises:
-        UserError: a package cannot be had, or all of it is too large.
-    """
+    """Download, compile, print what it came to."""
     parser = Parser(prog="python -m benchmarks collect", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / ".carried", help="folder to fill; default: %(default)s")
     parser.add_argument("--capability", type=int, default=90, help="of the GPU; default: %(default)s")

@@ -40,9 +40,6 @@ def folder_with_record(
 ) -> Path:
     """As :func:`tape_ds.building.folder`, with a record of the rows that ``build`` leaves out, which count for every
     run that reads the folder.
-
-    Raises:
-        UserError: they exceed the run's limit.
     """
 
     def build_with_record(folder: Path) -> None:

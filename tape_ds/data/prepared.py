@@ -85,10 +85,6 @@ def prepare(
         processes: 1: this one.
         bad_rows: where unreadable rows count; by default the first is refused.
         report: called after each new shard, in the process that wrote it; picklable.
-
-    Raises:
-        UserError: an invalid spec or its data, no tokens, other arguments than the folder's, a folder with other
-            contents or used by another call, a killed process, a full disk.
     """
     from datasets import DatasetInfo
 
@@ -182,11 +178,7 @@ def _check_folder(folder: Path, settings: Settings) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Create and lock ``folder``.
-
-    Raises:
-        UserError: another process has locked it, or it cannot be created.
-    """
+    """Create and lock ``folder``."""
     from filelock import FileLock, Timeout
 
     try:

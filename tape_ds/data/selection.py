@@ -66,9 +66,6 @@ def select(
         max_documents: reading ends at this number of long enough documents, so that a corpus too large to tokenise can
             be used; only those are stored, and both numbers are part of the cache's key. None: all documents are
             tokenised and stored, and ``min_tokens`` may change without tokenising again.
-
-    Raises:
-        UserError: an invalid spec or its data, or no document left.
     """
     from datasets import concatenate_datasets
 

@@ -63,9 +63,6 @@ def tokenize(
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>}``.
-
-    Raises:
-        UserError: an invalid spec or its data.
     """
     from datasets import concatenate_datasets
 

@@ -74,10 +74,6 @@ def train(
         folder: new; its parents are created.
         max_characters: the most text, drawn by :func:`sample`.
         field: of the specs, for messages.
-
-    Raises:
-        UserError: an invalid spec, no text, a vocabulary that the text is too small or too varied for (with the nearest
-            possible size), an existing folder.
     """
     from transformers import AutoTokenizer
 
@@ -119,9 +115,6 @@ def load(
         field: of the recipe, or an option, for messages.
         trust_remote_code: run a class that comes with it (transformers itself would stop and ask); None: do not, and
             the command has no such option.
-
-    Raises:
-        UserError: a missing or unreadable tokenizer, or one that needs such a class.
     """
     from transformers import AutoTokenizer
 

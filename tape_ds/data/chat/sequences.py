@@ -106,9 +106,6 @@ def rendered(
         unread: list<string>}``: ``targets`` is 1 for tokens of the assistant, ``first`` the index of the first of them
         or -1, ``ends`` the end of each answer (:func:`tape_ds.data.chat.template.ends`), ``unread`` the names of the
         row's other columns. A conversation's first token is never a target: nothing predicts it.
-
-    Raises:
-        UserError: invalid data, or a template whose answers cannot be located.
     """
     from datasets import Features, List, Value, concatenate_datasets
 

@@ -74,9 +74,6 @@ def tokenize(
     Returns:
         Rows ``{id: string, input_ids: list<int32>, targets: int32, cut_prompt: int32, cut_answer: int32}``: the last
         ``targets`` ids are the answer's; the last two columns count tokens that did not fit.
-
-    Raises:
-        UserError: invalid data, or no room for a text.
     """
     from datasets import Features, List, Value
 

@@ -69,18 +69,10 @@ class Source(ABC):
 
     @abstractmethod
     def shards(self, split: str) -> list[Shard]:
-        """Return the parts of ``split`` (``"train"`` or ``"heldout"``) in the order of :meth:`documents`, unopened.
-
-        Raises:
-            UserError: the hub does not answer.
-        """
+        """Return the parts of ``split`` (``"train"`` or ``"heldout"``) in the order of :meth:`documents`, unopened."""
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Return the documents of ``split`` in a fixed order, shard by shard.
-
-        Raises:
-            UserError: with the place of invalid data.
-        """
+        """Return the documents of ``split`` in a fixed order, shard by shard."""
         return chain.from_iterable(shard.documents() for shard in self.shards(split))
 
     @abstractmethod
@@ -107,11 +99,7 @@ class Source(ABC):
         return self.problem(f"{wrong}: {error}", getattr(error, "remedy", remedy))
 
     def leave_out(self, wrong: str, remedy: str) -> None:
-        """Leave out an unreadable row.
-
-        Raises:
-            UserError: no more rows may be left out.
-        """
+        """Leave out an unreadable row."""
         self.bad_rows.add(self.problem(wrong, remedy))
 
     def problem(self, wrong: str, remedy: str) -> Problem:
@@ -128,11 +116,7 @@ class RowSource(Source):
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (name, columns) of every row, in a fixed order.
-
-        Raises:
-            UserError: unreadable data.
-        """
+        """Yield (name, columns) of every row, in a fixed order."""
 
     def texts(self, rows: Iterable[tuple[str, Any]]) -> Iterator[Document]:
         """Yield the documents of rows whose value is a text; others are refused or left out."""

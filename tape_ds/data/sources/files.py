@@ -47,11 +47,7 @@ class _Files(RowSource):
             self.pattern = str(paths.of(self.pattern))
 
     def files(self) -> dict[str, File]:
-        """Return name -> file, sorted by name.
-
-        Raises:
-            UserError: remote files that cannot be found.
-        """
+        """Return name -> file, sorted by name."""
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:

@@ -83,9 +83,6 @@ def write(
 
     Both files are complete before they get their names, the record first: after a crash in between, readers refuse the
     file that does not fit its record.
-
-    Raises:
-        UserError: no document has a token.
     """
     width = next(name for name, width in WIDTHS.items() if vocabulary - 1 <= np.iinfo(width).max)
     counts = {"tokens": 0, "documents": 0}
