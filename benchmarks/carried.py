@@ -67,10 +67,8 @@ def unpack(folder: Path, work: Path) -> dict[str, Any]:
     """Put wheels and cache where the campaign's stages find them; return what was done."""
     found, key, output = sorted(map(str, folder.glob("*.whl"))), folder / KEY, ""
     if found:
-        pip = [
-            sys.executable,
-            *["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade"],
-        ]
+        quiet = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
+        pip = [sys.executable, "-m", "pip", "install", *quiet]
         output = subprocess.run([*pip, "--target", str(work / SITE), *found], capture_output=True, text=True).stderr
     return {
         "wheels": [Path(each).name for each in found],
