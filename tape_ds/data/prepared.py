@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from tape_ds import building, storage
 from tape_ds.data.bad_rows import BadRows
@@ -179,8 +180,6 @@ def _check_folder(folder: Path, settings: Settings) -> None:
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Create and lock ``folder``."""
-    from filelock import FileLock, Timeout
-
     try:
         (folder / RECORDS).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.zip import ZipFileSystem
+from huggingface_hub import hf_hub_download
+
 from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import StandardLibrary
@@ -235,9 +239,6 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> tuple[Path, F
     """Return the path and the file (plain, or in an archive) of a split, downloaded unless ``data_dir`` is given; None
     for :data:`MADE`.
     """
-    from fsspec.implementations.local import LocalFileSystem
-    from fsspec.implementations.zip import ZipFileSystem
-
     dataset = find(name)
     if split not in SPLITS:
         raise UserError(Problem("split", split, "no such split", did_you_mean(split, SPLITS)))
@@ -272,8 +273,6 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> tuple[Path, F
 
 def _download(name: str) -> Path:
     """Return the hub's archive, from huggingface_hub's cache where it is there."""
-    from huggingface_hub import hf_hub_download
-
     try:
         return Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
     except (*UNREADABLE, RuntimeError) as error:  # no network, offline mode, no such file

@@ -199,17 +199,15 @@ class ArrowFolder(TokenSource):
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        return self.reading(self._rows(), "it cannot be read", "write the folder again")
-
-    def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
         import datasets
 
-        number = 0
+        remedy = "write the folder again"
         try:
             dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
         except Exception as error:  # datasets raises anything for a folder of another version
-            raise UserError(self.problem(f"it cannot be read: {error!r}", "write the folder again")) from error
-        for batch in dataset.iter(batch_size=64):
+            raise UserError(self.problem(f"it cannot be read: {error!r}", remedy)) from error
+        number = 0
+        for batch in self.reading(dataset.iter(batch_size=64), "it cannot be read", remedy):
             rows = batch.column("input_ids").combine_chunks()
             names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
             for name, row in zip(names, rows, strict=True):
@@ -217,7 +215,7 @@ class ArrowFolder(TokenSource):
                 if row.is_valid and not row.values.null_count:
                     yield name, row.values.to_numpy()
                 else:
-                    self.leave_out(f"{name} has a null for a token id", "write the folder again")
+                    self.leave_out(f"{name} has a null for a token id", remedy)
                 number += 1
 
     def check_tokenizer(self, identity: str) -> list[Problem]:

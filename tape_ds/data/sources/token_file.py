@@ -53,11 +53,7 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> TokenFileRecord | None:
-    """Return the record of a file, if it exists.
-
-    Raises:
-        ValueError: an invalid record.
-    """
+    """Return the record of a file, if it exists; raise ValueError if it is invalid."""
     record = record_path(path)
     if not record.exists():
         return None
