@@ -126,7 +126,7 @@ def grid(
             for trial in range(trials):
                 generator = np.random.Generator(np.random.PCG64((seed, trial, length, round(depth * 1_000_000))))
                 key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
-                shortest = max(shortest, _shortest(tokenizer, key, form) + reply)
+                shortest = max(shortest, len(prompt_ids(text(form, 0, 0, key), tokenizer)) + reply)
                 prompt = partial(write, tokenizer, length, key, depth, form, trial, reply)
                 questions.append(PasskeyQuestion(length, depth, trial, prompt))
         if length < shortest:
@@ -186,7 +186,7 @@ def write(
         return len(prompt_ids(prompt(units), tokenizer)) + reply <= length
 
     if not fits(0):
-        shortest = _shortest(tokenizer, key, form)
+        shortest = len(prompt_ids(text(form, 0, 0, key), tokenizer))
         wrong = f"without any filler the prompt has {shortest} tokens"
         raise UserError(Problem("passkey_lengths", length, wrong, f"give {shortest + reply} or more"))
     low, high = 0, 1
@@ -204,10 +204,6 @@ def text(form: str, before: int, after: int, key: int) -> str:
         raise UserError(Problem("passkey_form", form, "no such form", did_you_mean(form, FORMS)))
     filler = FORMS[form]
     return "\n".join((TASK, filler(before), _KEY.format(key=key), filler(after), _QUESTION))
-
-
-def _shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
-    return len(prompt_ids(text(form, 0, 0, key), tokenizer))
 
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:

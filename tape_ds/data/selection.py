@@ -70,7 +70,7 @@ def select(
     """
     from datasets import concatenate_datasets
 
-    identity, room = tokenizer_fingerprint(tokenizer), max_documents
+    identity, room = tokenizer_fingerprint(tokenizer), max_documents  # room: documents still wanted
     parts: list[Selection] = []
     bad_rows = bad_rows or BadRows()
     for source in parse_all(specs, FIELD_OF[split], bad_rows):

@@ -21,6 +21,8 @@ from tape_ds import paths, storage
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
 
+SHARD_TOKENS = 100_000_000  # 400 MB
+PARTS = 64  # tasks of a preparation
 FORMAT = 2  # raise it when other output is written for the same input
 MANIFEST = "manifest.json"
 RECORDS = "records"  # folder of the state that an interrupted preparation resumes from
@@ -107,11 +109,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> DataManifest:
-    """Return the manifest of a finished folder.
-
-    Raises:
-        ValueError: with the reason why it cannot be read.
-    """
+    """Return the manifest of a finished folder; raise ValueError if it cannot be read."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if content.pop("check") != _hash(content):
