@@ -96,7 +96,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Report everything wrong with the command line."""
     problems = below_one(options, "repeats") + check_folder(
         "--out", options.out.parent if options.out.suffix else options.out
     )
@@ -126,7 +125,6 @@ def known(options: argparse.Namespace) -> dict[str, Group]:
 
 
 def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Any]:
-    """Return the group's shapes on this device that were asked for; all toys."""
     wanted = "" if options.toys else options.shapes
     return [shape for shape in group.shapes(options.device) if re.search(wanted, shape.label)]
 

@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 
 class CaseEntry(NamedTuple):
-    """An implementation before it has been asked."""
+    """An implementation that has not run yet."""
 
     implementation: str
     encoding: str
@@ -51,7 +51,7 @@ Truth = Mapping[str, Expected]
 
 
 class BenchmarkCase(NamedTuple):
-    """Implementations, and what each encoding's have to compute."""
+    """Implementations, and the expected results of each encoding."""
 
     entries: list[CaseEntry]
     truth: Mapping[str, Callable[[], Truth]]
@@ -90,7 +90,7 @@ def error_of(x: Tensor, expected: Tensor) -> float:
 
 
 def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: torch.dtype) -> Truth:
-    """Return the truth, and how far from it a result may be: twice as far as plain PyTorch is in the same precision."""
+    """Return the truth; a result may be twice as far from it as plain PyTorch in the same precision."""
     assert exact.keys() == plain.keys()
     return {
         name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype])) for name, value in exact.items()
@@ -136,7 +136,6 @@ def fused_operation(
     returned: Tensor,
     dtype: torch.dtype,
 ) -> BenchmarkCase:
-    """Compare an operation of ours with its plain formula, eager and compiled, on each encoding's inputs."""
     makers: dict[str, Callable[[], Callable[..., Tensor]]] = {
         "ours": lambda: ours,
         "eager": lambda: formula,

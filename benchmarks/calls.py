@@ -42,17 +42,17 @@ class PackedDocuments:
 
     @functools.cache  # noqa: B019 (a run has few)
     def cu_seqlens(self, sequences: int) -> Tensor:
-        """DocumentLayout of all sequences' documents, one sequence after another."""
+        """Return the starts of all sequences' documents, and their end."""
         return torch.tensor([0, *accumulate(self.lengths * sequences)], dtype=torch.int32, device=self.device)
 
 
 def documents_of(shape: AttentionShape, device: torch.device) -> PackedDocuments | None:
-    """None: every sequence is one text."""
+    """Return None where every sequence is one text."""
     return None if shape.documents is None else PackedDocuments(document_lengths(shape.tokens, shape.documents), device)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """By torch's own matrices in the tensors' precision; causal, queries at the end of the keys."""
+    """Attend with whole matrices in the tensors' precision; causal, queries at the end of the keys."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -63,7 +63,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sdpa(name: str) -> Callable[..., Tensor]:
-    """torch's attention by one backend and no other."""
+    """Return torch's attention, limited to one backend."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         _refuse_large_matrices(q, k, name == "math")
@@ -78,8 +78,7 @@ def sdpa(name: str) -> Callable[..., Tensor]:
 
 
 def attend(backend: str, documents: PackedDocuments | None = None) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the model's own entry, of one value or several, by one of its backends; borders are ready, as for its
-    layers."""
+    """Return the model's attention by one of its backends; as in its layers, the layout of documents is ready."""
 
     @functools.cache
     def layout(sequences: int) -> DocumentLayout | None:

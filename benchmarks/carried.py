@@ -39,7 +39,6 @@ CALLED = r"^H=32 G=(32|8) K=128|^H=12 G=12 K=64|^H=8 G=(1|8) K=(128|64)"
 
 
 def main(argv: list[str]) -> int:
-    """Download, compile, print the size."""
     parser = Parser(prog="python -m benchmarks collect", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / ".carried", help="folder to fill; default: %(default)s")
     parser.add_argument("--capability", type=int, default=90, help="of the GPU; default: %(default)s")

@@ -24,7 +24,6 @@ COMPARED = {
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Return each with and without recomputation; RoPE trains its norms alone."""
     fields = models.sizes(shape)
     member = models.family(fields, setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)

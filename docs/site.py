@@ -34,7 +34,6 @@ _POWER = re.compile(r"(?<![\w.])\d[\d.]*e-\d+")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Take in what the pages link to."""
     waiting = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
     taken = set(waiting)
     while waiting:
@@ -53,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write links for where things lie in the site."""
+    """Rewrite links for the places of files in the site."""
     if page.file.abs_src_path is None:  # a folder's names
         return markdown
     source, folder = Path(page.file.abs_src_path), posixpath.dirname(page.file.src_uri)
@@ -96,14 +95,12 @@ def whole(found: re.Match[str]) -> str:
 
 
 def targets(page: Path) -> list[Path]:
-    """The files that a page links to."""
     found = (resolved(page, link[2]) for link in _LINK.finditer(page.read_text(encoding="utf-8")))
     return [target for target in found if target is not None]
 
 
 def resolved(page: Path, target: str) -> Path | None:
-    """The file that a link means, of a folder its README, or the folder; None for a URL, and for what is not
-    there."""
+    """Return the file of a link, a folder's README, or the folder; None for a URL or a missing file."""
     if _URL.match(target):
         return None
     path = (page.parent / target).resolve()
@@ -112,15 +109,14 @@ def resolved(page: Path, target: str) -> Path | None:
 
 
 def listing(folder: Path) -> str:
-    """A page with the names in a folder; those of the book's own lie beside it in the site."""
+    """Return a page with the names of the files in a folder."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     lines = [f"- [{name}]({name})" if DOCS in folder.parents else f"- `{name}`" for name in names]
     return "\n".join([f"# {folder.relative_to(ROOT).as_posix()}", "", *lines])
 
 
 def place(file: Path) -> str:
-    """Where a file of the repository lies among the site's sources; a page of a report, which would have the name of
-    the page that its Markdown becomes, lies outside."""
+    """Return a file's path among the site's sources; an HTML page would collide with that of its Markdown."""
     if file.is_dir():
         return f"{place(file / 'index')}.md"
     if DOCS in file.parents and file.suffix != ".html":

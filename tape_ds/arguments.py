@@ -27,7 +27,6 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**ours | options)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """Parse; a mistake ends the program with exit code 2."""
         words = sys.argv[1:] if args is None else list(args)
         self._refuse_unknown(words)
         return super().parse_args(words, namespace)
@@ -94,7 +93,6 @@ def boolean(text: str) -> bool:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the model, and how it is loaded."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "model",
@@ -123,7 +121,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
-    """Add the folder of results, and the ``seed`` of what is drawn."""
+    """Add the folder of results, and the ``seed``."""
     group = parser.add_argument_group("results")
     group.add_argument(
         "--output", help="folder; default: 'evaluation' in a run's folder, else runs/evaluation/NAME OF THE MODEL"
@@ -151,7 +149,7 @@ def named(typed: str) -> tuple[str | None, str]:
 
 
 def without_local_rank(words: Sequence[str]) -> list[str]:
-    """Remove what launchers put first on a command line: ``--local_rank=0``, or the words ``--local_rank 0``."""
+    """Remove what launchers prepend to a command line: ``--local_rank=0``, or the words ``--local_rank 0``."""
     name, _, value = words[0].partition("=") if words else ("", "", "")
     if name not in ("--local_rank", "--local-rank"):
         return list(words)

@@ -101,7 +101,6 @@ def _build(finished: Path, build: Callable[[Path], None]) -> bool:
 
 
 def _rename(done: Path, finished: Path) -> bool:
-    """Rename; return False if the folder exists already."""
     try:
         os.rename(done, finished)
     except OSError:

@@ -194,7 +194,6 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def _report(error: UserError) -> int:
-    """Print the message, if this process should; return the exit code."""
     if is_main_process() or error.on_one_rank:
         print(f"\nerror: {redacted(str(error))}", file=sys.stderr, flush=True)
     else:

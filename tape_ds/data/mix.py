@@ -48,7 +48,6 @@ class WeightedSource:
         return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
 
     def tokens(self, count: int) -> int:
-        """Return the tokens of the first ``count`` samples."""
         epochs, rest = divmod(count, len(self.lengths))
         whole = epochs * int(self.lengths.sum())
         if isinstance(self.sequences, StreamedSequences) or rest == 0:
@@ -56,7 +55,6 @@ class WeightedSource:
         return whole + int(self.lengths[self.sequences.order(epochs)[:rest]].sum())
 
     def describe(self, count: int, samples: int) -> str:
-        """Describe the source in a run that takes ``count`` of ``samples`` samples from it."""
         taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} sequences"
         if isinstance(self.sequences, StreamedSequences):
             return f"{taken}, streamed by {self.stream_workers} workers"
@@ -93,7 +91,6 @@ class MixedSequences(torch.utils.data.Dataset):
         return self.parts[source].sequences[number]
 
     def documents_read(self) -> int:
-        """Return about how many documents the streams have read so far."""
         parts = [part.sequences for part in self.parts]
         return sum(part.documents_read() for part in parts if isinstance(part, StreamedSequences))
 
@@ -108,13 +105,11 @@ class MixedSequences(torch.utils.data.Dataset):
         return source, int(before) * workers + worker
 
     def counts(self, samples: int) -> list[int]:
-        """Return how many of the first ``samples`` samples are from each source."""
         block, at = divmod(samples, BLOCK)
         drawn, before = _sources(self.seed, self.probabilities, block)[:at], self._counts(block)
         return [int(workers.sum() + np.count_nonzero(drawn == source)) for source, workers in enumerate(before)]
 
     def tokens(self, samples: int) -> dict[str, int]:
-        """Return the tokens of the first ``samples`` samples from each source, by spec."""
         counts = self.counts(samples)
         return {part.spec: part.tokens(count) for part, count in zip(self.parts, counts, strict=True)}
 
@@ -138,7 +133,6 @@ class MixedSequences(torch.utils.data.Dataset):
 
 @functools.lru_cache(maxsize=2)  # for speed only
 def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndarray:
-    """Return the source of each sample of a block, int64 [BLOCK]."""
     return generator(seed, SOURCE_OF_SAMPLE, block).choice(len(probabilities), size=BLOCK, p=probabilities)
 
 

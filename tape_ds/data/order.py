@@ -139,7 +139,6 @@ class AnswerSequences(torch.utils.data.Dataset):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all samples without padding."""
         epochs, rest = divmod(self.samples, len(self.stored))
         last = self.order(epochs)[:rest]
         return epochs * int(self.lengths.sum()) + int(self.lengths[last].sum())

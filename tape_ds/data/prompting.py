@@ -22,7 +22,6 @@ def prompt_part(ids: list[int], tokenizer: Any) -> slice:
 
 
 def appended(tokenizer: Any) -> int:
-    """Return how many tokens the tokenizer adds after every text."""
     return around(tokenizer)[1]
 
 

@@ -89,7 +89,6 @@ class Stream:
                     return
 
     def sequences(self, worker: int, first: int) -> Iterator[PackedSequence]:
-        """Yield the worker's sequences from sequence ``first`` on."""
         return cut(self.tokens(worker, skip=first * self.window), self.window)
 
 
@@ -202,7 +201,6 @@ class StreamedSequences(torch.utils.data.Dataset):
             raise StreamError(error.problems) from error
 
     def _sequence(self, number: int, sequence: int) -> dict[str, np.ndarray]:
-        """Return sequence ``sequence`` of stream worker ``number``."""
         if self._process != os.getpid():  # a forked child shares its parent's open files and their positions
             self._open, self._process = {}, os.getpid()
         at, sequences = self._open.pop(number, (sequence + 1, iter(())))

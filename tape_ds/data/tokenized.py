@@ -127,7 +127,6 @@ def tokenize_source(
 
 
 def document_features() -> "Features":
-    """Return the columns of tokenised documents."""
     from datasets import Features, List, Value
 
     return Features({"name": Value("string"), "input_ids": List(Value("int32"))})

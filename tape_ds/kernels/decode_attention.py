@@ -159,7 +159,7 @@ def split_count(keys: int, programs: int, processors: int) -> int:
 
 
 def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None = None) -> str | None:
-    """Why :func:`decode_attention` cannot take this call; None where it can."""
+    """Return why :func:`decode_attention` cannot take this call, or None."""
     values = (v_BGSK,) if e_BGSK is None else (v_BGSK, e_BGSK)
     if problem := gate.why_not(q_BHTK) or why_not_shapes(q_BHTK, k_BGSK, *values):
         return problem

@@ -153,12 +153,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def softmax_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of the softmax and the loss."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _slope(log_p_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """Derivative of the loss in the logits, softmax minus one-hot, in the memory of the logarithms."""
+    """Return the loss's derivative by the logits, softmax minus one-hot, in the memory of the logarithms."""
     p_CV = log_p_CV.exp_()
     p_CV[torch.arange(len(labels_C), device=labels_C.device), labels_C] -= 1
     return p_CV
@@ -180,7 +179,7 @@ def add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Ten
 
 
 def _store(into: Tensor, found: Tensor | None) -> None:
-    """Copy what was summed; zeros where no token had a label."""
+    """Copy the sum, or zeros where no token had a label."""
     if found is None:
         into.zero_()
     else:

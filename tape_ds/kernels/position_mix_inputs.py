@@ -57,13 +57,11 @@ class Inputs(NamedTuple):
         return self.heads(), groups, width, self.rank()
 
     def wide(self) -> torch.dtype:
-        """Return the dtype of the arithmetic."""
         any_double = any(x is not None and x.dtype == torch.float64 for x in self)
         return torch.float64 if any_double else torch.float32
 
     def with_rows(self) -> Inputs:
-        """Return the same with activations as kernels read them and contiguous weights, copied only where they are
-        not."""
+        """Return activations with contiguous rows and contiguous weights, copied only where necessary."""
         start, state, moved = (None if x is None else near(x) for x in (self.start, self.state, self.moved))
         gate = None if self.gate is None else rows(self.gate)
         weights = [None if x is None else x.contiguous() for x in (self.attend, self.expand, self.contract)]

@@ -104,8 +104,7 @@ _rotate.register_autograd(_differentiate, setup_context=_save)
 def empty_gradients(
     grad: Tensor, state: Tensor | None, for_x: bool, for_state: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Memory for those gradients that are asked for: ``x``'s as a projection lays it out, [B, T, H, K] seen as
-    [B, H, T, K], whatever the layout of the incoming gradient; the state's like the state."""
+    """Return memory for the gradients asked for; that of ``x`` is [B, T, H, K] seen as [B, H, T, K]."""
     return empty_rows(grad) if for_x else None, _empty_like(state) if for_state and state is not None else None
 
 
@@ -115,7 +114,6 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None:
-    """The PyTorch form: write the rotation of ``x`` to ``out``."""
     _turn(x, start, state, out, backwards=False)
 
 
@@ -132,7 +130,6 @@ def backward(
 
 
 def _wide(*tensors: Tensor | None) -> torch.dtype:
-    """Return the dtype of the arithmetic."""
     return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
 
 

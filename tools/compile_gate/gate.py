@@ -28,8 +28,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Built(NamedTuple):
-    """A compiled kernel."""
-
     code: machine_code.Code
     shared: int  # bytes of shared memory of one program
     products: int  # matrix products in the source
@@ -46,7 +44,6 @@ class Outcome(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile and print; return the exit code."""
     builds, unreached = collect(options, check(options))
     print(f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile")
     begin, failed = time.perf_counter(), []
@@ -163,7 +160,6 @@ def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
 
 
 def attempt(build: Build) -> Outcome:
-    """Compile and judge a build."""
     begin, built = time.perf_counter(), None
     try:
         triton.runtime.driver.set_active(launches.Driver(build.capability))
@@ -184,7 +180,6 @@ def attempt(build: Build) -> Outcome:
 
 
 def judge(built: Built, capability: int) -> list[str]:
-    """Return the faults of a kernel."""
     faults = []
     inside, _ = built.code.spills()
     if inside:

@@ -25,8 +25,6 @@ WARP = 32
 
 
 class Build(NamedTuple):
-    """One kernel as one launch specialises it."""
-
     module: str
     kernel: str
     capability: int
@@ -88,7 +86,6 @@ OPTIONS = Launch.options.fget  # type: ignore[attr-defined]
 
 
 def time_all(run: Callable[[], object]) -> float:
-    """Replace Triton's timing by one launch."""
     run()
     return 0.0
 

@@ -35,7 +35,6 @@ class Code(NamedTuple):
 
 
 def read(binary: bytes) -> Code:
-    """Disassemble a cubin."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(binary)

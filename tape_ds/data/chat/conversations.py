@@ -62,8 +62,7 @@ _SHAREGPT = (
 
 
 def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | None = None) -> list[Problem]:
-    """Return problems of ``train_data`` and ``eval_data`` that the specs and the first row of each show; the network is
-    not used. ``skip_bad_rows``: of the recipe."""
+    """Check the specs and the first row of each, without the network."""
     lists = {"train_data": train, "eval_data": evaluation}
     problems, fitting = [], []
     without = sources.KINDS.keys() - {*_COLUMNS, "stdlib"}
@@ -92,7 +91,6 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
 
 
 def without_template(model: str) -> Problem:
-    """Return the problem of a model without a chat template."""
     remedy = "--chat_template FILE, a jinja file that renders messages, or a model that was tuned for chat"
     return Problem("chat_template", None, f"{model} comes without a chat template", remedy)
 
@@ -114,7 +112,6 @@ def fingerprint(source: Source, split: str) -> str:
 
 
 def read(source: Source, split: str) -> Iterator[Row]:
-    """Yield every row, in a fixed order."""
     if isinstance(source, StandardLibrary):
         questions = examples.made_rows(_MADE_SPLITS[split])
         for pair in zip(questions[::2], questions[1::2], strict=False):  # a last one alone is left out
@@ -173,7 +170,6 @@ def _schemas(given: Any) -> list[dict[str, Any]] | None:
 
 
 def _wrong(value: Any, column: str) -> tuple[str, str] | None:
-    """Return the problem of a conversation and its remedy, or None."""
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else f"{type(value).__name__}"
         return f"holds {found}, not a list of turns", f"{_OTHER_FORM}, or name the column that has them: #COLUMN"

@@ -37,8 +37,6 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class CutConversations:
-    """Counts of conversations, and of the tokens that did not fit."""
-
     read: int
     cut: int
     """Truncated."""
@@ -71,7 +69,6 @@ class Chosen:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens taken of each, int64 [k]."""
         return np.minimum(token_counts(self.conversations)[self.numbers], self.max_tokens)
 
     def spread(self, count: int | None = None) -> Iterator[np.ndarray]:

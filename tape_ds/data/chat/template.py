@@ -44,8 +44,8 @@ class UnfitTemplateError(ValueError):
 
 
 def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> list[Problem]:
-    """Give the tokenizer the template of ``file``, if there is one, to be saved with it; return the problems of the
-    template, and of a slow tokenizer, which cannot locate an answer's tokens."""
+    """Set the tokenizer's template to that of ``file``, if given; return the problems of the template and of a slow
+    tokenizer, which cannot locate an answer's tokens."""
     if file is not None:
         tokenizer.chat_template = paths.of(file).read_text(encoding="utf-8")
     try:
@@ -66,12 +66,10 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
 
 
 def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether the template may write the date."""
     return "strftime_now" in _names(tokenizer)
 
 
 def variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    """Return the variables that the template reads."""
     return {name for tree in _trees(tokenizer) for name in meta.find_undeclared_variables(tree)}
 
 
@@ -83,7 +81,6 @@ def _trees(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Any]:
 
 
 def _names(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    """Return the variables, functions and filters in the template."""
     return {node.name for tree in _trees(tokenizer) for node in tree.find_all((nodes.Name, nodes.Filter))}
 
 
@@ -161,7 +158,6 @@ class _Rendering:
             return True
 
     def by_prefixes(self, conversation: Conversation) -> tuple[str, Spans]:
-        """Return the text and the span that each answer adds to it."""
         (whole, _), spans = self(conversation), []
         for turn, message in enumerate(conversation):
             if message["role"] != ASSISTANT:

@@ -53,6 +53,5 @@ class GeneratedSequences(torch.utils.data.Dataset):
 
     @functools.cached_property
     def mean_tokens(self) -> float:
-        """Mean tokens of the first thousand sequences."""
         some = range(min(_MEASURED, self.samples))
         return sum(len(self[index]["input_ids"]) for index in some) / max(1, len(some))

@@ -28,7 +28,6 @@ def make(name: str, options: Mapping[str, Any]) -> Task:
 
 
 def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of a known task's options."""
     problems, task = [], TASKS[name]
     defaults = task.options
     for option, value in options.items():

@@ -93,12 +93,12 @@ def answer_ids(
 
 
 def reserved(answer_tokens: int) -> int:
-    """Return the tokens that a prompt leaves free for an answer of ``answer_tokens`` and its EOS."""
+    """Return the tokens kept free for an answer of ``answer_tokens`` and its EOS."""
     return answer_tokens + 1
 
 
 def encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True) -> list[int]:
-    """Return the ids of ``text`` as the beginning of a sequence, or without ``begin`` as its middle; never ended."""
+    """Return the ids of ``text`` as the beginning of a sequence, or without ``begin`` as its middle; without an end."""
     if begin:
         return prompting.prompt_ids(text, tokenizer)
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

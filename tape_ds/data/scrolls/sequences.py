@@ -28,7 +28,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class SequenceForm:
-    """How a sequence is truncated and joined, see :mod:`.prompts`."""
+    """Length and format of a sequence, see :mod:`.prompts`."""
 
     max_tokens: int
     answer_tokens: int
@@ -38,8 +38,6 @@ class SequenceForm:
 
 @dataclass(frozen=True)
 class CutText:
-    """Texts and answers that were truncated, and how many tokens they lost."""
-
     rows: int  # the name in stored results
     prompts: int
     prompt_tokens: int
@@ -116,7 +114,6 @@ def tokenize(
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    """Count what the sequences of :func:`tokenize` have lost."""
     prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
     return CutText(
         len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())

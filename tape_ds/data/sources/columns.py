@@ -24,8 +24,6 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def hint(name: str, record: Mapping[str, Any]) -> str:
-    """Suggest a column for a name without text."""
-
     def names_in(record: Mapping[str, Any]) -> Iterator[str]:
         for key, value in record.items():
             yield from (f"{key}.{inner}" for inner in names_in(value)) if isinstance(value, Mapping) else [str(key)]

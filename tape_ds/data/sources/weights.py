@@ -41,7 +41,6 @@ def percent(share: float) -> str:
 
 
 def check(entries: Sequence[Entry], field: str) -> Iterator[Problem]:
-    """Yield problems of a list with weights."""
     if not any(isinstance(entry, Mapping) for entry in entries):
         return
     for entry in entries:
