@@ -50,10 +50,7 @@ def folder(
 def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:
     """Build a folder that a user named, where another process's result is not the same.
 
-    Args:
-        finished: the folder's path; its parents are created.
-        build: as for :func:`folder`.
-        field: what names the folder on the command line.
+    ``build`` is as for :func:`folder`; ``field`` names the folder in messages.
     """
     remedy = "name a new folder"
     with disk(field, finished):

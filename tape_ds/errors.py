@@ -119,11 +119,7 @@ def disk_error(
 ) -> DiskError | None:
     """Return the error to raise if a disk's refusal caused ``error`` (:func:`tape_ds.storage.refusal`), else None.
 
-    Args:
-        error: raised while writing.
-        field: what names the folder.
-        folder: that was written to; None: the refused file's, if known.
-        remedy: besides making room; None: name another place and start again.
+    ``folder`` is the one written to, by default the refused file's; ``remedy`` is added to making room.
     """
     refused = storage.refusal(error)
     if refused is None:

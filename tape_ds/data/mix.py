@@ -67,12 +67,6 @@ class MixedSequences(torch.utils.data.Dataset):
     """A run's samples out of several sources; items as of :class:`tape_ds.data.order.TrainingSequences`."""
 
     def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
-        """
-        Args:
-            parts: two or more; their order decides the draws.
-            samples: how many samples the run consumes.
-            seed: 0 or more.
-        """
         self.parts = list(parts)
         self.samples = samples
         self.seed = seed
@@ -144,7 +138,6 @@ def mix(
     Args:
         entries: a checked list of data, see :mod:`tape_ds.data.sources.weights`.
         build: specs and a seed -> the sequences of these sources; with weights, ``samples`` of them.
-        samples: of a run with weights.
         seed: of the run; each weighted source gets another, or two would be shuffled by the same random numbers.
     """
     specs, shares = specs_of(entries), shares_of(entries)

@@ -80,8 +80,6 @@ class TrainingSequences(torch.utils.data.Dataset):
         Args:
             stored: from :func:`tape_ds.data.pack.pack`, or with ``pose`` from :func:`tape_ds.data.selection.select`.
             samples: how many samples the run consumes; may exceed the sequences (several epochs).
-            seed: 0 or more.
-            pose: draws from documents; None serves packed sequences as they are.
             attend_across: treat a packed sequence as one document, so that attention crosses the borders in it.
             origin: a description of the data and of what was left out, for reports.
         """
@@ -175,14 +173,7 @@ def item(
     position_ids: np.ndarray | None = None,
     document_ids: np.ndarray | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors [t] of a sequence, see :class:`TrainingSequences`.
-
-    Args:
-        input_ids: tokens, [t].
-        targets: indices of the targets.
-        position_ids: [t]; default 0 .. t - 1.
-        document_ids: [t]; default all 0, one document.
-    """
+    """Return the tensors [t] of a sequence, see :class:`TrainingSequences`; ``targets`` are indices of tokens."""
     ids = np.asarray(input_ids, np.int64)
     labels = np.full_like(ids, IGNORED)
     labels[targets] = ids[targets]

@@ -154,17 +154,11 @@ class StreamedSequences(torch.utils.data.Dataset):
     ):
         """
         Args:
-            specs: see :mod:`tape_ds.data.sources`; all their shards are mixed.
-            tokenizer: any of transformers; with its special tokens, never truncating.
-            window: tokens of a sequence, 2 or more.
+            specs: of text, see :mod:`tape_ds.data.sources`; all their shards are mixed.
             samples: how many samples the run consumes; epochs follow one another.
-            seed: 0 or more.
             workers: shards that are read at a time, 1 or more; at most all shards.
             skip_bad_rows: of the recipe; each process counts and logs those that it reads.
 
-        Raises:
-            UserError: an invalid spec, or the hub does not answer.
-            TypeError: a spec of token ids, which need no streaming; the recipe refuses it.
         """
         self.specs = list(specs)
         bad_rows = BadRows(skip_bad_rows, tell=True)
@@ -186,12 +180,6 @@ class StreamedSequences(torch.utils.data.Dataset):
         return {**self.__dict__, "_open": {}}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return sample ``index``.
-
-        Raises:
-            IndexError: the run has no such sample.
-            StreamError: the data cannot be read, or have no tokens.
-        """
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
         sequence, number = divmod(index, self.stream.workers)

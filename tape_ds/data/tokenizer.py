@@ -69,9 +69,7 @@ def train(
     """Train on the training documents of ``specs``, save in ``folder`` and load from there.
 
     Args:
-        specs: of text, see :mod:`tape_ds.data.sources`.
         vocab_size: tokens, including special ones and 256 bytes.
-        folder: new; its parents are created.
         max_characters: the most text, drawn by :func:`sample`.
         field: of the specs, for messages.
     """
@@ -104,7 +102,6 @@ def load(
     """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
     Args:
-        name_or_path: of the tokenizer.
         field: of the recipe, or an option, for messages.
         trust_remote_code: run a class that comes with it (transformers itself would stop and ask); None: do not, and
             the command has no such option.

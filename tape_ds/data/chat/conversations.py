@@ -141,7 +141,7 @@ def read(source: Source, split: str) -> Iterator[Row]:
 
 
 def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
-    """Return the value of a column, and the other non-empty columns, also those next to a nested one."""
+    """Return the value of a column, and the other non-empty columns, those next to a nested one included."""
     others = {key: value for key, value in row.items() if key != column and value not in (None, "", [], {})}
     head, _, rest = column.partition(".")
     if column in row or not isinstance(row.get(head), Mapping):
@@ -152,11 +152,7 @@ def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _schemas(given: Any) -> list[dict[str, Any]] | None:
-    """Return a row's tools, or None; published data have them as a list, as JSON, or as a list of JSON.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Return a row's tools, or None; published data have them as a list, as JSON, or as a list of JSON."""
     tools = json.loads(given) if isinstance(given, str) else given
     if isinstance(tools, list):
         tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]

@@ -91,13 +91,7 @@ def rendered(
 ) -> "datasets.Dataset":
     """Return every conversation of ``specs``, in their order; each spec has a separate cache folder.
 
-    Args:
-        specs: see :mod:`.conversations`.
-        tokenizer: with a chat template.
-        split: ``"train"`` or ``"heldout"``.
-        cache_dir: created if necessary.
-        day: the date for a template that writes one.
-        bad_rows: where unusable rows count; by default the first is refused.
+    ``day`` is the date for a template that writes one.
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32, ends: list<int32>,

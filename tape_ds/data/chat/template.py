@@ -92,18 +92,12 @@ def encoded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the token ids of a conversation, int32 [n], and whether each is the assistant's, bool [n].
 
-    Args:
-        conversation: one turn or more.
-        tokenizer: a fast one with a template (:func:`give`), which also writes the BOS, as in transformers.
-        tools: JSON schemas that the assistant may call.
-        day: the date for a template that writes one; None: today.
-
-    Raises:
-        UnfitTemplateError: the template refuses the conversation, ignores its tools, or changes earlier turns.
+    ``day`` is the date for a template that writes one. Raise :class:`UnfitTemplateError` if the template refuses the
+    conversation, ignores its tools, or changes earlier turns.
     """
     rendering = _Rendering(tokenizer, tools, day)
     try:
-        text, spans = rendering(conversation) if rendering.has_marks else rendering.by_prefixes(conversation)
+        text, spans = rendering(conversation) if _MARKS.search(rendering.text) else rendering.by_prefixes(conversation)
         without = _Rendering(tokenizer, None, day)(conversation)[0] if tools else None
         unread = next((turn for turn in range(len(conversation)) if not rendering.reads(conversation, turn)), None)
     except UnfitTemplateError:
@@ -134,10 +128,6 @@ class _Rendering:
         self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
         if day is not None:
             self.variables["strftime_now"] = day.strftime
-
-    @property
-    def has_marks(self) -> bool:
-        return _MARKS.search(self.text) is not None
 
     def __call__(self, conversation: Conversation, answer_next: bool = False) -> tuple[str, Spans]:
         """Return the text and the marked spans."""

@@ -44,16 +44,9 @@ def prompt_ids(
     reference_format: bool,
     words: int = REFERENCE_WORDS,
 ) -> ScrollsPrompt:
-    """Return the prompt of one example, at most ``max_tokens - reserve`` ids.
+    """Return the prompt of one example, at most ``max_tokens - reserve`` ids (:func:`reserved`).
 
-    Args:
-        dataset: decides between answer and summary.
-        text_input: of the example.
-        tokenizer: of the model.
-        max_tokens: of prompt and answer together.
-        reserve: tokens kept free for the answer and its EOS (:func:`reserved`).
-        reference_format: truncate as the published code does.
-        words: with ``reference_format``, words of the text to answer from.
+    ``words`` is the length of the text to answer from in ``reference_format``.
     """
     room, beyond = max_tokens - reserve, 0
     summary = dataset.kind == "summary"

@@ -63,11 +63,7 @@ def tokenize(
 
     Args:
         name, split, data_dir: as for :func:`tape_ds.data.scrolls.examples.read`, with published answers.
-        tokenizer: with an EOS token.
-        form: of the sequences.
-        cache_dir: created if necessary.
         questions: at most this number of questions, spread evenly over the file, with their first answers; None: all.
-        bad_rows: where invalid lines count; by default the first is refused.
 
     Returns:
         Rows ``{id: string, input_ids: list<int32>, targets: int32, cut_prompt: int32, cut_answer: int32}``: the last
