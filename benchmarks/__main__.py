@@ -38,7 +38,7 @@ from tape_ds.kernels import jit
 
 DTYPES = ("float32", "float16", "bfloat16")
 COMMANDS = {"choose": choose.main, "campaign": campaign.main, "collect": carried.main}
-OURS = ("ours", "attend")  # how implementations begin that are this project's own code
+OURS = ("ours", "attend")  # prefixes of this project's implementations
 
 
 @command
@@ -113,7 +113,9 @@ def check(options: argparse.Namespace) -> None:
         wrong = "Triton interprets its kernels: their times mean nothing"
         problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, "unset it"))
     if options.toys and options.out.resolve() == choose.RESULTS:
-        problems.append(Problem("out", str(options.out), "holds results, and toys give none", "name another folder"))
+        problems.append(
+            Problem("out", str(options.out), "is the folder of results, and toys give none", "name another folder")
+        )
     if not problems and not any(chosen_shapes(known(options)[name], options) for name in options.groups):
         remedy = "see python -m benchmarks --list"
         problems.append(Problem("shapes", options.shapes, f"no shape of these groups on {options.device}", remedy))

@@ -90,7 +90,7 @@ def implementations(shape: AttentionShape, device: torch.device) -> Iterator[Imp
         make = functools.partial(calls.sdpa, name)
         yield Implementation(BASELINE, f"sdpa {name}", PLAIN, make)
         yield Implementation("tape", f"two calls, sdpa {name}", APART, make)
-        if name != "flash":  # takes one width alone
+        if name != "flash":  # takes a single width
             yield Implementation("tape", f"one call, sdpa {name}", WIDE, make)
     for name in others:
         yield from attended(name)

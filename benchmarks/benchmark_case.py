@@ -68,7 +68,7 @@ class Finding(NamedTuple):
     """The error of the worst tensor relative to its allowed error, see :func:`error_of`."""
     allowed: float | None = None
     times: Mapping[str, Summary] = MappingProxyType({})
-    """Milliseconds of the parts that are known: "forward" and "backward", or the "total" alone."""
+    """Milliseconds of the known parts: "forward" and "backward", or the "total" alone."""
     peak_bytes: int | None = None
     repeats: int = 0
     """Samples that the times were taken from."""
@@ -172,7 +172,7 @@ def run(
 ) -> Iterator[Finding]:
     """Check every implementation, and yield what came of it as soon as it has a few samples: a run may be cut short.
 
-    Then all that are right are timed in turn, so that whatever drifts on the machine meets all of them alike, and
+    Then all that are right are timed in turn, so that a drift of the machine affects all of them, and
     yielded again. Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more
     follow.
     """
@@ -218,7 +218,7 @@ def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, R
         try:
             runner = entry.build()
             outcome = runner.outcome()
-        except Exception as error:  # an implementation is somebody else's code: whatever it raises is its answer
+        except Exception as error:  # a library may raise anything
             _tidy(setting.device)
             reason = _reason(error, [str(each.message) for each in warned])
             return Finding(entry.implementation, entry.encoding, REFUSED, reason), None

@@ -1,4 +1,4 @@
-"""Every way to call attention that is compared: torch's backends one by one, and the model's own.
+"""Every way to call attention that is compared: torch's backends one by one, and the model's.
 
 Each is a function of queries, keys and a value; what it refuses, it refuses by its own error. All are causal, with the
 queries at the end of the keys; those that take :class:`PackedDocuments` compute each document alone.
@@ -28,7 +28,7 @@ SDPA = {
 }
 ON_CPU = ("flash", "math")
 REPEATING = ("efficient",)  # backends that refuse grouped queries: their keys and values are repeated, as a user would
-# Those that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 sequences of 1,024
+# Most scores for those with whole T x S matrices: on a GPU 12 heads of 8 sequences of 1,024
 # tokens, on a CPU of one
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
 

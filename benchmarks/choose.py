@@ -101,7 +101,7 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
             if backend is None:
                 continue
             least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
-            if own:  # never below a length that was measured itself
+            if own:  # never below another measured length
                 least = max(least, before + 1)
                 own[-1]["max_tokens"] = min(own[-1]["max_tokens"], least - 1)
             spans = {"min_tokens": least, "max_tokens": most, "backend": backend}

@@ -1,4 +1,4 @@
-"""Launches of our attention's kernels, one kernel at a time: what their static tables should hold.
+"""Launches of our attention's kernels, one kernel at a time, to fill their static tables.
 
 Each replaces the table's entry of one kernel and leaves the others as they are; ``attend triton`` is the tables as they
 are. Times are of the whole forward and the whole backward, so that differences are those of the kernel.

@@ -40,7 +40,7 @@ TINY = {
 }
 SMALL = TINY | {"hidden_size": 256, "max_position_embeddings": 256}
 SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B, "tiny": TINY, "small": SMALL}
-# A model is compared with the truth on its first tokens: the truth holds every layer's whole matrices in fp64
+# A model is checked on its first tokens: the truth needs every layer's whole matrices in fp64
 CHECKED_TOKENS = 256
 ENCODINGS = (BASELINE, "tape")
 

@@ -19,7 +19,7 @@ from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
 DECODED = 4  # tokens, after the others have filled the cache
-# Of AdamW; its first step moves every weight by about as much, which bf16 can still hold at their usual size
+# Of AdamW, whose first step changes every weight by about this, enough to show in bf16
 RATE = 1e-4
 
 

@@ -24,7 +24,7 @@ def folder(
     name: str,
     build: Callable[[Path], None],
     field: str = "data_cache",
-    remedy: str = "or name another data_cache: nothing of it was kept, and what the cache holds already stays",
+    remedy: str = "or name another data_cache; finished folders of this one stay",
 ) -> Path:
     """Return the finished folder ``cache_dir/name``; build it if it does not exist.
 

@@ -130,7 +130,7 @@ def disk_error(
     if file is not None and (folder is None or not storage.same_disk(file, Path(folder))):
         folder = file.parent
     if folder is None:
-        wrong = f"it refused what was written, and the error does not say which file ({refused.strerror or refused})"
+        wrong = f"it refused a write, and the error names no file ({refused.strerror or refused})"
         return DiskError(Problem(field, None, wrong, remedy))
     return DiskError(Problem(field, str(folder), storage.explain(refused, Path(folder)), remedy))
 

@@ -38,7 +38,7 @@ BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
 class WeightedSource:
     spec: str
     share: float
-    """Of all tokens; the shares of all sources sum to 1."""
+    """Share of all tokens; all shares sum to 1."""
     sequences: TrainingSequences | StreamedSequences
     lengths: np.ndarray
     """Tokens of each sequence, int64 [sequences]; [1] where all are equal."""

@@ -25,7 +25,7 @@ ORDER_OF_SEQUENCES, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, SOURCE_OF_SAM
 
 
 def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
-    """Return random numbers that depend on the arguments alone (and on numpy's version: it promises no more)."""
+    """Return random numbers that depend only on the arguments and on numpy's version."""
     # PCG64 by name: numpy's default may change
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index))))
 

@@ -29,7 +29,7 @@ from tape_ds.kernels.tape_attention_tiles import load, move, queries_end, rows_p
 LONGEST = 16  # most queries per sequence; with more, programs over queries keep a GPU busy
 MOST_SPLITS = 128
 LEAST_KEYS = 256  # a part shorter than this costs more to join than to compute
-# Rows are at most this many, a power of 2 that holds what a group has is enough: up to 64 rows read a cache once
+# At most this number of rows; a power of 2 that fits a group's is enough: up to 64 rows read a cache once
 SPLIT: Table = {
     **{(capability, width): (Launch(64, 64, 8, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
     (90, 128): (Launch(64, 64, 8, 3),),  # with 2 stages 16 rows spill under Triton 3.9

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from tape_ds.kernels.pair_modulus import restore_modulus, restore_modulus_backward
 from tape_ds.kernels.position_mix_inputs import Inputs
 
-CHUNK = 1 << 18  # elements of the state that a CPU works on at a time: a megabyte in fp32, which its cache holds
+CHUNK = 1 << 18  # elements of the state that a CPU computes at a time: a megabyte in fp32, which fits its cache
 DEVICE_CHUNK = 1 << 24  # on any other device, where every piece costs a dozen launches
 
 

@@ -41,9 +41,9 @@ class CutConversations:
     cut: int
     """Truncated."""
     cut_tokens: int
-    """Of the truncated ones."""
+    """Tokens that the truncated ones lost."""
     left_out: int
-    """Because they are too long."""
+    """Too long."""
     unanswered: int
     """Left out because no token of an answer would be kept."""
 
@@ -127,7 +127,7 @@ def _rendered_rows(
     read = template.variables(tokenizer) - {COLUMN}
     for row in conversations.read(source, split):
         if changing := sorted(row.others.keys() & read):
-            wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which nothing here passes on"
+            wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which are not passed on"
             source.leave_out(wrong, "remove the column, or rename it if it means something else")
             continue
         try:

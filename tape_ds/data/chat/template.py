@@ -38,7 +38,7 @@ class UnfitTemplateError(ValueError):
     def __init__(self, wrong: str, remedy: str | None = None):
         super().__init__(wrong)
         self.remedy = remedy or (
-            "mend the template, give one with {% generation %} marks around what the assistant writes "
+            "correct the template, give one with {% generation %} marks around what the assistant writes "
             "(--chat_template FILE), or other data"
         )
 
@@ -58,7 +58,7 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
     try:
         drawn = _RANDOM & _names(tokenizer)
     except Exception as error:  # jinja's own, of many kinds
-        return [Problem("chat_template", file, f"it is not a jinja template ({error})", "mend it")]
+        return [Problem("chat_template", file, f"it is not a jinja template ({error})", "correct it")]
     if drawn:
         wrong = f"it draws at random ({', '.join(sorted(drawn))}), so that no two runs read the same"
         return [Problem("chat_template", file, wrong, "give one that does not: --chat_template FILE")]
@@ -102,7 +102,7 @@ def encoded(
         unread = next((turn for turn in range(len(conversation)) if not rendering.reads(conversation, turn)), None)
     except UnfitTemplateError:
         raise
-    except Exception as error:  # a template is a program, and may fail in any way
+    except Exception as error:  # a template may raise anything
         raise UnfitTemplateError(f"the chat template does not render it ({error})") from error
     if text == without:
         remedy = "give a template that renders tools (--chat_template FILE), or remove the column"
@@ -144,7 +144,7 @@ class _Rendering:
         other[turn] = other[turn] | {"content": other[turn]["content"] + " and more"}
         try:
             return self(other)[0] != self(conversation)[0]
-        except Exception:  # a template that objects to the content has read it
+        except Exception:  # a template that refuses the content has read it
             return True
 
     def by_prefixes(self, conversation: Conversation) -> tuple[str, Spans]:

@@ -31,7 +31,7 @@ class Task(ABC):
 
     name: str
     sizes: tuple[str, ...]
-    """What each number of a size counts."""
+    """The meaning of each number of a size."""
     by_character: bool = False
     """Every character of a text is a token; otherwise spaces separate the tokens."""
 

@@ -37,7 +37,7 @@ class Dataset:
     name: str
     """In recipes and commands, and the stem of its zip file in :data:`HUB_REPOSITORY`."""
     kind: Literal["answer", "summary"]
-    """What the model writes; decides the prompt (:mod:`.prompts`)."""
+    """The model's output; decides the prompt (:mod:`.prompts`)."""
     metric: Literal["f1", "exact_match", "rouge"]
     """SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L."""
     questions: bool = True

@@ -32,7 +32,7 @@ class SequenceForm:
 
     max_tokens: int
     answer_tokens: int
-    """Of the answer, without EOS."""
+    """Most tokens of an answer, without EOS."""
     reference_format: bool = False
 
 

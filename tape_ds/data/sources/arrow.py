@@ -52,7 +52,7 @@ class Settings:
     tokenizer: str
     """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
     tokenizer_name: str
-    """Its path or name where it was used, for people; so are the addresses."""
+    """Its path or name, for people, as are the addresses."""
     addresses: list[str]
     """Data specs, in the order in which they are read."""
     data: str

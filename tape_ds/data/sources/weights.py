@@ -68,4 +68,4 @@ def check_steps(entries: Sequence[Entry], max_steps: int) -> Iterator[Problem]:
     """Yield a problem if the number of steps is unknown: sources with weights have separate epochs."""
     if max_steps <= 0 and any(isinstance(entry, Mapping) for entry in entries):
         wrong = "sources with weights in train_data have no epoch in common"
-        yield Problem("max_steps", max_steps, wrong, "say how many steps to train")
+        yield Problem("max_steps", max_steps, wrong, "give the number of steps")
