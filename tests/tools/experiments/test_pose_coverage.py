@@ -139,4 +139,3 @@ def test_coverage_marks_what_was_never_seen(tmp_path, drawn):
     shaded = [patch for patch in axes.patches if tuple(patch.get_facecolor()[:3]) == (0.8, 0, 0)]
     assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in shaded] == [(2, 4), (4, 8)]
     assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlim() == (1, 8)
-

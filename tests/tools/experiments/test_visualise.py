@@ -14,8 +14,8 @@ from tape_ds.scoring.inspection import inspect
 from tests.export.conftest import base, run
 from tests.models.helpers import tiny_model
 from tests.tools.helpers import saved
-from tools.experiments import map_figures, visualise
-from tools.experiments.map_figures import Map, MapKind
+from tools.experiments import visualise
+from tools.experiments.visualise import Map, MapKind
 
 __all__ = ["base", "run"]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,8 +33,8 @@ def folder_of(name, base, tmp_path):
 def written(monkeypatch):
     """Runs the command and gives its result, and the maps that it drew by the names of their files."""
     drawn = {}
-    draw = map_figures.draw
-    monkeypatch.setattr(map_figures, "draw", lambda kind, path: drawn.update({path.name: kind}) or draw(kind, path))
+    draw = visualise.draw
+    monkeypatch.setattr(visualise, "draw", lambda kind, path: drawn.update({path.name: kind}) or draw(kind, path))
 
     def run_(output, *arguments):
         drawn.clear()
@@ -164,13 +164,13 @@ def test_a_file_is_no_folder_for_results_and_that_is_said_before_work(tmp_path, 
 def test_a_picture_has_the_colour_of_each_number(tmp_path):
     """Roots of 0, 0.25 and 1 have the first, the middle and the last colour; nothing is where the key comes later."""
     kind = MapKind("attention", "", [Map("$x^", "$y", np.array([[1.0, 9.0], [0.25, 0.0]]))], rooted=True)
-    map_figures.draw(kind, tmp_path / "map.png")
+    visualise.draw(kind, tmp_path / "map.png")
     pixels = imread(tmp_path / "map.png")[..., :3]
 
     def area(colour):
         return int((abs(pixels - colour).max(axis=-1) < 0.01).sum())
 
-    first, middle, last = (area(colormaps[map_figures.EVEN](share)[:3]) for share in (0.0, 0.5, 1.0))
+    first, middle, last = (area(colormaps[visualise.EVEN](share)[:3]) for share in (0.0, 0.5, 1.0))
     assert min(first, middle, last) > 3000 and max(first, middle, last) < 1.2 * min(first, middle, last)
 
 
