@@ -52,20 +52,13 @@ SHARE_WITHIN = 0.998
 
 
 @dataclass(frozen=True)
-class Map:
-    layer: str
-    head: str
-    values: np.ndarray
-    """float [T, T]; the part above the diagonal is not shown."""
-
-
-@dataclass(frozen=True)
 class MapKind:
     """Maps of one quantity, which share their colours."""
 
     name: str
     unit: str
-    maps: Sequence[Map]
+    maps: Mapping[tuple[str, str], np.ndarray]
+    """By layer and head; float [T, T], the part above the diagonal is not shown."""
     signed: bool = False
     """Whether numbers are around 0, in two colours."""
     rooted: bool = False
@@ -73,7 +66,7 @@ class MapKind:
 
     def limits(self) -> tuple[float, float]:
         """Return the numbers of the first and the last colour."""
-        shown = np.concatenate([each.values[np.tril_indices(len(each.values))] for each in self.maps])
+        shown = np.concatenate([each[np.tril_indices(len(each))] for each in self.maps.values()])
         low, high = float(shown.min()), float(shown.max())
         if self.signed:
             high = float(np.quantile(np.abs(shown), SHARE_WITHIN)) or max(-low, high) or 1.0
@@ -123,14 +116,17 @@ def main(argv: list[str] | None = None) -> int:
     found, ids = prepare(own)
     text = {"prompt" if own.text is None else own.text: hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()}
     started = results.collect(command=[Path(__file__).name, *typed], config=vars(own), data=text)
-    seen = [look(name, model, ids, own.layers) for name, model in found.items()]
-
+    seen = []
     figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
-    for each in seen:
+    for name, model in found.items():
+        loaded = inspection.as_own(model.load())
+        seen.append(each := SeenModel(name, loaded.config.num_attention_heads))
+        with used_at(loaded, len(ids)):
+            inspection.inspect(loaded, torch.tensor(ids), own.layers, each.keep)
         if not all(np.isfinite(np.tril(shown)).all() for shown in (*each.weights.values(), *each.positions.values())):
             raise UserError(inspected_models.not_finite(each.name))
         positions = each.unit if each.positions else f"none: {inspected_models.NO_POSITIONS}"
-        figures["models"].append({"name": each.name, "model": found[each.name].about(), "positions": positions})
+        figures["models"].append({"name": each.name, "model": model.about(), "positions": positions})
         if not each.positions:
             print(f"{each.name}: no map of positions: {inspected_models.NO_POSITIONS}")
     folder = Path(own.output)
@@ -199,15 +195,6 @@ def spread(count: int, most: int) -> list[int]:
     return [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
 
 
-def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]) -> SeenModel:
-    """Run one forward pass of one model."""
-    model = inspection.as_own(found.load())
-    seen = SeenModel(name, model.config.num_attention_heads)
-    with used_at(model, len(ids)):
-        inspection.inspect(model, torch.tensor(ids), layers, seen.keep)
-    return seen
-
-
 def write(seen: Sequence[SeenModel], heads: Sequence[int], folder: Path) -> tuple[list[str], dict[int, float]]:
     """Draw the first model's maps and the difference to the second; delete the pictures of an earlier command.
 
@@ -236,36 +223,35 @@ def write(seen: Sequence[SeenModel], heads: Sequence[int], folder: Path) -> tupl
     return list(kinds), distances
 
 
-def position_maps(seen: SeenModel, heads: Sequence[int]) -> list[Map]:
+def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
     """Return the distinct maps of positions: one for all heads, or all layers, that share it."""
     first = next(iter(seen.positions.values()))
     same = len(seen.positions) > 1 and all(np.array_equal(first, each) for each in seen.positions.values())
     layers = {"every layer": first} if same else {f"layer {number}": each for number, each in seen.positions.items()}
     most = max(len(states) for states in layers.values())
     if most == 1:
-        return [Map(layer, "all heads", states[0]) for layer, states in layers.items()]
+        return {(layer, "all heads"): states[0] for layer, states in layers.items()}
     share = seen.heads // most  # query heads that share a state
-    maps = []
+    maps = {}
     for layer, states in layers.items():
         for state in sorted({(head - 1) // share for head in heads}):
             name = f"heads {state * share + 1} to {(state + 1) * share}" if share > 1 else f"head {state + 1}"
-            maps.append(Map(layer, name, states[state if len(states) > 1 else 0]))
+            maps[layer, name] = states[state if len(states) > 1 else 0]
     return maps
 
 
-def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> list[Map]:
+def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
     """Return for each layer the mean over all heads, and the chosen heads."""
-    maps = []
+    maps = {}
     for number, weights_HTT in weights.items():
-        maps.append(Map(f"layer {number}", "mean", weights_HTT.mean(axis=0, dtype=np.float32)))
-        maps += [Map(f"layer {number}", f"head {head}", weights_HTT[head - 1]) for head in heads]
+        maps[f"layer {number}", "mean"] = weights_HTT.mean(axis=0, dtype=np.float32)
+        maps |= {(f"layer {number}", f"head {head}"): weights_HTT[head - 1] for head in heads}
     return maps
 
 
 def draw(kind: MapKind, path: Path) -> None:
     """Draw a row of panels for each head and a column for each layer, with one scale of colours."""
-    layers, heads = (list(dict.fromkeys(getattr(each, name) for each in kind.maps)) for name in ("layer", "head"))
-    values = {(each.layer, each.head): each.values for each in kind.maps}
+    layers, heads = (list(dict.fromkeys(names)) for names in zip(*kind.maps, strict=True))
     figure = Figure(figsize=(1.6 + 1.9 * len(layers), 0.9 + 1.9 * len(heads)), layout="constrained")
     panels = figure.subplots(len(heads), len(layers), squeeze=False, sharex=True, sharey=True)
     low, high = kind.limits()
@@ -276,7 +262,7 @@ def draw(kind: MapKind, path: Path) -> None:
     for row, head in enumerate(heads):
         for column, layer in enumerate(layers):
             axes = panels[row][column]
-            values_TT = values[layer, head].astype(np.float32)
+            values_TT = kind.maps[layer, head].astype(np.float32)
             values_TT = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)  # blank after the query
             last = len(values_TT) + 0.5  # tokens are counted from 1
             image = axes.imshow(
