@@ -77,11 +77,7 @@ class FoundModel:
     """Differences from the model as it was trained, as results store them."""
 
     def load(self) -> PreTrainedModel:
-        """Return the whole model in its dtype on its device, in evaluation mode.
-
-        Raises:
-            UserError: weights that are missing or do not fit.
-        """
+        """Return the whole model in its dtype on its device, in evaluation mode."""
         model = self.whole()
         if getattr(model.config, "quantization_config", None) is None:  # packed weights cannot be cast
             for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
@@ -98,11 +94,7 @@ class FoundModel:
         return self.load_options.device
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the model's tokenizer, or the one that was asked for; read once.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the model's tokenizer, or the one that was asked for; read once."""
         return self._tokenizer
 
     @cached_property
@@ -129,11 +121,7 @@ class FoundModel:
 
     @property
     def native_length(self) -> int:
-        """The known length.
-
-        Raises:
-            UserError: there is none.
-        """
+        """The known length."""
         if self.known_length is None:
             wrong = "its configuration has no max_position_embeddings"
             raise UserError(Problem("model", self.name_or_path, wrong, "write it into config.json"))
@@ -184,11 +172,7 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
-    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds.
-
-    Raises:
-        UserError: the ``problems`` known so far, then those of the model.
-    """
+    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds."""
     try:
         return find_model(options.model, **{name: vars(options)[name] for name in OPTIONS})
     except UserError as error:
@@ -206,11 +190,7 @@ def find_model(
     position_updates: str = "on",
     rope_scaling: str = "own",
 ) -> FoundModel:
-    """Return the model of a name or path, not loaded yet.
-
-    Raises:
-        UserError: everything wrong with it: nothing there, not a causal LM, no tokenizer, no such device.
-    """
+    """Return the model of a name or path, not loaded yet."""
     problems: list[Problem] = []
     choices = {"dtype": (dtype, (*DTYPES, "float64")), "position_updates": (position_updates, ("on", "off"))}
     choices |= {"rope_scaling": (rope_scaling, ("own", "yarn"))}

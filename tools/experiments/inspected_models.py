@@ -29,11 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, FoundModel]:
-    """Return the models by name, not loaded yet.
-
-    Raises:
-        UserError: everything wrong with any of them.
-    """
+    """Return the models by name, not loaded yet."""
     problems: list[Problem] = []
     found: dict[str, FoundModel] = {}
     for typed in typed_models:

@@ -92,11 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source]]:
-    """Return the models, not loaded yet, and the sources, not read yet; complete the layers.
-
-    Raises:
-        UserError: everything wrong with the command line.
-    """
+    """Return the models, not loaded yet, and the sources, not read yet; complete the layers."""
     problems = check_folder("--output", own.output)
     if own.tokens < 2:
         problems.append(Problem("--tokens", own.tokens, "too few", "give 2 or more"))
@@ -117,11 +113,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
 
 
 def read_texts(name: str, model: FoundModel, sources: Sequence[Source], own: argparse.Namespace) -> list[ScoredText]:
-    """Return texts of ``--tokens`` tokens each, tokenised for this model.
-
-    Raises:
-        UserError: a source's data, documents that are all too short, tokens that the model does not know.
-    """
+    """Return texts of ``--tokens`` tokens each, tokenised for this model."""
     texts: list[ScoredText] = []
     problems: list[Problem] = []
     for source in sources:

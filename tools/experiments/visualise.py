@@ -142,11 +142,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
-    """Return the models by name, not loaded yet, and the text's token ids; complete the layers and heads.
-
-    Raises:
-        UserError: everything wrong with the command line.
-    """
+    """Return the models by name, not loaded yet, and the text's token ids; complete the layers and heads."""
     field_name, text = ("--text", own.text) if own.prompt is None else ("--prompt", own.prompt)
     problems = check_folder("--output", own.output)
     if own.text is None and not storage.is_utf8(text):

@@ -46,11 +46,7 @@ def select(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
 
 
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
-    """Return the columns of all arguments, each ``[NAME=]PATH``, and the files that cannot be shown.
-
-    Raises:
-        UserError: arguments without a result that can be shown, and columns with the same name.
-    """
+    """Return the columns of all arguments, each ``[NAME=]PATH``, and the files that cannot be shown."""
     problems: list[Problem] = []
     columns: list[Column] = []
     unused: list[Unused] = []
