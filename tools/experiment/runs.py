@@ -54,11 +54,7 @@ class PlannedRun:
         return Path(self.recipe.trainer_value("output_dir"))
 
     def result(self) -> results.Result | None:
-        """Return its stored result; None if it is missing, unfinished, or of another recipe.
-
-        Raises:
-            UserError: the file is not a result.
-        """
+        """Return its stored result; None if it is missing, unfinished, or of another recipe."""
         file = self.folder / "results" / "run.json"
         found = results.load(file) if file.is_file() else None
         return found if found is not None and found.finished and self.is_same(found.config) else None
@@ -158,9 +154,6 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         passed_on: arguments for every launcher, which override the experiment's fields but not the arms'.
         output: folder of the runs' folders.
         processes: of each run.
-
-    Raises:
-        UserError: everything wrong with any of them; a problem that several arms share is named once.
     """
     from tape_ds.cli import plan as planner
 
@@ -279,11 +272,7 @@ class ExperimentWork:
         return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
     def run_one(self, run: PlannedRun) -> Path | None:
-        """Train and score a run as far as needed; return the log of the command that failed.
-
-        Raises:
-            UserError: a stored result that cannot be read.
-        """
+        """Train and score a run as far as needed; return the log of the command that failed."""
         if self.scored(run) is not None:
             print(f"{run.label}: complete, not repeated", flush=True)
             return None
