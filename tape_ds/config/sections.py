@@ -120,7 +120,7 @@ class Profile(Section):
     """Steps that are recorded, and where."""
 
     profile: Annotated[bool, FREE] = False
-    """Record some steps with torch's profiler: a trace, the time of each part of a step, on CUDA every allocation, in
+    """Record some steps with torch's profiler: a trace, the time of operators, on CUDA every allocation, in
     the run's folder under ``profile``. Such steps are slower, all others are not."""
     profile_start: Annotated[int, FREE] = Field(3, ge=1)
     """The first of them, counted from the start of this process; the steps before it are warm-up."""
