@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import installation, results, storage
-from tape_ds.config.old_names import RENAMED
+from tape_ds.config.kinds import RENAMED
 from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.fields import COMPARED
 from tape_ds.installation import ROOT
