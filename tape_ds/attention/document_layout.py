@@ -64,12 +64,10 @@ class DocumentLayout:
 
     @property
     def may_pad(self) -> bool:
-        """Whether a token may be padding."""
         return not self.known or self.packed.key_order is not None
 
     @property
     def contiguous(self) -> bool:
-        """Whether the tokens of each document are adjacent."""
         return self.cached("contiguous", _contiguous)
 
     def to(self, device: Any, non_blocking: bool = False) -> "DocumentLayout":
@@ -128,7 +126,6 @@ def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int
 
 
 def ids_of_packed_sequences(cu_seq_lens: Tensor, sequences: int, tokens: int) -> Tensor:
-    """Return document ids int32 [B, T] from cumulative lengths."""
     places = torch.arange(sequences * tokens, device=cu_seq_lens.device)
     return torch.bucketize(places, cu_seq_lens[1:], right=True, out_int32=True).view(sequences, tokens)
 

@@ -49,7 +49,6 @@ def attention_by_documents(
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return why 16-bit kernels for packed tokens cannot compute this call."""
     if call.q.dtype not in (torch.float16, torch.bfloat16):
         return f"is for fp16 and bf16, not {str(call.q.dtype).removeprefix('torch.')}"
     if call.layout is None:
@@ -71,7 +70,6 @@ def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: in
 
 
 def whole_sequences(call: AttentionCall) -> PackedLayout:
-    """Return the layout of a call in which every sequence is one document."""
     (sequences, _, queries, _), keys = call.q.shape, call.k.shape[2]
     counted = torch.arange(sequences + 1, device=call.q.device, dtype=torch.int32)
     return PackedLayout(counted * queries, counted * keys, queries, keys, None, None)

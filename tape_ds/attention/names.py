@@ -22,17 +22,14 @@ _LACKS = {"flash": ("sinks",), "triton": ("window", "softcap", "sinks"), "varlen
 
 
 def available() -> list[str]:
-    """Return names of the attention backends, without "auto"."""
     return sorted(NEEDS_CUDA)
 
 
 def requested(backend: str) -> str:
-    """Return ``backend``, or the one that ``TAPE_DS_ATTENTION`` names."""
     return os.environ.get(ENVIRONMENT) or backend
 
 
 def problems(backend: str) -> list[Problem]:
-    """Return unknown names in ``attention_backend`` or in the environment."""
     found = []
     for field, name in (("attention_backend", backend), (ENVIRONMENT, os.environ.get(ENVIRONMENT))):
         if name and name not in ("auto", *NEEDS_CUDA):
@@ -41,13 +38,11 @@ def problems(backend: str) -> list[Problem]:
 
 
 def cannot(backend: str, needs: Iterable[str]) -> str | None:
-    """Return which of the :data:`NEEDS` a backend does not support, as a reason."""
     lacking = [NEEDS[need] for need in needs if need in _LACKS.get(backend, ())]
     return f"cannot compute {' and '.join(lacking)}" if lacking else None
 
 
 def problems_with_needs(backend: str, *, window: bool, softcap: bool, sinks: bool) -> list[Problem]:
-    """Return whether the requested backend lacks what such a model needs."""
     needs = {"window": window, "softcap": softcap, "sinks": sinks}
     reason = cannot(requested(backend), [name for name, needed in needs.items() if needed])
     return [] if reason is None else [_refused(requested(backend), reason)]

@@ -78,9 +78,6 @@ def use_groups(model: nn.Module, group_tokens: int | None) -> None:
 
     In evaluation mode attention is over everything whatever was set here. It is no part of the configuration: a model
     that was trained so is an ordinary one.
-
-    Raises:
-        ValueError: an odd or too small group, or a model whose attention cannot be grouped.
     """
     if group_tokens is not None:
         check_group(group_tokens)
@@ -92,7 +89,6 @@ def use_groups(model: nn.Module, group_tokens: int | None) -> None:
 
 
 def check_group(group: int) -> None:
-    """Raise ValueError unless a group can be halved."""
     if group < 2 or group % 2:
         raise ValueError(
             f"a group of {group} tokens cannot be shifted by half of itself: give an even number, 2 or more"
@@ -130,7 +126,6 @@ def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
 
 
 def _halves(heads: int) -> list[tuple[int, int, bool]]:
-    """Return first query head, end, and whether the groups are shifted."""
     middle = heads - heads // 2
     return [(0, middle, False), (middle, heads, True)][: 1 if heads == 1 else 2]
 
@@ -172,7 +167,6 @@ def cut_ahead(layout: DocumentLayout | None, attention: Any) -> None:
 
 
 def _cut(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
-    """Layout of a piece's groups as separate sequences; the same for all layers."""
     return layout.cached(piece, functools.partial(_cut_anew, piece=piece))
 
 

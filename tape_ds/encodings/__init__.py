@@ -23,7 +23,6 @@ _LLAMA = ("rope", "yarn")
 
 
 def learns(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether an encoding with these options has parameters."""
     chosen = entry_of(name).options(**given)
     return chosen.learns or chosen.abacus
 
@@ -34,7 +33,6 @@ def reads_tokens(name: str) -> bool:
 
 
 def biases_scores(name: str) -> bool:
-    """Return whether an encoding may add to the scores of attention."""
     return entry_of(name).options.biases_scores
 
 
@@ -47,7 +45,6 @@ def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str
 
 
 def default_rope_parameters(name: str, window: int) -> dict[str, Any]:
-    """Return ``rope_parameters`` of a model made from scratch for ``window`` tokens."""
     return entry_of(name).options().default_rope_parameters(window)
 
 

@@ -47,11 +47,7 @@ class AbacusEncoding(base.PositionEncoding):
         return self.shift > 0 or self.inner.draws
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
-        """Return the inner encoding's places, and behind them those within numbers.
-
-        Raises:
-            ValueError: embeddings were given instead of token ids.
-        """
+        """Return the inner encoding's places, and behind them those within numbers."""
         if context.ids_BT is None:
             raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
         past_BSN = None if context.past_BSN is None or not self.inner.remembers else context.past_BSN[..., :-1]

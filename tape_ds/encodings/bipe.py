@@ -34,11 +34,7 @@ class BipeRopeEncoding(RopeEncoding):
         self.intra = PlaceTable(options.segment_length, config.hidden_size)
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
-        """Segments are counted within each document, through the cache.
-
-        Raises:
-            ValueError: embeddings were given instead of token ids.
-        """
+        """Segments are counted within each document, through the cache."""
         if context.ids_BT is None:
             raise ValueError("bilevel positions follow from the tokens: give input_ids, not inputs_embeds")
         ends_BT1 = torch.isin(context.ids_BT, self.separators.on(context.ids_BT.device)).long()[..., None]

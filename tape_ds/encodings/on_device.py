@@ -46,9 +46,6 @@ def refuse_above(numbers: Tensor, limit: float, message: str) -> None:
         numbers: of any shape.
         limit: what each of them may be.
         message: with ``{}`` in the place of the largest number, which a GPU does not tell.
-
-    Raises:
-        ValueError: the message.
     """
     above = (numbers > limit).any()
     if above.is_cuda:

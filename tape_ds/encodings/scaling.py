@@ -20,7 +20,6 @@ WINDOW = "original_max_position_embeddings"
 
 
 def available() -> list[str]:
-    """Return names for ``rope_parameters["rope_type"]``."""
     return sorted(_TYPES)
 
 
@@ -36,7 +35,6 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
 
 
 def same(one: Parameters, other: Parameters, head_size: int) -> bool:
-    """Return whether both give the same angles at every position and length."""
     if is_dynamic(one) or is_dynamic(other) or dict(one) == dict(other):
         return dict(one) == dict(other)
     (mine, my_factor), (theirs, their_factor) = (frequencies(each, head_size) for each in (one, other))
@@ -80,7 +78,6 @@ def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str
 
 
 def named(rope_type: str) -> set[str]:
-    """Return the names of a type's own parameters; none for an unknown type."""
     _, required, optional = _TYPES.get(rope_type, (None, (), ()))
     return {*required, *optional}
 
@@ -135,7 +132,6 @@ def _check_number(key: str, value: Any) -> list[Problem]:
 
 
 def _check_order(parameters: Parameters) -> list[Problem]:
-    """Both bands run from a lower to a higher bound."""
     problems = []
     for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
         low = parameters.get(lower) or _BETAS.get(lower)

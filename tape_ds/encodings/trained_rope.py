@@ -96,9 +96,6 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     Args:
         config: content of its ``config.json``, or ``to_dict()`` of its configuration.
         name: of the model, for messages.
-
-    Raises:
-        UserError: no length, or a setting of RoPE whose meaning is not known here.
     """
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
     foreign = config.get("model_type") not in _OURS
@@ -139,13 +136,11 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
 
 
 def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of full-attention layers, from those of all layers or of each kind of layer."""
     found: Mapping[str, Any] = rope_parameters.get(FULL, rope_parameters)
     return found
 
 
 def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Problem:
-    """Return a problem of ``rope_parameters`` as one of a model's file, without the remedy for a recipe's field."""
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     field = found.field.replace("rope_parameters", place)
     remedy = "correct config.json, or remove what the weights were not trained with"
@@ -155,13 +150,11 @@ def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Proble
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
-    """Return the length that a configuration names, if any."""
     found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
     return found if type(found) is int and found >= 1 else None
 
 
 def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong and a remedy, for settings that :mod:`.scaling` cannot express."""
     if length is None:
         found = config.get("max_position_embeddings") or config.get("n_positions")
         yield f"its max_position_embeddings is {found!r}", "give a model whose config.json has its context length"
@@ -260,7 +253,6 @@ def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping
 
 
 def requested_type(own: TrainedRope, change: Parameters) -> str:
-    """Return the ``rope_type`` that a change leads to; without one, the model's own."""
     asked = change.get("rope_type") or own.type
     return str(asked if asked != AUTO else own.type if own.type != "default" else "yarn")
 
@@ -338,7 +330,6 @@ def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterat
 
 
 def _which_length(own: TrainedRope, target_length: int, trained: str) -> Problem:
-    """Return the ambiguity of config.json as a problem, with both readings."""
     length, before = own.native_length, own.native_length / own.factor
     wrong = f"{trained}; config.json leaves open whether max_position_embeddings = {length:,} is before or after that"
     if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
@@ -353,7 +344,6 @@ def _which_length(own: TrainedRope, target_length: int, trained: str) -> Problem
 
 
 def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:
-    """Return a model's own RoPE and that of its extension in one line; arguments as for :func:`extended`."""
     before, after = own.parameters, extended(own, change, target_length)
     if after != before:
         return f"{scaling.described(before)} -> {scaling.described(after)}"
@@ -363,7 +353,6 @@ def described_change(own: TrainedRope, change: Parameters, target_length: int) -
 
 
 def _window_problems(own: TrainedRope, kind: str, named: Any) -> Iterator[Problem]:
-    """Yield a window that the base does not have."""
     if not isinstance(named, int):
         return
     field, known = f"rope_parameters.{WINDOW}", own.parameters.get(WINDOW)

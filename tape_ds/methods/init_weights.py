@@ -29,9 +29,6 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
         config: of the model; a copy is kept.
         seed: 0 or more.
         dtype: of the parameters. Where TrainingArguments with ZeRO-3 exist, they are sharded as they are made.
-
-    Raises:
-        RuntimeError: ``_init_weights`` leaves a parameter without a value.
     """
     config = copy.deepcopy(config)
     with init.no_init_weights():  # the values come below; they would be drawn twice
@@ -54,7 +51,6 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
 
 
 def _parts(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules whose parameters are drawn together: blocks, and the rest."""
     for name, child in model.named_children():
         below = f"{path}.{name}" if path else name
         if isinstance(child, (PreTrainedModel, nn.ModuleList)):

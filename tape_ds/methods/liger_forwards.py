@@ -31,9 +31,6 @@ def use_liger(model: nn.Module) -> list[str]:
 
     Returns:
         What was replaced, for the log.
-
-    Raises:
-        ModuleNotFoundError: Liger is not installed, see :func:`tape_ds.methods.liger.why_not`.
     """
     from liger_kernel.transformers import functional
 

@@ -69,7 +69,6 @@ class Recompute:
 
     @property
     def selective(self) -> bool:
-        """Whether a block keeps more than its inputs."""
         return self.layers in KEPT
 
     def run(self, block: Callable[..., Any], *inputs: Any) -> Any:
@@ -99,9 +98,6 @@ def use_recompute(
         model: built, wrapped by peft or not; changed in place. In evaluation its blocks compute as ever.
         layers: see the module's table.
         saving: see :class:`Recompute`.
-
-    Raises:
-        ValueError: an unknown word, a number below 1, or a model without blocks that can be computed again.
     """
     if layers not in KEPT and (not isinstance(layers, int) or layers < 1):
         raise ValueError(f"layers = {layers!r}: give 1 or more, or one of: {', '.join(KEPT)}")

@@ -39,9 +39,6 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
 
     Returns:
         What is tiled, for the log.
-
-    Raises:
-        ValueError: ``tiles`` below 1, or nothing in the model that can be tiled.
     """
     if tiles < 1:
         raise ValueError(f"tiles = {tiles}: give 1 or more")

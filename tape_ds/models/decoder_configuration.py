@@ -42,7 +42,6 @@ _OTHERWISE = {
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
-    """Return why a model cannot be extended by its class, as one problem."""
     reasons = list(_reasons(native))
     if not reasons:
         return []
@@ -80,7 +79,6 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
 
 
 def recomputes(native: PreTrainedConfig) -> bool:
-    """Return whether a family's layers can be computed again in the backward."""
     return bool(MODEL_FOR_CAUSAL_LM_MAPPING[type(native)].supports_gradient_checkpointing)
 
 
@@ -121,9 +119,6 @@ def configure(
         attention_backend: "auto" or a name of :func:`tape_ds.attention.available`.
         rope_parameters: complete, of the layers that see everything; None: the model's own.
         max_position_embeddings: tokens; None: the model's own.
-
-    Raises:
-        UserError: what the family's class cannot compute.
     """
     problems = []
     if position_encoding != ENCODING:
@@ -145,11 +140,7 @@ def configure(
 
 def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a family's ``rope_parameters`` with others for the layers that see everything: the share of a head that is
-    rotated and the RoPE of layers with a window stay.
-
-    Raises:
-        UserError: scaling that the family's class does not compute, or that reaches no layer that sees everything.
-    """
+    rotated and the RoPE of layers with a window stay."""
     own, rope_parameters = native.rope_parameters, of_full(rope_parameters)
     before, kind = of_full(own), rope_parameters["rope_type"]
     reason = ""
@@ -176,7 +167,6 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
 
 
 def _unscaled(native: PreTrainedConfig) -> str:
-    """Return what prevents scaling the positions of a family."""
     if native.model_type in ROTATED_WINDOWS and needs(native)["window"]:
         return "its layers that see everything have no positions, and those with a window need no scaling"
     if getattr(native, "layer_rope_theta", None):

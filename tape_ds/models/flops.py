@@ -32,7 +32,6 @@ def position_parameters(config: TapeConfig) -> int:
 
 
 def position_multiplications(config: TapeConfig, layer_idx: int, keys: float) -> float:
-    """Return the encoding's multiplications per token in a block."""
     with torch.device("meta"):
         return registry.build_layer(config, layer_idx).multiplications_per_token(keys)
 

@@ -80,12 +80,7 @@ class Documents(NamedTuple):
 
     def layout(self, sequences: int, tokens: int, offset: int | Tensor) -> DocumentLayout | None:
         """Return what layers read of it, for ``sequences`` sequences of ``tokens`` new tokens behind ``offset`` cached
-        ones; None where there is neither padding nor a second document.
-
-        Raises:
-            ValueError: masks of another shape, or ``cu_seq_lens`` beside a cache, without the longest document, or that
-                do not fit the sequences.
-        """
+        ones; None where there is neither padding nor a second document."""
         self._check(sequences, tokens, offset)
         if self.cu_seq_lens is not None and self.attention_mask is None:
             assert self.longest is not None
@@ -145,7 +140,6 @@ def resolve_backend(config: PreTrainedConfig) -> str:
 
 
 def require_weights(config: PreTrainedConfig, asked: Mapping[str, Any]) -> None:
-    """Raise ValueError if attention weights are requested of a backend that does not compute them."""
     if asked.get("output_attentions", config.output_attentions) and resolve_backend(config) != "reference":
         raise ValueError(
             "output_attentions: only the reference backend computes attention weights; "

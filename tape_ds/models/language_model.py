@@ -47,7 +47,6 @@ class LanguageModel:
             MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = cls.__name__
 
     def decode(self, **arguments: Any) -> Any:
-        """Call the decoder."""
         return self.base_model(**arguments)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -141,11 +140,7 @@ class LanguageModel:
         return OutputHead.of(super()._get_resized_lm_head(*args, **kwargs))  # type: ignore[misc]  # PreTrainedModel's
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Return where ``generate_batch`` and ``transformers serve`` begin.
-
-        Raises:
-            ValueError: always.
-        """
+        """Return where ``generate_batch`` and ``transformers serve`` begin."""
         raise ValueError(
             "continuous batching keeps its own pages of keys and values, which have no room for places and position "
             "states: call generate with a padded batch, or serve without continuous batching"

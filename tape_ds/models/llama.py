@@ -116,12 +116,7 @@ class TapeAttention(nn.Module):
         self, x_BTD: Tensor, state: Tensor | None, inputs: BlockInputs
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
-        else None) and the attended columns of :meth:`PositionLayer.carry` [B, H, T, C].
-
-        Raises:
-            ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or without
-                all heads.
-        """
+        else None) and the attended columns of :meth:`PositionLayer.carry` [B, H, T, C]."""
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BTHK, k_BTGK, v_BTGK = (project(x_BTD).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
@@ -366,9 +361,6 @@ def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]
 
     So a model is measured as the Llama it was before (``positions.plain``), with RoPE scaled or its updates off,
     without being loaded twice.
-
-    Raises:
-        ValueError: the encoding has parameters that the model has not.
     """
     kept = change_positions(model, config)
     try:
@@ -382,9 +374,6 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
     with other RoPE parameters or fewer updates) and its present weights; return what it computed with.
 
     No weights are made or copied, so sharded ones stay as they are.
-
-    Raises:
-        ValueError: the encoding has parameters that the model has not.
     """
     decoder: Any = model.model
     kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])

@@ -47,7 +47,6 @@ _HEAD = "lm_head.weight"
 
 
 def recognises(content: Mapping[str, Any]) -> bool:
-    """Return whether a ``config.json`` is a Baichuan's."""
     return content.get("model_type") == BAICHUAN
 
 
@@ -57,9 +56,6 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
     Args:
         content: of its ``config.json``.
         source: where that is, for messages.
-
-    Raises:
-        UserError: another Baichuan than Baichuan2-7B, or a size is missing.
     """
     raise_if_any(_problems(content, source))
     fields = {name: content[name] for name in (*_SIZES, *_OPTIONAL) if content.get(name) is not None}
@@ -93,9 +89,6 @@ def convert(source: Path, folder: Path) -> None:
     Args:
         source: ``config.json``, weights as safetensors or ``pytorch_model*.bin``, ``tokenizer.model``.
         folder: made.
-
-    Raises:
-        UserError: another Baichuan, a file is missing, or tensors that do not fit.
     """
     content = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config = llama_config(content, str(source))
@@ -117,9 +110,6 @@ def llama_tensors(tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
     """Baichuan2-7B's tensors under a Llama's names; ``tensors`` is emptied on the way, so that no weight is held twice.
 
     Each head row is divided by its length in fp32 and rounded once.
-
-    Raises:
-        UserError: a fused projection whose rows are not three times its columns.
     """
     llama = {}
     for name in list(tensors):

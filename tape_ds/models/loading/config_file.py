@@ -86,7 +86,6 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
 
 
 def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Problem:
-    """Return the problem that a folder has none of ``files``, with where they may be."""
     trained = f"{name.rstrip('/')}/{run_folder.TRAINED}"
     if (folder / run_folder.TRAINED / run_folder.RECORD).is_file():
         partial = run_folder.check_whole(field, trained, folder / run_folder.TRAINED) if CONFIG in files else []
@@ -158,11 +157,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 @functools.lru_cache
 def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
-    """Return the configuration of a family that transformers' own class computes; ``changed``: when the file was.
-
-    Raises:
-        UserError: nothing here extends it.
-    """
+    """Return the configuration of a family that transformers' own class computes; ``changed``: when the file was."""
     from tape_ds.models.loading import configuration, extendable  # transformers knows how this family names its RoPE
 
     config = configuration.read(file.parent)

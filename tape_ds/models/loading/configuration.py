@@ -24,9 +24,6 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
         source: a folder or hub id.
         trust_remote_code: whether code that comes with it may be run; None: no, and the command has no such option.
         hub_arguments: of ``from_pretrained``.
-
-    Raises:
-        UserError: nothing there, no configuration in it, code that is needed, or RoPE that is not understood.
     """
     try:
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)

@@ -28,7 +28,6 @@ def split(name: str) -> tuple[str, str | None]:
 
 
 def is_id(name: str) -> bool:
-    """Return whether ``name`` is written as the hub's names are, ``owner/name`` or ``owner/name@revision``."""
     return re.fullmatch(ID, name) is not None and "/" in split(name)[0]
 
 
@@ -51,7 +50,6 @@ class Fetched:
 
 @functools.cache
 def config(name: str) -> Fetched:
-    """Return the ``config.json`` of an id: from the hub's cache on this machine, else from the hub."""
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -93,11 +91,7 @@ def _fetch_config(name: str) -> Fetched:
 
 
 def download(name: str, *, with_weights: bool = True) -> Path:
-    """Return the folder of an id in the cache: all files of one commit, and of the weights those that are read.
-
-    Raises:
-        UserError: there is no such model, revision or network.
-    """
+    """Return the folder of an id in the cache: all files of one commit, and of the weights those that are read."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HTTPError
 

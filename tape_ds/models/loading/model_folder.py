@@ -44,10 +44,6 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
         models: folder that keeps what was unpacked and converted; default ``models`` in
             :func:`tape_ds.storage.cache_home`.
         with_weights: False where a tokenizer or a configuration is enough: a hub id's weights are not downloaded.
-
-    Raises:
-        UserError: the folder, file or package is not there, a hub id cannot be downloaded, or a Baichuan cannot become
-            a Llama.
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
     if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
@@ -65,11 +61,7 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
 
 
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
-    """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete.
-
-    Raises:
-        UserError: no such folder or hub id.
-    """
+    """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete."""
     if Path(name_or_path).is_dir():
         return name_or_path
     # runs/x is a folder of ours, which the hub takes half a minute to deny
@@ -80,11 +72,6 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
 
 
 def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
-    """Write the model and tokenizer inside a GGUF file as an ordinary fp32 folder; a folder that is there is kept.
-
-    Returns:
-        ``folder``.
-    """
     return _built(Path(folder), partial(_write_gguf, Path(file)))
 
 
@@ -117,9 +104,6 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
     Args:
         file: whose fields are llama.cpp's ``rope.scaling.*``; Llama 3.1's scaling is a tensor of divisors instead.
         theta: base frequency.
-
-    Raises:
-        UserError: divisors that are not Llama 3's.
     """
     reader = GGUFReader(file)
     divisors = next((tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"), None)
@@ -148,7 +132,6 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
 
 
 def _is_baichuan(folder: str | Path) -> bool:
-    """Return whether a folder holds a Baichuan as published, and one that can become a Llama."""
     try:
         content = json.loads((Path(folder) / hub.CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -168,7 +151,6 @@ def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> st
 
 
 def _stamp(files: Iterable[Path]) -> str:
-    """Return a hash of the files' names and contents."""
     parts = [f"{file.name} {storage.content_identity(file)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

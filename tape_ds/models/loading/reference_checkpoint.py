@@ -180,10 +180,6 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Config, variant: st
     those of the configuration. Where ``vocab_size`` differs from the rows of the weights (32,000 and 32,001: a
     ``[PAD]`` that its training adds), the weights decide, and the log names both. ``randrope`` drew new positions
     in every layer, which is not reproduced.
-
-    Raises:
-        UserError: unknown variant, a size missing in the configuration, RoPE scaling that cannot be reproduced, or a
-            tensor missing, left over or of another shape.
     """
     ours = _reference_config(state_dict, config, variant)
     with torch.device("meta"):
@@ -192,7 +188,6 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Config, variant: st
 
 
 def _reference_config(state_dict: Mapping[str, Tensor], config: Config, variant: str) -> TapeConfig:
-    """Convert its configuration to ours."""
     if variant not in _VARIANTS:
         raise UserError(Problem("variant", variant, "unknown", f"one of: {', '.join(sorted(_VARIANTS))}"))
     kind = _VARIANTS[variant]
@@ -220,7 +215,6 @@ def _rows(state_dict: Mapping[str, Tensor], config: Config) -> int:
 
 
 def _frozen_options(state_dict: Mapping[str, Tensor], config: Config, variant: str) -> dict[str, float]:
-    """Return frozen numbers, the same in every layer, by the names of our options."""
     options = {}
     for suffix, option in _VARIANTS[variant].frozen.items():
         names = [f"model.layers.{layer}{suffix}" for layer in range(config["num_hidden_layers"])]

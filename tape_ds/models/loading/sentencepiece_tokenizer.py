@@ -36,9 +36,6 @@ def load(file: str | Path, **settings: Any) -> "PreTrainedTokenizerFast":
         file: a sentencepiece model of type BPE.
         settings: of ``PreTrainedTokenizerFast``: special tokens, ``add_bos_token`` (neither BOS nor EOS is added unless
             they say so). Special tokens default to those of the file.
-
-    Raises:
-        UserError: the file cannot be read, is not of type BPE, or would give other ids here than sentencepiece gives.
     """
     import sentencepiece
     from transformers import PreTrainedTokenizerFast
@@ -57,11 +54,7 @@ def load(file: str | Path, **settings: Any) -> "PreTrainedTokenizerFast":
 
 
 def backend(file: str | Path) -> "Tokenizer":
-    """Return the same encoding for the ``tokenizers`` library, spelt out from what the file records.
-
-    Raises:
-        UserError: not of type BPE.
-    """
+    """Return the same encoding for the ``tokenizers`` library, spelt out from what the file records."""
     from tokenizers import AddedToken, Tokenizer, models
     from transformers.convert_slow_tokenizer import SentencePieceExtractor
     from transformers.tokenization_utils_base import generate_merges
@@ -112,7 +105,6 @@ def _decoder(prefix: bool) -> Any:
 
 
 def _compare(built: "Tokenizer", processor: Any, file: str) -> None:
-    """Refuse a tokenizer that splits a text differently than sentencepiece."""
     for text in _PROBES:
         if built.encode(text, add_special_tokens=False).ids != processor.encode(text):
             remedy = "convert it to tokenizer.json with the program that made it, and put it into the model's folder"

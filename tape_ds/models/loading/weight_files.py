@@ -34,11 +34,6 @@ REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
 
 
 def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        UserError: it is not there, is damaged, or holds no tensor.
-    """
     from safetensors.torch import load_file
 
     raise_if_any(check_file(file, field))
@@ -46,12 +41,10 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
 
 
 def check_file(file: Path, field: str = "model") -> list[Problem]:
-    """Return problems of a safetensors file's header and size; no tensor is read."""
     return _look_into(file, field)[1]
 
 
 def _look_into(file: Path, field: str) -> tuple[set[str], list[Problem]]:
-    """Return the names of a safetensors file's tensors, and its problems."""
     try:
         with safe_open(file, framework="np") as opened:
             names = set(opened.keys())
@@ -106,7 +99,6 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
 
 
 def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
-    """Return problems of shards that a folder's index names and the folder lacks."""
     index = folder / f"{whole}.index.json"
     try:
         names = sorted(set(places(folder, whole).values()))
@@ -206,11 +198,7 @@ def _is_torch_file(file: Path) -> bool:
 
 
 def read_torch_file(file: Path, field: str = "model") -> dict[str, "Tensor"]:
-    """Return the tensors of one of torch's own files, mapped into memory where its format allows.
-
-    Raises:
-        UserError: it is damaged, or holds something else than tensors, which is not run.
-    """
+    """Return the tensors of one of torch's own files, mapped into memory where its format allows."""
     import torch
 
     mapped = zipfile.is_zipfile(file)  # torch's older format cannot be
@@ -243,5 +231,4 @@ _TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
 
 
 def _reason(error: Exception) -> str:
-    """Return a library's message on one line, without torch's advice to switch its checks off."""
     return " ".join(str(error).split("Re-running")[0].split())[:200]
