@@ -10,7 +10,7 @@ from tape_ds.errors import UserError
 from tape_ds.models import gptj_configuration
 from tape_ds.models.loading import baichuan
 from tape_ds.models.loading.config_file import unreadable
-from tape_ds.models.loading.families import has_llamas_names
+from tape_ds.models.loading.families import BAICHUAN, has_llamas_names
 
 
 def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
@@ -29,7 +29,7 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
         if not isinstance(content, dict):
             raise ValueError("it is no mapping")
-        if baichuan.recognises(content):
+        if content.get("model_type") == BAICHUAN:
             return baichuan.llama_config(content, str(source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
         config = gptj_configuration.with_rope(config)

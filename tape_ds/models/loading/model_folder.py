@@ -28,7 +28,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import baichuan, hub
 from tape_ds.models.loading.config_file import SMOLLM2, check_name
-from tape_ds.models.loading.families import SHAPES
+from tape_ds.models.loading.families import BAICHUAN, SHAPES
 from tape_ds.models.loading.strict import fill, require_exact
 
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
@@ -54,10 +54,19 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
             assert package is not None and package.origin is not None
             file = next(Path(package.origin).parent.glob("*.gguf"))
         return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
-    folder = find_folder(name_or_path, with_weights=False)
-    if _is_baichuan(folder):  # one that cannot become a Llama is refused before gigabytes are downloaded
-        return _convert_baichuan(name_or_path, find_folder(name_or_path), models)
-    return str(find_folder(name_or_path) if with_weights else folder)
+    folder = Path(find_folder(name_or_path, with_weights=False))
+    try:
+        content = json.loads((folder / hub.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None  # the reader of its configuration reports what is wrong with it
+    if not isinstance(content, dict) or content.get("model_type") != BAICHUAN:
+        return str(find_folder(name_or_path) if with_weights else folder)
+    baichuan.llama_config(content, str(folder))  # refuses others before gigabytes are downloaded
+    source = Path(find_folder(name_or_path))
+    # named after the source's files: a changed source is converted again
+    stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
+    name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
+    return str(_built(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
 
 
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
@@ -129,25 +138,6 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
     if stated.get("factor", 1) != 1:
         stated.setdefault("rope_type", "linear")  # as llama.cpp has it
     return stated if stated.get("rope_type", "none") != "none" else {}
-
-
-def _is_baichuan(folder: str | Path) -> bool:
-    try:
-        content = json.loads((Path(folder) / hub.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False  # the reader of its configuration reports what is wrong with it
-    if not isinstance(content, dict) or not baichuan.recognises(content):
-        return False
-    baichuan.llama_config(content, str(folder))
-    return True
-
-
-def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> str:
-    """Return the converted folder, named after the source's files: a changed source is converted again."""
-    source = Path(source)
-    stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
-    name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
-    return str(_built(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
 
 
 def _stamp(files: Iterable[Path]) -> str:
