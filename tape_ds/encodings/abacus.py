@@ -21,7 +21,6 @@ from torch import Tensor
 from tape_ds.encodings import base, documents
 from tape_ds.encodings.on_device import Constant
 from tape_ds.encodings.options import ModelConfig, Options
-from tape_ds.encodings.place_table import PlaceTable
 
 
 class AbacusEncoding(base.PositionEncoding):
@@ -34,7 +33,7 @@ class AbacusEncoding(base.PositionEncoding):
     def __init__(self, config: ModelConfig, options: Options, inner: base.PositionEncoding):
         super().__init__(config, options)
         self.inner = inner
-        self.digits = PlaceTable(options.abacus_places, config.hidden_size)
+        self.digits = base.PlaceTable(options.abacus_places, config.hidden_size)
         self.digit_ids = Constant(np.array(options.abacus_digits or (), np.int64))
         self.shift = options.abacus_shift
         self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact

@@ -245,3 +245,10 @@ class Weight(Parameters):
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
         constant(self.weight, 0.0) if self.zero_init else normal(self.weight)
+
+
+class PlaceTable(Weight):
+    """Learned embedding [rows, D] of a place in a segment (``bipe_*``) or in a number (Abacus)."""
+
+    def forward(self, places: Tensor) -> Tensor:
+        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)  # later ones share the last

@@ -16,7 +16,6 @@ from tape_ds.encodings.alibi import AlibiLayer
 from tape_ds.encodings.catalogue import BipeOptions
 from tape_ds.encodings.on_device import Constant
 from tape_ds.encodings.options import ModelConfig
-from tape_ds.encodings.place_table import PlaceTable
 from tape_ds.encodings.rope import RopeEncoding
 
 
@@ -31,7 +30,7 @@ class BipeRopeEncoding(RopeEncoding):
     def __init__(self, config: ModelConfig, options: BipeOptions):
         super().__init__(config, options)
         self.separators = Constant(np.array(options.separators or (), np.int64))
-        self.intra = PlaceTable(options.segment_length, config.hidden_size)
+        self.intra = base.PlaceTable(options.segment_length, config.hidden_size)
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
         """Segments are counted within each document, through the cache."""

@@ -30,7 +30,7 @@ from tape_ds.attention.attend import attend, attend_with_weights
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead
 from tape_ds.encodings import base, log_scale, registry
-from tape_ds.models import cached_positions, flops
+from tape_ds.models import cached_positions
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import (
     Documents,
@@ -454,7 +454,3 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within the block, the model computes plain RoPE with these parameters and its present weights."""
         return positions_of(self, encodings.plain(self.config, rope_parameters))
-
-    def flops(self, length: int, causal: bool = True) -> float:
-        """FLOPs of a forward over one sequence of ``length`` tokens, see :mod:`tape_ds.models.flops`."""
-        return 2.0 * flops.multiply_adds(self.config, length, causal)
