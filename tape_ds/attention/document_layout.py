@@ -104,20 +104,8 @@ def layout_of_ids(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> Doc
 
 
 def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> DocumentLayout | None:
-    """Return the borders of sequences filled with documents to the last token, as a collator tells them.
-
-    It waits for no device.
-
-    Args:
-        cu_seq_lens: integers [N + 1] that pass :func:`check_packed_sequences`: where documents begin in all sequences'
-            tokens one after the other, and the end.
-        longest: tokens of the longest document.
-        sequences: B.
-        tokens: T, all of them queries.
-
-    Returns:
-        None where every sequence is one document.
-    """
+    """Return the layout of sequences filled with documents to the last token; None where every sequence is one
+    document. It waits for no device: arguments pass :func:`check_packed_sequences` first."""
     if len(cu_seq_lens) == sequences + 1:  # a sequence has one document at least
         return None
     cu_seq_lens = cu_seq_lens.int()

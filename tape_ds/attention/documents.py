@@ -30,13 +30,9 @@ class Attention(Protocol):
 def attention_by_documents(
     call: AttentionCall, packed: PackedLayout, attention: Attention, one_width: bool
 ) -> tuple[Tensor, ...]:
-    """Return the outputs [B, H, T, V] of a call; 0 for padding, which is never read.
+    """Return the outputs [B, H, T, V] of a call whose offset is a number; 0 for padding, which is never read.
 
-    Args:
-        call: with an offset that is a number.
-        packed: where its documents are.
-        attention: of packed tokens.
-        one_width: it takes values as wide as the key alone: it is called once for every K columns.
+    ``one_width``: ``attention`` takes values only as wide as the key, and is called for every K columns.
     """
     q_PHK, k_PGK = _gathered(call.q, packed.query_order), _gathered(call.k, packed.key_order)
     outs = []

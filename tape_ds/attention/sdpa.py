@@ -127,14 +127,8 @@ def _lengths(layout: DocumentLayout) -> tuple[list[int], list[int]]:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """torch's fused attention for grouped queries and a value of any width.
-
-    Args:
-        q, k, v: [B, H, T, K], [B, G, S, K], [B, G, S, V].
-        mask: bool or floating [B or 1, 1 or H, T, S], or None.
-        is_causal: query t sees keys 0 .. t; only without a mask and with T = S.
-        scale: factor on the scores.
-    """
+    """torch's fused attention for grouped queries and a value of any width. ``is_causal``: query t sees keys 0 .. t;
+    only without a mask and with T = S."""
     on_cpu, width, value_width = q.device.type == "cpu", q.shape[-1], v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
     if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:

@@ -74,11 +74,9 @@ def attend_in_groups(
 
 
 def use_groups(model: nn.Module, group_tokens: int | None) -> None:
-    """Have every block of ``model`` attend within groups of so many tokens in training mode; None: over everything.
-
-    In evaluation mode attention is over everything whatever was set here. It is no part of the configuration: a model
-    that was trained so is an ordinary one.
-    """
+    """Make every block of ``model`` attend within groups of ``group_tokens`` tokens in training mode; None: over
+    everything, as in evaluation mode. The configuration does not change: a model that was trained so is an ordinary
+    one."""
     if group_tokens is not None:
         check_group(group_tokens)
     blocks: list[Any] = [module for module in model.modules() if hasattr(module, "group_tokens")]
@@ -131,11 +129,8 @@ def _halves(heads: int) -> list[tuple[int, int, bool]]:
 
 
 def _heads(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTV: Tensor, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query heads ``first .. last`` with the key/value heads they read, each serving equally many of them.
-
-    Views, unless a key/value head serves heads on both sides of the border: then heads are repeated so that each copy
-    serves as many as divide both sides.
-    """
+    """Query heads ``first .. last`` with the key/value heads they read. Views, unless a key/value head serves heads on
+    both sides of the border: then heads are repeated so that each copy serves as many as divide both sides."""
     heads_per_group = q_BHTK.shape[1] // k_BGTK.shape[1]
     served = math.gcd(heads_per_group, first, last)
     low, high, copies = first // heads_per_group, -(-last // heads_per_group), heads_per_group // served

@@ -59,12 +59,7 @@ class BipeAlibiLayer(AlibiLayer):
 
 
 def count_segments(ends_BS: Tensor, documents_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of each token's segment within its document, and its place in that segment; both [B, S].
-
-    Args:
-        ends_BS: 1 where a token ends its segment, else 0.
-        documents_BS: documents may be interleaved.
-    """
+    """Number of each token's segment within its document, and its place in that segment; both [B, S]."""
     order_BS, begins_document = documents.together(documents_BS)
     ends = ends_BS.gather(1, order_BS)
     places = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)

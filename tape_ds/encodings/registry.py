@@ -42,9 +42,6 @@ def register(
         options: dataclass of its ``position_options``.
         encoding: runs once per forward; a class, or ``module.Class``.
         layer: runs in every block.
-
-    Raises:
-        ValueError: another encoding has this name.
     """
     entry = EncodingEntry(options, encoding, layer)
     if _ENTRIES.setdefault(name, entry) != entry:

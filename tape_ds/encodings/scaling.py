@@ -24,12 +24,8 @@ def available() -> list[str]:
 
 
 def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """Angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 but for YaRN).
-
-    Args:
-        parameters: transformers' ``rope_parameters``, complete (``rope_type``, ``rope_theta`` and the type's own).
-        head_size: K, even.
-    """
+    """Angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 except with YaRN), from complete
+    ``rope_parameters``."""
     function, _, _ = _TYPES[parameters["rope_type"]]
     return function(parameters, head_size)
 
@@ -57,13 +53,7 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
 
 def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str, Any]:
     """Return the same angles as transformers' ``longrope``, which has a factor for each frequency: for families that
-    allow no other scaling. Not for ``dynamic``.
-
-    Args:
-        parameters: complete.
-        head_size: rotated columns of a head.
-        window: tokens of context before scaling; the factors are the same below and above it.
-    """
+    allow no other scaling. Not for ``dynamic``. ``window``: tokens of context before scaling."""
     scaled, attention_factor = frequencies(parameters, head_size)
     factors = (_plain(parameters, head_size) / scaled).tolist()
     return {

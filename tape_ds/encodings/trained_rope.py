@@ -91,12 +91,8 @@ class TrainedRope:
 
 
 def read(config: Mapping[str, Any], name: str) -> TrainedRope:
-    """Return the RoPE of a model; where it has one for each kind of layer, that of layers that see everything.
-
-    Args:
-        config: content of its ``config.json``, or ``to_dict()`` of its configuration.
-        name: of the model, for messages.
-    """
+    """Return the RoPE of a model from its ``config.json`` (or ``to_dict()`` of its configuration); where it has one for
+    each kind of layer, that of layers that see everything. ``name`` is for messages."""
     model_type = config.get("model_type")
     foreign, is_own = model_type not in _OURS, model_type in OWN_TYPES
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -243,13 +239,11 @@ def requested_type(own: TrainedRope, change: Parameters) -> str:
 
 
 def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[str, Any]:
-    """Return ``rope_parameters`` of the extended model. :func:`problems` finds the changes that make no sense.
+    """Return ``rope_parameters`` of the extended model; :func:`problems` finds the changes that make no sense.
 
-    Args:
-        own: the base model's.
-        change: what the recipe asks for, empty for the model's own type. Of the same type, everything that it leaves
-            out stays; another type starts from the unscaled RoPE of :meth:`TrainedRope.unscaled_theta`.
-        target_length: tokens. A ``factor`` that is left out is what reaches it, and never less than the model's own.
+    Of the same type, everything that the change leaves out stays; another type starts from the unscaled RoPE of
+    :meth:`TrainedRope.unscaled_theta`. A ``factor`` that is left out is what reaches ``target_length``, and never less
+    than the model's own.
     """
     kind = requested_type(own, change)
     given = {key: value for key, value in change.items() if key != "rope_type" and value is not None}

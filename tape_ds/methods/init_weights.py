@@ -23,13 +23,8 @@ from tape_ds.models.llama import TapeForCausalLM
 
 
 def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
-    """Return a new model in training mode; every rank must call it.
-
-    Args:
-        config: of the model; a copy is kept.
-        seed: 0 or more.
-        dtype: of the parameters. Where TrainingArguments with ZeRO-3 exist, they are sharded as they are made.
-    """
+    """Return a new model in training mode, with parameters of this dtype; every rank must call it. Where
+    TrainingArguments with ZeRO-3 exist, they are sharded as they are made."""
     config = copy.deepcopy(config)
     with init.no_init_weights():  # the values come below; they would be drawn twice
         model = TapeForCausalLM._from_config(config, dtype=dtype)

@@ -89,15 +89,10 @@ class Recompute:
 def use_recompute(
     model: nn.Module, layers: Layers, saving: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Recompute:
-    """Have every block of ``model``, or every n-th from the first, compute itself again in the backward.
+    """Make every block of ``model``, or every n-th from the first, compute itself again in the backward.
 
     Gradients are those of a model that remembers everything, bit for bit: the same operators run on the same numbers,
-    random ones included.
-
-    Args:
-        model: built, wrapped by peft or not; changed in place. In evaluation its blocks compute as ever.
-        layers: see the module's table.
-        saving: see :class:`Recompute`.
+    random ones included. ``layers``: see the module's table; ``saving``: see :class:`Recompute`.
     """
     if layers not in KEPT and (not isinstance(layers, int) or layers < 1):
         raise ValueError(f"layers = {layers!r}: give 1 or more, or one of: {', '.join(KEPT)}")

@@ -67,10 +67,8 @@ def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Te
 
 
 def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
-    """Return the positions int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
-
-    Returns None where there is nothing to recall.
-    """
+    """Return the positions int64 [B, S, N] of the tokens in a cache, of its whole buffer at a tensor offset; None where
+    there are none."""
     if cache is None or integers == 0 or not cache.layers or not cache.layers[0].is_initialized:
         return None
     if not isinstance(offset, Tensor) and offset == 0:

@@ -109,17 +109,8 @@ def configure(
     rope_parameters: Mapping[str, Any] | None = None,
     max_position_embeddings: int | None = None,
 ) -> PreTrainedConfig:
-    """Return a configuration of the family's own class, with this RoPE and this length.
-
-    Args:
-        native: one that :func:`check` has nothing against.
-        position_encoding: the family's own; with ``position_options`` and ``state_dtype``, which it does not have.
-        position_options: see there.
-        state_dtype: see there.
-        attention_backend: "auto" or a name of :func:`tape_ds.attention.available`.
-        rope_parameters: complete, of the layers that see everything; None: the model's own.
-        max_position_embeddings: tokens; None: the model's own.
-    """
+    """Return a configuration of the family's own class, with this RoPE (of the layers that see everything) and this
+    length. ``position_options`` and ``state_dtype`` are refused: these families have neither."""
     problems = []
     if position_encoding != ENCODING:
         wrong = f"a {native.model_type} is extended by its own class, whose positions are RoPE"

@@ -73,8 +73,7 @@ def training_flops_per_token(
 ) -> float:
     """FLOPs of forward and backward, per token, without recomputation.
 
-    The backward needs as much as the forward for the gradients of activations, and again as much for those of
-    weights, of which only ``trained_share`` (0 to 1, by parameter count) is computed. ``attention_span`` is as in
-    :func:`multiply_adds`.
+    The backward needs as much as the forward for the gradients of activations, and again as much for those of weights,
+    of which only ``trained_share`` (0 to 1, by parameter count) is computed.
     """
     return forward_flops_per_token(config, length, attention_span=attention_span) * (2.0 + trained_share)

