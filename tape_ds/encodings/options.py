@@ -73,6 +73,7 @@ class Options:
 
     @property
     def learns(self) -> bool:
+        """Whether the encoding has parameters, those of abacus left out."""
         return False
 
     def problem(self, name: str, wrong: str, remedy: str) -> Problem:

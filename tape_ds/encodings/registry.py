@@ -64,10 +64,13 @@ def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
     return option_types.problems(kind, given) or kind(**given).problems()
 
 
+def options_of(name: str, given: Mapping[str, Any]) -> Options:
+    raise_if_any(check_options(name, given))
+    return _ENTRIES[name].options(**given)
+
+
 def options(config: ModelConfig) -> Options:
-    given = config.position_options or {}
-    raise_if_any(check_options(config.position_encoding, given))
-    return _ENTRIES[config.position_encoding].options(**given)
+    return options_of(config.position_encoding, config.position_options or {})
 
 
 def build(config: ModelConfig) -> PositionEncoding:

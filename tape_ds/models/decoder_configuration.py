@@ -88,15 +88,16 @@ def changes_logits(native: PreTrainedConfig) -> bool:
     return two_maps or any(getattr(native, name, None) not in (None, 1, 1.0) for name in _CHANGED_LOGITS)
 
 
-def needs(native: PreTrainedConfig) -> dict[str, bool]:
+def needs(native: PreTrainedConfig) -> set[str]:
     """Return what the attention of a family needs beyond causal attention, by the argument of ``attend``."""
     window, layers = getattr(native, "sliding_window", None), getattr(native, "layer_types", None)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(native)]
-    return {
+    found = {
         "window": bool(window) and (not layers or "sliding_attention" in layers),
         "softcap": bool(getattr(native, "attn_logit_softcapping", None)),
         "sinks": "s_aux=" in inspect.getsource(sys.modules[kind.__module__]),  # as transformers calls them
     }
+    return {name for name, needed in found.items() if needed}
 
 
 def configure(
@@ -158,7 +159,7 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
 
 
 def _unscaled(native: PreTrainedConfig) -> str:
-    if native.model_type in ROTATED_WINDOWS and needs(native)["window"]:
+    if native.model_type in ROTATED_WINDOWS and "window" in needs(native):
         return "its layers that see everything have no positions, and those with a window need no scaling"
     if getattr(native, "layer_rope_theta", None):
         return "its layers have bases that differ (layer_rope_theta)"

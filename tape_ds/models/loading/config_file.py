@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import paths, run_folder
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.models.loading import hub, weight_files
 from tape_ds.models.loading.families import foreign
 from tape_ds.models.loading.hub import CONFIG
@@ -95,16 +95,12 @@ def check(name: str, *, online: bool) -> list[Problem]:
         return wrong
     if online and is_on_hub(name) and (problem := hub.config(name).problem) is not None:
         return [problem]
-    file = find(name, online=online)
-    if file is not None:
-        try:
-            content = _content(file)
-            if foreign(content) is not None:
-                _of_its_class(file, file.stat().st_mtime_ns)
-        except UserError as error:
-            return [replace(each, value=name) for each in error.problems]
-        except _UNREADABLE as error:
-            return [Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")]
+    try:
+        known(name, online=online, refuse=True)
+    except UserError as error:
+        return [replace(each, value=name) for each in error.problems]
+    except _UNREADABLE as error:
+        return [Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")]
     folder = paths.of(name)
     if name == SMOLLM2 or not os.path.isdir(folder):
         return []
@@ -116,28 +112,32 @@ def check(name: str, *, online: bool) -> list[Problem]:
     return found
 
 
-def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
+def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any] | None:
     """Return the content of a model's ``config.json``, with transformers' defaults filled in for families that its own
-    classes compute; of :data:`SMOLLM2`, length and RoPE. None: not at hand, or damaged, which :func:`check` reports."""
+    classes compute; of :data:`SMOLLM2`, length and RoPE. None: not at hand, or damaged.
+
+    ``refuse``: raise what is wrong with the file or its family, as :func:`check` does.
+    """
     if name == SMOLLM2:
         return _SMOLLM2
-    file = find(name, online=online)
-    if file is None:
+    if (file := find(name, online=online)) is None:
         return None
     try:
-        content = _content(file)
-        return content if foreign(content) is None else _of_its_class(file, file.stat().st_mtime_ns)
-    except UserError:
-        return content
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is no mapping")
     except _UNREADABLE:
+        if refuse:
+            raise
         return None
-
-
-def _content(file: Path) -> dict[str, Any]:
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("it is no mapping")
-    return content
+    if foreign(content) is None:
+        return content
+    try:
+        return _of_its_class(file, file.stat().st_mtime_ns)
+    except UserError:
+        if refuse:
+            raise
+        return content
 
 
 @functools.lru_cache
@@ -146,8 +146,7 @@ def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
     from tape_ds.models.loading import configuration, extendable  # transformers knows how this family names its RoPE
 
     config = configuration.read(file.parent)
-    if problems := extendable.check(config):
-        raise UserError(problems)
+    raise_if_any(extendable.check(config))
     return config.to_dict()
 
 
