@@ -21,7 +21,7 @@ WORKERS ?= 3
 BIN := $(CURDIR)/.venv/bin
 REQUIREMENTS := requirements.txt requirements-demo.txt
 # Set-up is done once for each content of these files, whatever their dates (a checkout rewrites dates).
-STAMP := .venv/.ready-$(shell cat $(REQUIREMENTS) pyproject.toml setup.py | cksum | tr ' ' '-')
+STAMP := .venv/.ready-$(shell cat $(REQUIREMENTS) pyproject.toml | cksum | tr ' ' '-')
 SCRIPTS := launchers tools evaluation benchmarks
 CODE := $(patsubst %/,%,$(sort $(dir $(wildcard tape_ds/__init__.py $(addsuffix /*.py,$(SCRIPTS))))))
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
@@ -84,7 +84,7 @@ versions-%: .venv/%/.ready
 	@$(scale)
 
 # The oldest are the lower bounds of pyproject.toml; remove .venv/newest to try what has come out since.
-.venv/%/.ready: pyproject.toml setup.py requirements-demo.txt
+.venv/%/.ready: pyproject.toml requirements-demo.txt
 	rm -rf .venv/$*
 	$(PYTHON) -m venv .venv/$*
 	$(if $(filter oldest,$*),sed -n 's/^ *"\([a-zA-Z0-9_-]*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml,:) > .venv/$*/bounds.txt

@@ -1,1 +1,1 @@
-"""Commands that say what a model is worth on long text: ``python -m evaluation COMMAND ...``, a module each."""
+"""The commands of ``tape_ds.cli.evaluate`` under the name ``python -m evaluation``."""

@@ -1,59 +1,10 @@
-"""Keep a run alive: start its command, and start it again from its newest checkpoint until the run is done.
+"""The command ``tape-ds keep-alive`` as a script: ``python launchers/keep_alive.py deepspeed ...``."""
 
-    python launchers/keep_alive.py tape-ds extend --recipe llama2_7b_8k
-    python launchers/keep_alive.py --restarts 3 --backoff 30 deepspeed --hostfile hosts launchers/pretrain_c4.py
-
-Its own options stand before the command. ``--resume auto`` is added where the command does not say what to go on from.
-SIGTERM, SIGUSR1 or Ctrl-C has all ranks commit a checkpoint and stop; see docs/staying_alive.md. Exit codes: 0 done, or
-stopped with a committed checkpoint; 2 something to mend; 3 a guard stopped the run; 1, or the command's own: given up.
-"""
-
-import argparse
 import sys
-
-from tape_ds.errors import command, raise_if_any
-from tape_ds.resilience import keep_alive
-from tape_ds.resilience.stopping import StopRequest, tolerate_lost_terminal
-
-
-@command
-def main(argv: list[str] | None = None) -> int:
-    """Read the command, then keep it alive."""
-    request = StopRequest()
-    request.listen()
-    tolerate_lost_terminal()
-    defaults = keep_alive.Patience()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=defaults.restarts,
-        help="in a row without a newer committed checkpoint; default %(default)s",
-    )
-    parser.add_argument(
-        "--backoff",
-        type=float,
-        default=defaults.backoff,
-        help="seconds before the first restart, twice as many before each further one; default %(default)s",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=defaults.grace,
-        help="seconds that ranks have to commit before they are killed; default %(default)s",
-    )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="as you would type it without keep_alive.py")
-    options = parser.parse_args(argv)
-    patience = keep_alive.Patience(restarts=options.restarts, backoff=options.backoff, grace=options.grace)
-    raise_if_any(patience.problems())
-    kept = keep_alive.prepare(options.command[options.command[:1] == ["--"] :])
-    return keep_alive.KeepAlive(kept, patience, request, say).run()
-
-
-def say(text: str) -> None:
-    """Show a line."""
-    print(f"keep_alive: {text}", flush=True)
-
+from pathlib import Path
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
+    from tape_ds.cli.keep_alive import main
+
     sys.exit(main())

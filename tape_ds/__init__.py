@@ -1,16 +1,14 @@
 """tape-ds: extend a model's context, and compare positional encodings, on DeepSpeed.
 
-Importing the package makes its classes known to transformers: ``AutoConfig`` and ``AutoModelForCausalLM`` then load a
-saved folder of model type ``tape`` (Llama-shaped) or ``tape_gptj``. Neither torch nor transformers is imported for
-that: the models are imported when transformers' auto classes are, or when they are asked for here.
+Importing the package imports neither torch nor transformers: a class is imported when it is first used. After
+``tape_ds.register()``, ``AutoConfig`` and ``AutoModelForCausalLM`` load saved folders of model type ``tape``
+(Llama-shaped) and ``tape_gptj``.
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tape_ds import installation as installation  # first: it ends a script of another checkout
-from tape_ds import registration
+from tape_ds.registration import register
 
 if TYPE_CHECKING:
     from tape_ds.models.configuration import TapeConfig
@@ -26,6 +24,7 @@ __all__ = [
     "TapeConfig",
     "TapeForCausalLM",
     "TapeModel",
+    "register",
 ]
 HOMES = {
     "ScaledGPTJConfig": "tape_ds.models.gptj_configuration",
@@ -38,10 +37,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """One of the classes, imported when it is asked for."""
+    """Import one of the classes."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(HOMES[name]), name)
-
-
-registration.make_known(sys.modules[__name__])

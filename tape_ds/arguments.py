@@ -1,4 +1,4 @@
-"""The one parser of command lines: a mistake is a line that names the argument, its value and what was meant."""
+"""The parser of every command, and the options that several commands share."""
 
 import argparse
 import difflib
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tape_ds import numbers
 from tape_ds.errors import GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
 from tape_ds.exit_codes import ExitCode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-"""What a model's weights may be asked to load as, or to be written as."""
+"""Values of ``--dtype``."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, whose description is shown as it is written and whose options are written out.
+    """argparse's parser with one-line errors, the description as it is written, and no abbreviated options.
 
-    Where it is asked to know every argument (:meth:`parse_args`), an option that it does not know is told before one
-    that is missing: a mistyped option is both.
+    :meth:`parse_args` reports an unknown option before a missing one: a mistyped option is both.
     """
 
     def __init__(self, **options: Any):
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**ours | options)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """As argparse's; a mistake ends the program with exit code 2."""
+        """Parse; a mistake ends the program with exit code 2."""
         words = sys.argv[1:] if args is None else list(args)
         self._refuse_unknown(words)
         return super().parse_args(words, namespace)
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{value!r} is unknown; {did_you_mean(value, action.choices)}")
 
     def error(self, message: str) -> NoReturn:
-        """One line from rank 0, and the exit code of everything that a user can mend."""
+        """Print one line from rank 0, and exit as for any mistake of a user."""
         if is_main_process():
             print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
         else:
@@ -58,7 +58,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_base_anyway(parser: Any) -> None:
-    """Let trained weights be put onto a base that is not the one they were trained on."""
     parser.add_argument(
         "--base_anyway",
         action="store_true",
@@ -67,13 +66,82 @@ def add_base_anyway(parser: Any) -> None:
 
 
 def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
-    """Numbers of these options that are given and below 1."""
+    """Return a problem for each of these options that is given and below 1."""
     given = {name: vars(options)[name] for name in names}
     return [
         Problem(f"--{name}", value, "is below 1", "give 1 or more")
         for name, value in given.items()
         if value is not None and value < 1
     ]
+
+
+def length(text: str) -> int:
+    """Return a number of tokens, see :func:`tape_ds.numbers.tokens`.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else, or less than 1.
+    """
+    found = numbers.tokens(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write 8192 or 8k")
+    return found
+
+
+def boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}: write true or false")
+    return text.lower() == "true"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the model, and how it is loaded."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "model",
+        help="a run's folder, its folder 'trained' or a checkpoint, a TAPE model folder, any folder or hub id that "
+        "transformers loads, a peft adapter, a .gguf file, or smollm2",
+    )
+    group.add_argument("--tokenizer", help="folder or hub id; default: the model's own")
+    group.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are stored")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU of this process, or cpu")
+    group.add_argument(
+        "--position_updates",
+        default="on",
+        choices=("on", "off"),
+        help="off: TAPE's layers leave the position state as it started, which shows what trained updates are worth",
+    )
+    group.add_argument(
+        "--rope_scaling",
+        default="own",
+        choices=("own", "yarn"),
+        help="yarn: YaRN's, to the length of each text from the one that the model was trained on",
+    )
+    group.add_argument(
+        "--trust_remote_code", action="store_true", help="run code that the model's folder or hub repository carries"
+    )
+    add_base_anyway(group)
+
+
+def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
+    """Add the folder of results, and the ``seed`` of what is drawn."""
+    group = parser.add_argument_group("results")
+    group.add_argument(
+        "--output", help="folder; default: 'evaluation' in a run's folder, else runs/evaluation/NAME OF THE MODEL"
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace another evaluation's result in that folder")
+    if seed:
+        group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+
+
+def add_cache(group: Any) -> None:
+    group.add_argument(
+        "--use_cache",
+        type=boolean,
+        default=True,
+        metavar="true|false",
+        help="false: no key-value cache, the whole text is read for every new token (default: true)",
+    )
+    group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
 
 
 def named(typed: str) -> tuple[str | None, str]:

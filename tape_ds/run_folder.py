@@ -89,5 +89,5 @@ def check_whole(field: str, name_or_path: str, folder: str | Path) -> list[Probl
     folder = Path(folder)
     if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
         return []
-    remedy = f"make a whole model of it: python tools/merge_adapter.py {name_or_path} OUT"
+    remedy = f"make a whole model of it: tape-ds merge {name_or_path} OUT"
     return [Problem(field, name_or_path, "it holds only what a run trained of its base", remedy)]

@@ -8,7 +8,7 @@ import pytest
 ONE_IN = {
     "tests/benchmarks/test_groups.py::test_every_implementation_is_right_or_says_why_not": 3,
     "tests/checkpoint/test_consolidation.py::test_masters_come_back_in_a_trained_folder": 3,
-    "tests/tape_ds/scoring/scrolls/test_tasks.py::test_training_and_lm_eval_read_the_same_ids": 5,
+    "tests/evaluation/scrolls/test_tasks.py::test_training_and_lm_eval_read_the_same_ids": 5,
     "tests/integration/test_encodings.py::test_a_sharded_encoding_is_the_whole_one": 11,
     "tests/integration/test_export.py::test_a_clean_environment_loads_it_and_computes_the_same": 2,
     "tests/integration/test_export.py::test_it_works_beside_the_package": 2,
@@ -47,7 +47,6 @@ ONE_IN = {
     "tests/config/test_generated.py::test_every_encoding_can_be_asked_for": 3,
     "tests/config/test_extension.py::test_a_recipe_written_out_loads_to_itself": 3,
     "tests/scoring/test_passkey.py::test_pieces_give_the_same_logits": 3,
-    "tests/test_registration.py::test_auto_classes_know_our_types": 3,
     "tests/tools/experiment/test_table.py::test_every_run_of_every_experiment_loads": 5,
     "tests/training/runs/test_generated.py::test_every_encoding_is_trained_and_scored_beyond_its_sequences": 11,
     "tests/training/runs/test_extension_decoders.py::test_the_start_is_scaled_without_training": 3,
@@ -60,8 +59,8 @@ ONE_IN = {
     "tests/training/test_ending.py::test_a_spike_is_said_and_left_out_where_that_is_wanted": 2,
     "tests/training/test_ending.py::test_a_stop_is_committed_and_gone_on_with_to_the_last_digit": 3,
     "tests/training/test_ending.py::test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_way": 2,
-    "tests/training/test_forecast.py::test_every_shipped_recipe_can_be_planned_without_its_model": 5,
-    "tests/training/test_memory_savings.py::test_a_training_is_the_same": 10,
+    "tests/planning/test_recipe_job.py::test_every_shipped_recipe_can_be_planned_without_its_model": 5,
+    "tests/methods/test_memory_savings.py::test_a_training_is_the_same": 10,
     "tests/training/test_samples.py::test_losses_know_nothing_of_it": 2,
     "tests/training/test_trainer.py::test_resumed_equals_uninterrupted_to_the_last_digit": 3,
 }

@@ -1,59 +1,10 @@
-"""Write a checkpoint's weights as one folder, in fp32 where the engine trained in 16 bits.
+"""The command ``tape-ds consolidate`` as a script."""
 
-    python tools/consolidate.py runs/demo/checkpoint-8 OUT [--dtype bfloat16]
-
-OUT is a folder of trained weights like the run's own: ``tools/merge_adapter.py``, ``tools/export_hf.py`` and the
-evaluation take it, and a model trained whole loads with ``from_pretrained``. However many processes trained it, at
-whatever ZeRO stage and tensor_parallel_size, it holds whole parameters. Every byte of the checkpoint is verified first.
-Any machine will do, without a GPU and with the memory of its largest weight.
-"""
-
-import os
 import sys
 from pathlib import Path
 
-from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, UserError, command, raise_if_any
-
-
-@command
-def main(argv: list[str] | None = None) -> int:
-    """Verify, put together, write."""
-    parser = Parser(description=__doc__)
-    parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
-    parser.add_argument("out", help="a folder that is not there")
-    parser.add_argument(
-        "--dtype",
-        choices=["float32", "bfloat16", "float16"],
-        help="of the weights; default: float32 from an engine, else as they were saved",
-    )
-    parser.add_argument(
-        "--unsealed", action="store_true", help="take a folder without a manifest, as other programs save them"
-    )
-    options = parser.parse_args(argv)
-    source, out = Path(options.checkpoint), Path(options.out)
-    import torch
-
-    from tape_ds import checkpoint
-    from tape_ds.checkpoint import consolidation, verification
-
-    unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
-    if unsealed:
-        wrong = "it has no manifest: nothing tells whether its files are whole and belong together"
-        if not options.unsealed:
-            remedy = f"{verification.instead(source)}; or --unsealed, for a folder of another program's"
-            raise UserError(Problem("checkpoint", str(source), wrong, remedy))
-        print(f"warning: {source}: {wrong}. Nothing in them is executed", file=sys.stderr)
-    raise_if_any(verification.against("out", out, source))
-    if not unsealed:
-        verification.verified(source)
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    done = consolidation.consolidate(source, out, dtype)
-    count = sum(form.numel() for form in done.forms.values())
-    dtypes = ", ".join(sorted({str(form.dtype).removeprefix("torch.") for form in done.forms.values()}))
-    print(f"{done.file}: {len(done.forms)} tensors, {count / 1e6:,.2f} M parameters, {dtypes or 'none'}; {done.origin}")
-    return 0
-
-
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
+    from tape_ds.cli.consolidate import main
+
     sys.exit(main())

@@ -1,98 +1,10 @@
-"""Make a folder that loads where tape_ds is not installed.
+"""The command ``tape-ds export`` as a script."""
 
-    python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME]
-
-SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
-RoPE scaling that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
-and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
-look through it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it stays
-private until you say otherwise on its page.
-"""
-
-import argparse
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from tape_ds import paths
-from tape_ds.arguments import DTYPES, Parser, add_base_anyway
-from tape_ds.errors import Problem, collecting, command, raise_if_any
-
-if TYPE_CHECKING:
-    from tape_ds.checkpoint.source_model import SourceModel
-
-
-@command
-def main(argv: list[str] | None = None) -> int:
-    """Parse, check, export."""
-    parser = Parser(description=__doc__)
-    parser.add_argument("source")
-    parser.add_argument("out")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=DTYPES,
-        help="of the weights; auto: as the base model's are stored",
-    )
-    parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
-    parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
-    parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
-    add_base_anyway(parser)
-    options = parser.parse_args(argv)
-    source = check(options)
-    import torch
-
-    from tape_ds.export import folder
-    from tape_ds.export.card import Wishes, unread_by_llama_cpp
-    from tape_ds.training.environment import quieten_libraries
-
-    quieten_libraries()
-    out = Path(options.out)
-    wishes = Wishes(options.name or out.resolve().name, options.license)
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    model = folder.write(source, out, wishes, dtype)
-    kind = (
-        "plain transformers" if folder.is_plain(source) else "with its own code, modeling_tape.py and what it imports"
-    )
-    print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
-    if folder.is_plain(source) and (unread := unread_by_llama_cpp(model.config)):
-        print(unread)
-    if source.result is None:
-        print(f"model card without results: {source.without_result}")
-    if not source.has_tokenizer:
-        print(f"no tokenizer: there is none in {source.folder}")
-    if options.push is not None:
-        from tape_ds.export import push
-
-        print(f"uploaded to {push.upload(options.push, out)}")
-    return 0
-
-
-def check(options: argparse.Namespace) -> "SourceModel":
-    """Return what can be known before anything loads.
-
-    Raises:
-        UserError: naming every problem.
-    """
-    out = Path(options.out)
-    problems = paths.check_new("out", out)
-    if not problems and not out.resolve().parent.is_dir():
-        problems.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
-    if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
-        remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
-        problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
-    from tape_ds.checkpoint import source_model
-
-    with collecting(problems):
-        source = source_model.find(options.source, base_anyway=options.base_anyway)
-    if options.push is not None:
-        from tape_ds.export import push
-
-        problems += push.check(options.push)
-    raise_if_any(problems)
-    return source
-
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
+    from tape_ds.cli.export import main
+
     sys.exit(main())

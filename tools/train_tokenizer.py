@@ -1,37 +1,10 @@
-"""Train a sentencepiece tokenizer with Llama's settings on text.
-
-    python tools/train_tokenizer.py --data stdlib --vocab_size 4096 --output my-tokenizer
-    python tools/train_tokenizer.py --data "jsonl:/data/*.jsonl#text" "text:/books/**/*.txt" --vocab_size 32000 \\
-        --output my-tokenizer
-
-The folder loads with ``AutoTokenizer.from_pretrained("my-tokenizer")``. The same documents and settings give the same
-files. Data specs are those of the recipes.
-"""
+"""The command ``tape-ds train-tokenizer`` as a script."""
 
 import sys
-
-from tape_ds.arguments import Parser, below_one
-from tape_ds.errors import command, raise_if_any
-
-
-@command
-def main(argv: list[str] | None = None) -> int:
-    """Check, train, save."""
-    from tape_ds.data import tokenizer
-
-    parser = Parser(description=__doc__)
-    parser.add_argument("--data", nargs="+", required=True, metavar="SPEC")
-    parser.add_argument("--vocab_size", type=int, required=True)
-    parser.add_argument("--output", required=True, metavar="DIR")
-    limit = tokenizer.MAX_CHARACTERS
-    parser.add_argument("--max_characters", type=int, default=limit, help="text read at most; %(default)s")
-    options = parser.parse_args(argv)
-    raise_if_any(below_one(options, "vocab_size", "max_characters"))
-    settings = {"max_characters": options.max_characters, "field": "data"}
-    trained = tokenizer.train(options.data, options.vocab_size, options.output, **settings)
-    print(f"{options.output}: {len(trained):,} tokens, trained on {', '.join(options.data)}")
-    return 0
-
+from pathlib import Path
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
+    from tape_ds.cli.train_tokenizer import main
+
     sys.exit(main())

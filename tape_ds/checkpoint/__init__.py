@@ -1,10 +1,9 @@
-"""Checkpoints on a disk: folders that are whole, or are none.
+"""Checkpoints on a disk: committed whole, or not at all.
 
-A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` that names every file
-in it with size and SHA-256. It is written as ``checkpoint-N.writing`` and gets its name, manifest included, by one
-rename when all of it lies on the disk: a save that was cut short never looks like a checkpoint, and whatever happened
-to a committed one since then shows in its manifest. This module knows nothing of ranks: :mod:`.saving` writes,
-:mod:`.resume` chooses.
+A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` of size and SHA-256 of
+every file in it. It is written as ``checkpoint-N.writing`` and renamed when everything, manifest included, is on the
+disk: an interrupted save never looks like a checkpoint, and later damage shows in the manifest. This module does not
+know ranks: :mod:`.saving` writes, :mod:`.load` reads.
 
     trained.json, config.json, *.safetensors, tokenizer files    trained weights (tape_ds.checkpoint.trained)
     global_stepN/                                                the engine's state, a file for each rank
@@ -56,7 +55,7 @@ class Manifest:
     files: Mapping[str, Entry]
     """By path within the folder, "/" between its parts."""
     tensor: int = 1
-    """Processes that shared a model: each set of so many parts of the engine's state is one model's."""
+    """Tensor-parallel size: the engine's parts of that many ranks form one model."""
     identity: Mapping[str, Any]
     """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -67,21 +66,16 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(entry.size for entry in self.files.values())
 
     def write(self, folder: Path) -> None:
-        """Make ``folder`` say of itself what it is; comes last."""
+        """Seal ``folder``; the last file of a checkpoint."""
         content = asdict(self)
         storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Raises:
-        ValueError: there is none, or it is damaged or of another format; says which.
-    """
+    """Return the manifest of a checkpoint. Raises ValueError, with the damage, if there is none that can be read."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -102,7 +96,7 @@ def read(folder: Path) -> Manifest:
 
 
 def misfits(folder: Path, manifest: Manifest) -> list[str]:
-    """Return what the directory shows against a checkpoint: files missing, of another size, or foreign."""
+    """List files that are missing, of another size, or foreign."""
     found = []
     present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     for name, entry in manifest.files.items():
@@ -116,13 +110,7 @@ def misfits(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
-    """Return what reading files whole shows against them.
-
-    Args:
-        folder: of the checkpoint.
-        manifest: its own.
-        names: of the files that are read; all by default.
-    """
+    """Read files whole (``names``, default all) and return those whose hash is not the manifest's."""
     found = []
     for name in manifest.files if names is None else names:
         try:
@@ -136,20 +124,13 @@ def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = Non
 
 
 def entry(path: Path) -> Entry:
-    """Return the entry of a file as it lies there now."""
     return Entry(path.stat().st_size, storage.digest(path))
 
 
 def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
-    """Turn the complete folder ``aside`` into the checkpoint ``folder``: the one rename that counts.
-
-    A checkpoint of this name steps aside first, and goes when the new one has its place; :func:`tidy` puts it back
-    where that was cut short.
-
-    Raises:
-        ValueError: ``aside`` does not hold exactly what the manifest says.
-        OSError: the disk.
-    """
+    """Turn the complete folder ``aside`` into the checkpoint ``folder``: the one rename that counts. An older
+    checkpoint of this name is renamed first and removed last; :func:`tidy` restores it after a kill in between. Raises
+    ValueError if ``aside`` does not hold exactly the manifest's files."""
     if wrong := misfits(aside, manifest):
         raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
     manifest.write(aside)
@@ -170,12 +151,12 @@ def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
 
 
 def committed(output: Path) -> list[Path]:
-    """Folders named and sealed as checkpoints, the oldest first; whether they are whole is another question."""
+    """Return sealed checkpoints, the oldest first; their files may be damaged all the same."""
     return [folder for folder in numbered(output) if (folder / MANIFEST).is_file()]
 
 
 def numbered(output: Path) -> list[Path]:
-    """Folders named as checkpoints, the oldest first."""
+    """Return folders named as checkpoints, the oldest first."""
     found = [
         (int(match[1]), path) for path in output.glob("checkpoint-*") if (match := _COMMITTED.fullmatch(path.name))
     ]
@@ -183,17 +164,14 @@ def numbered(output: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """N of a folder ``checkpoint-N``."""
     match = _COMMITTED.fullmatch(folder.name)
     assert match is not None, folder
     return int(match[1])
 
 
 def tidy(output: Path) -> list[str]:
-    """Clear away what a killed save, replacement or removal left, and put a checkpoint back that nothing replaced.
-
-    Only for whoever holds the run's lock. Returns what was done, in words.
-    """
+    """Remove what a killed save, replacement or removal left, and put back a checkpoint that was not replaced. Only for
+    the holder of the run's lock. Returns a line for each."""
     done = []
     for path in _left(output, REPLACED):
         original = path.with_name(path.name.removesuffix(REPLACED))
@@ -214,14 +192,14 @@ def _left(output: Path, ending: str) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Take a checkpoint away: no longer one from its rename on, however long the rest takes."""
+    """Remove a checkpoint; from the rename on it is none, however long the rest takes."""
     removed = folder.with_name(folder.name + REMOVED)
     os.rename(folder, removed)
     _delete(removed)
 
 
 def _delete(path: Path) -> None:
-    """As far as the disk lets it go, now or when it is next tidied; of a link the link."""
+    """Delete as far as the disk allows, now or at the next :func:`tidy`; of a link the link."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
@@ -229,10 +207,9 @@ def _delete(path: Path) -> None:
 
 
 def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
-    """Move checkpoints out of the way of a run that goes on from ``resumed`` with ``step`` steps taken: those of later
-    steps are damaged, or of steps that are now taken otherwise, and must neither be found as the newest nor crowd out
-    new ones. Named ones as well. Returns their new places; nothing removes them but a person.
-    """
+    """Rename checkpoints of later steps than a resumed run has taken: they are damaged, or of steps that are now taken
+    otherwise, and must neither be found as the newest nor displace new ones. Named ones too. Returns their new places,
+    which are never removed."""
     moved = []
     for folder in numbered(output):
         if step_of(folder) > step and folder.resolve() != resumed.resolve():
@@ -246,15 +223,8 @@ def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
 
 
 def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
-    """Remove all checkpoints but the newest ``limit``, those of steps that ``every`` divides, of ``steps``, and named
-    ones. Returns what is gone.
-
-    Args:
-        output: the run's folder.
-        limit: 1 or more; None keeps all.
-        every: 1 or more; None: no such rule.
-        steps: kept for ever.
-    """
+    """Remove all checkpoints but the newest ``limit`` (None: all), those of steps that ``every`` divides or that are in
+    ``steps``, and named ones. Returns the removed ones."""
     if limit is None:
         return []
     gone = []
@@ -268,7 +238,7 @@ def retain(output: Path, limit: int | None, every: int | None = None, steps: Col
 
 
 def name_of(folder: Path) -> str | None:
-    """Return the name that a person gave a checkpoint; None: none, or it is damaged, or not there."""
+    """Return the name that a user gave a checkpoint; None without one, or where it cannot be read."""
     try:
         return read(folder).name
     except ValueError:

@@ -1,9 +1,9 @@
 """A checkpoint's weights as one folder of trained weights, in fp32 where the engine keeps them so, on any machine.
 
-Training in 16 bits keeps fp32 weights beside the 16-bit ones, cut over all ranks, and over tensor-parallel ones once
-more. Here they are put together under the names and in the file that the checkpoint's own folder of trained weights
-uses, so that whatever reads that reads this. One weight after another goes from the mapped files to the disk: no GPU,
-no process group, and no more than one weight in memory.
+Training in 16 bits keeps fp32 weights as well, sharded over all ranks, and over tensor-parallel ones once more. Here
+they are joined under the names and in the file of the checkpoint's own folder of trained weights, so that every reader
+of that takes this. One weight after another goes from mapped files to the disk: no GPU, no process group, and no more
+than one weight in memory.
 """
 
 import json
@@ -35,27 +35,19 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Consolidated:
-    """What was written."""
+    """The written folder."""
 
     file: Path
     forms: Mapping[str, Tensor]
-    """Of its weights, without their content."""
+    """Its weights on the device ``meta``."""
     origin: str
-    """Where the weights come from, in words."""
+    """Source of the weights, in words."""
 
 
 def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Consolidated:
-    """Write a checkpoint's weights as a folder of trained weights.
-
-    Args:
-        source: the checkpoint, verified or trusted; only its optimizer's files are pickles, and they are read safely.
-        out: a folder that is not there; it is whole or absent.
-        dtype: of the weights; None: fp32 from an engine, else as they were saved.
-
-    Raises:
-        UserError: the checkpoint is not whole or its parts do not belong together, or there is no room.
-        OSError: the disk.
-    """
+    """Write a checkpoint's weights as the new folder of trained weights ``out``, whole or absent; by default fp32 from
+    an engine, else as they were saved. The checkpoint is verified or trusted; only its optimizer's files are pickles,
+    and they are read safely."""
     record = trained.read_record(source)
     files = sorted(source.glob("*.safetensors"))
     raise_if_any([problem for file in files for problem in weight_files.check_file(file, "checkpoint")])
@@ -100,8 +92,8 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
 
 
 def _engine(source: Path) -> list[EngineState]:
-    """Return the engine's state, by tensor-parallel rank; none where its weights are no better than the trained
-    weights'."""
+    """Return the engine's state, by tensor-parallel rank; none where it holds no better weights than the trained
+    ones."""
     folder = engine_state.engine_folder(source)
     if folder is None or not any(engine_state.PARTS.fullmatch(path.name) for path in folder.iterdir()):
         return []
@@ -110,11 +102,8 @@ def _engine(source: Path) -> list[EngineState]:
 
 
 def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
-    """Return the engine's name of each tensor in the files of trained weights.
-
-    Raises:
-        ValueError: they do not speak of the same parameters.
-    """
+    """Return the engine's name of each tensor in the files of trained weights. Raises ValueError if they have other
+    parameters."""
     trained_here = states[0].shapes.keys()
     known = {**{name: name for name in trained_here}, **states[0].shared}
     by_key = {key_of(name): origin for name, origin in known.items()} | known
@@ -129,12 +118,12 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
 
 
 def key_of(name: str) -> str:
-    """Return what peft's file calls a parameter: its own name without the adapter's, and as if nothing were wrapped."""
+    """Return peft's key for a parameter: its name without the adapter's, and as if nothing were wrapped."""
     return re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
 
 
 def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
-    """Record, configurations and tokenizer; the configuration of a whole model names the dtype of its weights."""
+    """Copy record, configurations and tokenizer; the configuration of a whole model names the dtype of its weights."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in KEPT and not OF_THE_RUN.fullmatch(path.name):
             shutil.copyfile(path, folder / path.name)
@@ -147,11 +136,8 @@ def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
 def _write(
     made: Path, files: list[Path], forms: Mapping[str, Tensor], states: list[EngineState], names: Mapping[str, str]
 ) -> None:
-    """Write the tensors of the files of trained weights into one; masters are held to the weights that were saved.
-
-    Raises:
-        ValueError: those are not what the masters round to: the parts are of different saves.
-    """
+    """Write the tensors of all files of trained weights into one. Raises ValueError if the masters do not round to the
+    saved weights: the parts are of different saves."""
     tensors: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory(dir=made.parent) as aside:
         for file in files:
@@ -160,7 +146,11 @@ def _write(
                     tensor = rounded = saved.get_tensor(key)
                     if states:
                         tensor = _whole(states, names[key])
-                        if not _rounds_to(tensor, rounded):
+                        pairs = zip(*(each.flatten().split(_CHUNK) for each in (tensor, rounded)), strict=False)
+                        if tensor.shape != rounded.shape or not all(
+                            torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8))
+                            for one, other in pairs
+                        ):
                             raise ValueError(f"{key} in {file.name} is not what the engine's fp32 weights round to")
                     # In pages of a file instead of memory. It is written, not mapped and filled: a disk that is full
                     # is an error then, and not the process's death.
@@ -181,11 +171,3 @@ def _whole(states: list[EngineState], name: str) -> Tensor:
         return torch.cat([state.whole(name) for state in states], dim=dim)
     except (LookupError, RuntimeError) as error:
         raise ValueError(f"the pieces of {name} do not fit what the files say of its cuts") from error
-
-
-def _rounds_to(master: Tensor, rounded: Tensor) -> bool:
-    """Bit for bit, a few megabytes at a time."""
-    pairs = zip(*(tensor.flatten().split(_CHUNK) for tensor in (master, rounded)), strict=False)
-    return master.shape == rounded.shape and all(
-        torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8)) for one, other in pairs
-    )

@@ -1,17 +1,17 @@
 """The engine's files, read safely: its optimizer states and fp32 weights, whatever the ZeRO stage and number of ranks.
 
 They are pickles, and a pickle can name any function to call. Here only tensors, plain values and four small classes of
-DeepSpeed's are ever made of one; whatever else a file names, it is refused and not executed. Reading needs no GPU, no
-process group and no model, and files are mapped, so that only what is used is read from the disk.
+DeepSpeed's are ever created; a file that names anything else is refused and not executed. Reading needs no GPU, no
+process group and no model, and files are mapped, so that only the needed parts are read from the disk.
 
-DeepSpeed's own readers would do for a part only. What version 0.19.8 lacks is held by
-``tests/integration/test_resharding.py``, which fails when it is mended:
+DeepSpeed's own readers cover only a part. ``tests/integration/test_resharding.py`` holds what version 0.19.8 lacks, and
+fails when it is mended:
 
 - ``zero_to_fp32`` is lazy at stage 3 alone: below it holds all fp32 weights at once. It refuses files of tensor
   parallelism.
-- Universal checkpoints (``ds_to_universal``, ``load_universal``) go on at stage 1 or 2 from stage 1 or 2. From stage 3
-  to another, or from another to 3, they do not load. From stage 3 to stage 3 every optimizer group gets the settings of
-  the first and shares one step counter, which each of them advances: losses are wrong and nothing says so. So they are
+- Universal checkpoints (``ds_to_universal``, ``load_universal``) load at stage 1 or 2 from stage 1 or 2, not from
+  stage 3 to another, nor from another to 3. From stage 3 to stage 3 every optimizer group gets the settings of the
+  first and shares one step counter, which each of them advances: losses are wrong without a warning. The same happens
   with ``round_robin_gradients``. Pieces of a parameter that are not of equal size do not load.
 """
 
@@ -30,21 +30,14 @@ from torch import Size, Tensor
 PARTS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
 """Files of ZeRO stage 1, 2 or 3, which :class:`EngineState` reads."""
 TENSOR_PARALLEL = "tensor_parallel"
-"""What a job's files of weights and counters say of tensor parallelism, by this key: ``size``, the processes that hold
-pieces of the same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each one's piece]]. Nothing, or
-an empty dict, where there is none. Written by :func:`tape_ds.distributed.cuts.described`."""
+"""Key of tensor parallelism in a job's files of weights and counters: ``size``, the processes that hold pieces of the
+same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each piece]]. Absent, or an empty dict, where
+there is none. Written by :func:`tape_ds.distributed.cuts.described`."""
 
 
 def load(path: Path, mmap: bool = True) -> dict[str, Any]:
-    """Contents of one of the engine's files, tensors on the CPU; what ``torch.load`` without safety would give.
-
-    Args:
-        path: of the file.
-        mmap: map it instead of reading it; its tensors are good until the file is written to.
-
-    Raises:
-        ValueError: it is damaged, or names a class or function that such files have no need of.
-    """
+    """Return the contents of one of the engine's files, tensors on the CPU; with ``mmap`` they are valid until the file
+    is written to. Raises ValueError if it is damaged, or names a class or function that such files do not need."""
     try:
         with torch.serialization.safe_globals(allowed()):
             content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
@@ -66,7 +59,7 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
 
 
 def allowed() -> list[Any]:
-    """Return the classes that are made of the engine's files beside tensors and plain values."""
+    """Return the classes that the engine's files may hold besides tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -75,11 +68,8 @@ def allowed() -> list[Any]:
 
 
 def engine_folder(checkpoint: Path) -> Path | None:
-    """Return the engine's folder in a checkpoint; None: it was saved without one.
-
-    Raises:
-        ValueError: there are several.
-    """
+    """Return the engine's folder in a checkpoint; None: it was saved without one. Raises ValueError if there are
+    several."""
     found = sorted(path for path in checkpoint.glob("global_step*") if path.is_dir())
     if len(found) > 1:
         raise ValueError(f"it holds several states of an engine: {', '.join(path.name for path in found)}")
@@ -87,16 +77,9 @@ def engine_folder(checkpoint: Path) -> Path | None:
 
 
 class EngineState:
-    """What an engine of ZeRO stage 1, 2 or 3 saved; under tensor parallelism, the ranks that hold one piece of each
-    parameter.
-
-    Args:
-        folder: of the engine, ``global_stepN``.
-        tensor: which piece.
-
-    Raises:
-        ValueError: a file is missing, damaged, malicious or of another form.
-    """
+    """The files of an engine of ZeRO stage 1, 2 or 3 in ``folder`` (``global_stepN``); under tensor parallelism, of the
+    ranks that hold the piece ``tensor`` of each parameter. Raises ValueError if a file is missing, damaged, malicious
+    or of another form."""
 
     def __init__(self, folder: Path, tensor: int = 0):
         names = _part_names(folder, tensor)
@@ -113,7 +96,7 @@ class EngineState:
             """Of every parameter, or of this piece of it."""
             self._fragments = self._sliced(shapes) if self.stage == 3 else self._joined(shapes)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
-            """Names of tied parameters that are kept under another one's, with that one's, as the first piece says."""
+            """Names of tied parameters -> the name that holds them, in the first piece."""
             stored = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
             self.tensor_size = operator.index(stored["size"])
             """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
@@ -133,17 +116,13 @@ class EngineState:
 
     @property
     def optimizer(self) -> dict[str, Any]:
-        """The ``state_dict`` of rank 0's optimizer, in which flat tensors stand for parameters."""
+        """The ``state_dict`` of rank 0's optimizer, over flat tensors instead of parameters."""
         return self._optimizer(0)
 
     def states(self) -> dict[str, Any]:
-        """Return what the optimizer keeps of a parameter: tensors with a value for each element by their name,
-        ``exp_avg`` for one, and single values such as ``step``, which are the same for all. Empty before the first
-        step.
-
-        Raises:
-            ValueError: one has neither that nor a single value: it cannot be divided.
-        """
+        """Return the optimizer's states of a parameter: tensors with a value for each element, such as ``exp_avg``, and
+        single values such as ``step``, which are the same for all. Empty before the first step. Raises ValueError if
+        one is neither: it cannot be divided."""
         found: dict[str, Any] = self.optimizer["state"].get(0, {})
         size = self._padded(0)
         if odd := [key for key, value in found.items() if is_divided(value) and value.shape != (size,)]:
@@ -151,15 +130,11 @@ class EngineState:
         return found
 
     def divided(self) -> list[str]:
-        """Return names of :meth:`states` that have a value for each element."""
         return [key for key, value in self.states().items() if is_divided(value)]
 
     def whole(self, name: str, key: str | None = None) -> Tensor:
-        """Return a parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``.
-
-        Raises:
-            ValueError: the parts do not hold it.
-        """
+        """Return a parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``. Raises ValueError if
+        the parts do not hold it."""
         shape = self.shapes[name]
         try:
             pieces = [
@@ -206,7 +181,7 @@ class EngineState:
         return self.parts[rank]["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"][flat]
 
     def _padded(self, flat: int, rank: int = 0) -> int:
-        """Elements of a rank's flat tensor with its padding, which weights below stage 3 are saved without."""
+        """Return the size of a rank's flat tensor with its padding, without which weights below stage 3 are saved."""
         stripped = self.stage < 3 and "zero_stage" in self.parts[rank]  # not with data_types.grad_accum_dtype
         return self._flat(rank, flat, None).numel() + (self.parts[rank]["group_paddings"][flat] if stripped else 0)
 
@@ -216,16 +191,12 @@ class EngineState:
 
 
 def is_divided(value: Any) -> bool:
-    """Return whether an optimizer's state is a tensor with values for elements, and no single value."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _part_names(folder: Path, tensor: int) -> list[str]:
-    """Return names of the optimizer's files that hold one piece of each parameter, by rank.
-
-    Raises:
-        ValueError: some are missing.
-    """
+    """Return names of the optimizer's files that hold one piece of each parameter, by rank. Raises ValueError if some
+    are missing."""
     matches = [match for path in folder.iterdir() if (match := PARTS.fullmatch(path.name)) and int(match[2]) == tensor]
     ranks = {int(match[1]): match[0] for match in matches}
     if not ranks or sorted(ranks) != list(range(len(matches))):

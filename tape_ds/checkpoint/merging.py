@@ -1,5 +1,4 @@
-"""Folders of trained weights made whole: adapters folded into the weights, and the result held to what the adapters
-computed."""
+"""Whole models from folders of trained weights: adapters are merged, and the logits compared before and after."""
 
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,9 @@ are longer, which is why there is room."""
 
 
 def merge(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> PreTrainedModel:
-    """Return the whole model of a folder of trained weights, in fp32 unless ``arguments`` say otherwise.
-
-    Args:
-        folder: a folder of trained weights, of any method.
-        base_anyway: see :func:`tape_ds.checkpoint.trained.find_base`.
-        arguments: for ``from_pretrained`` of the base. Merging in 16 bit loses bits: cast the result instead.
-
-    Raises:
-        UserError: as :func:`tape_ds.checkpoint.trained.load_trained`, or a file of weights that is damaged.
-        RuntimeError: the merged model's logits are not the adapter model's.
-    """
+    """Return the whole model of a folder of trained weights, in fp32: merging in 16 bit loses bits, so cast the result
+    instead. ``arguments`` are for ``from_pretrained`` of the base. Raises RuntimeError if the merged model's logits are
+    not the adapter model's."""
     with weight_files.reading(folder, "trained weights"):
         model = load_trained(folder, base_anyway=base_anyway, **({"dtype": torch.float32} | arguments)).eval()
     if not isinstance(model, PeftModel):
@@ -47,12 +38,8 @@ def merge(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) ->
 
 
 def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dtype:
-    """Return what the base model of a folder of trained weights is stored in (a model trained from scratch: the folder
-    itself).
-
-    Raises:
-        UserError: no such folder, or a base that is gone or another.
-    """
+    """Return the dtype in which the base model of a folder of trained weights is stored (a model trained from scratch:
+    the folder itself)."""
     record, source = read_record(folder), str(folder)
     if record.base is not None:
         if any(Path(folder).glob(WHOLE_WEIGHTS)):  # nothing is put onto the base
@@ -64,6 +51,6 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel | PeftModel) -> Tensor:
-    """fp32 logits of fixed random tokens."""
+    """Return fp32 logits of fixed random tokens."""
     ids = torch.randint(model.config.vocab_size, PROBE, generator=torch.Generator().manual_seed(0))
     return model(ids.to(model.device)).logits.float()

@@ -1,9 +1,9 @@
-"""An engine that goes on from the shards of another number of ranks, or of another ZeRO stage.
+"""Loading an engine from the shards of another number of ranks, or of another ZeRO stage.
 
-DeepSpeed refuses such shards. They hold the same numbers all the same: an fp32 weight and the optimizer's values for
+DeepSpeed refuses such shards, which hold the same numbers all the same: an fp32 weight and the optimizer's values for
 each trained element. So every rank reads one parameter after another from the mapped files of all ranks
-(:mod:`.engine_state`), and DeepSpeed's interface to partitioned states puts what is this rank's in its place. Nothing
-is converted beforehand, and no more than one parameter is in memory.
+(:mod:`.engine_state`), and keeps its part by DeepSpeed's interface to partitioned states. Nothing is converted first,
+and no more than one parameter is in memory.
 """
 
 import copy
@@ -26,18 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: int | None) -> None:
-    """Give an engine what a checkpoint has of it; all ranks must call it.
-
-    Args:
-        engine: DeepSpeed's; it trains the same parameters, and has taken no step.
-        folder: of the checkpoint; under tensor parallelism of as many pieces as this job's.
-        step: N of ``global_stepN`` in it.
-        processes: of this job.
-        stage: of ZeRO, this job's.
-
-    Raises:
-        UserError: the files cannot be loaded, or not into this engine.
-    """
+    """Load the engine's part of a checkpoint, with the files of ``global_stepN``, into a new engine of this job's
+    ``processes`` and ZeRO ``stage`` that trains the same parameters; all ranks must call it. Under tensor parallelism
+    both have equally many pieces."""
     tag, manifest = f"global_step{step}", checkpoint.read(folder)
     if not stage or (manifest.processes, manifest.stage) == (processes, stage):  # at stage 0 there are no shards
         found, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=False)
@@ -49,10 +40,10 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
     except ValueError as error:
         saved = f"start {manifest.processes} processes at ZeRO stage {manifest.stage}, as it was saved"
         raise saving.refusal(
-            str(folder), error, f"{saved}; or start anew from its weights (tools/consolidate.py)"
+            str(folder), error, f"{saved}; or start a new run from its weights (tape-ds consolidate)"
         ) from error
     logger.info(
-        "the engine's shards are of %d processes at ZeRO stage %s: divided anew", manifest.processes, manifest.stage
+        "the engine's shards are of %d processes at ZeRO stage %s: resharded", manifest.processes, manifest.stage
     )
 
 
@@ -61,19 +52,35 @@ def _divide_anew(engine: Any, folder: Path) -> None:
     if wrong := _against(engine):
         raise ValueError(f"shards of other ranks, or of another ZeRO stage, do not go with this job's {wrong}")
     state = EngineState(folder, engine.checkpoint_mp_rank)
-    trained = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}
+    trained = {name: weight for name, weight in engine.module.named_parameters() if weight.requires_grad}
     if trained.keys() != state.shapes.keys():
         raise ValueError("its engine has trained other parameters than this run does")
     sliced = isinstance(zero, DeepSpeedZeroOptimizer_Stage3)
     if sliced:
         zero.checkpoint_event_prologue()
         zero._set_fp32_optimizer_param_groups()
-    _make_room(zero.optimizer, state)
+
+    # settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
+    # place), and zeros for the rest; torch's own loading moves them where the optimizer needs them
+    optimizer, kept = zero.optimizer, state.states()
+    own, saved = optimizer.state_dict()["param_groups"], state.optimizer["param_groups"]
+    flats = [flat for group in optimizer.param_groups for flat in group["params"]]
+    states = [
+        {key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value) for key, value in kept.items()}
+        for flat in flats
+    ]
+    groups = [{**settings, "params": group["params"]} for settings, group in zip(saved, own, strict=True)]
+    optimizer.load_state_dict({"state": dict(enumerate(states)) if kept else {}, "param_groups": groups})
     if sliced:
         zero._clear_fp32_optimizer_param_groups()
     else:
-        for parameters, flat in zip(*_groups(zero), strict=True):
-            utils.lazy_init_hp_params_optimizer_state(parameters, flat, zero.optimizer.state)
+        # at stage 1 in bf16 with gradients summed in fp32 (data_types.grad_accum_dtype) another class holds them
+        is_bf16 = isinstance(zero, BF16_Optimizer)
+        parts = zero.bf16_groups if is_bf16 else zero.bit16_groups
+        masters = zero.fp32_groups_flat_partition if is_bf16 else zero.single_partition_of_fp32_groups
+        for parameters, flat in zip(parts, masters, strict=True):
+            utils.lazy_init_hp_params_optimizer_state(parameters, flat, optimizer.state)
+
     for name, parameter in trained.items():
         if sliced or parameter._hp_mapping is not None:  # else nothing of it is this rank's
             for key in (None, *state.divided()):
@@ -85,19 +92,20 @@ def _divide_anew(engine: Any, folder: Path) -> None:
         zero.checkpoint_event_epilogue()
     else:
         zero.update_lp_params()
-    _count(engine, state)
 
-
-def _groups(zero: Any) -> tuple[list[list[nn.Parameter]], list[Tensor]]:
-    """Below stage 3, the parameters of each group and this rank's part of their fp32 weights. At stage 1 in bf16 with
-    gradients summed in fp32 (``data_types.grad_accum_dtype``) they are another class's."""
-    if isinstance(zero, BF16_Optimizer):
-        return zero.bf16_groups, zero.fp32_groups_flat_partition
-    return zero.bit16_groups, zero.single_partition_of_fp32_groups
+    for name in ("global_steps", "global_samples", "skipped_steps"):
+        setattr(engine, name, state.model[name])
+    for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
+        if name in state.parts[0]:  # not where bf16 was summed in fp32 at stage 1
+            setattr(zero, name, state.parts[0][name])
+    if engine.lr_scheduler is not None:
+        engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])
+    buffers = {name: state.model["module"][name] for name in state.model["buffer_names"]}
+    engine.module.load_state_dict(buffers, strict=False)
 
 
 def _against(engine: Any) -> str | None:
-    """Return what of an engine's settings keeps DeepSpeed's interface from telling or reaching where its states lie."""
+    """Return the setting of an engine that hides its states from DeepSpeed's interface; None if there is none."""
     zero = engine.optimizer
     if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, BF16_Optimizer):
         return f"optimizer ({type(zero).__name__})"
@@ -106,22 +114,8 @@ def _against(engine: Any) -> str | None:
     return "offload to NVMe" if engine.zero_nvme_offload_optimizer() else None
 
 
-def _make_room(optimizer: torch.optim.Optimizer, state: EngineState) -> None:
-    """Settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
-    place), and zeros for the rest; torch's own loading brings them where the optimizer wants them."""
-    own, saved = optimizer.state_dict()["param_groups"], state.optimizer["param_groups"]
-    flats = [flat for group in optimizer.param_groups for flat in group["params"]]
-    kept = state.states()
-    states = [
-        {key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value) for key, value in kept.items()}
-        for flat in flats
-    ]
-    groups = [{**settings, "params": group["params"]} for settings, group in zip(saved, own, strict=True)]
-    optimizer.load_state_dict({"state": dict(enumerate(states)) if kept else {}, "param_groups": groups})
-
-
 def _put(parameter: Any, value: Tensor, key: str | None) -> None:
-    """Keep what is this rank's of a parameter's fp32 weights, or of one of its optimizer states."""
+    """Keep this rank's part of a parameter's fp32 weights, or of one of its optimizer states."""
     set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
     if hasattr(parameter, "ds_id"):
         # the interface for whole parameters fails at stage 3 where the ranks do not divide one
@@ -133,16 +127,3 @@ def _put(parameter: Any, value: Tensor, key: str | None) -> None:
         set_weights(parameter, value)
     else:
         set_state(parameter, value, key)
-
-
-def _count(engine: Any, state: EngineState) -> None:
-    """Go on counting where they stopped; loss scale, schedule and buffers as well."""
-    for name in ("global_steps", "global_samples", "skipped_steps"):
-        setattr(engine, name, state.model[name])
-    for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
-        if name in state.parts[0]:  # not where bf16 was summed in fp32 at stage 1
-            setattr(engine.optimizer, name, state.parts[0][name])
-    if engine.lr_scheduler is not None:
-        engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])
-    buffers = {name: state.model["module"][name] for name in state.model["buffer_names"]}
-    engine.module.load_state_dict(buffers, strict=False)

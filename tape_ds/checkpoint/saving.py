@@ -1,12 +1,12 @@
-"""How a job saves: every rank writes its part aside, all agree that it lies on the disk, and one rename commits it.
+"""Saving: every rank writes its part of an unfinished folder; when all parts are on the disk, one rename commits it.
 
-A disk that fails costs the save and never the run. Whatever a rank meets while it writes is kept until all ranks have
-come to the end of their parts, since the engine's own saving has collectives that all must reach; then it is
-said, what was written is removed, and training goes on beside the older checkpoints.
+A disk that fails costs the save and never the run. A rank keeps its trouble until all ranks have finished their parts,
+since the engine's own saving has collectives that all must reach; then it is reported, the unfinished folder is
+removed, and training continues with the older checkpoints.
 
 With ``background``, the engine's files (by far the most of a checkpoint) are copied to the CPU's memory and written by
-a thread while training goes on; the trainer asks at each step's end whether all ranks are done, and commits then. One
-save is on its way at a time: the next one, and the end of the run, wait for it.
+a thread during training; at each step's end the trainer asks whether all ranks are done, and commits then. One save is
+pending at a time: the next one, and the end of the run, wait for it.
 """
 
 import contextlib
@@ -28,21 +28,17 @@ from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
 
 SPARE = 16 * 2**20
-"""Bytes that must remain free beside a checkpoint, for logs and small files."""
+"""Bytes that must remain free after a checkpoint, for logs and small files."""
 
 
 class SavedPart:
-    """What one rank writes of a checkpoint.
-
-    Args:
-        folder: the checkpoint's, aside.
-        background: write in a thread; what is written must not change meanwhile.
-    """
+    """One rank's files of a checkpoint in the unfinished ``folder``; in the ``background``, by a thread, their contents
+    must not change meanwhile."""
 
     def __init__(self, folder: Path, background: bool):
         self.folder = folder
         self.trouble: str | None = None
-        """What kept this rank from writing its part, in words."""
+        """Reason why this rank could not write its part."""
         self.entries: dict[str, Entry] = {}
         """Of the files written so far, by their path in the folder."""
         self.background = background
@@ -51,15 +47,15 @@ class SavedPart:
         self._thread: threading.Thread | None = None
 
     def write(self, name: str, task: Callable[[Path], Any], *, at_once: bool = False) -> None:
-        """Write a file of its own, in the background if there is one, but for ``at_once``: ``task`` gets its path."""
+        """Write a file, in the background if there is one, unless ``at_once``: ``task`` gets its path."""
         if self.background and not at_once:
             self._tasks.append((name, task))
         else:
             self._write_file(name, task)
 
     def attempt(self, task: Callable[[], Any]) -> None:
-        """Let others write into the folder, now; nothing in ``task`` may wait for other ranks, or all of it must, and
-        fail on none of them before that."""
+        """Run ``task`` now, which writes into the folder. Either it has no collectives, or all ranks run it, and it
+        fails on none of them before those."""
         if self.trouble is not None:
             return
         try:
@@ -70,33 +66,29 @@ class SavedPart:
                 raise
 
     def go(self) -> None:
-        """Start with what was left for the background."""
+        """Start to write the files that were left for the background."""
         if self._tasks:
-            self._thread = threading.Thread(target=self._write_all, name="checkpoint", daemon=True)
+
+            def write_all() -> None:
+                try:
+                    while self._tasks:
+                        self._write_file(*self._tasks.pop(0))  # out of the list, so that memory is given back
+                except Exception as error:
+                    self._mistake = error
+
+            self._thread = threading.Thread(target=write_all, name="checkpoint", daemon=True)
             self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether all is written."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Until it is.
-
-        Raises:
-            Exception: of a file in the background that no disk is to blame for.
-        """
+        """Wait for the thread. Raises the error of a background file if it is no trouble with a disk."""
         if self._thread is not None:
             self._thread.join()
         if self._mistake is not None:
             raise self._mistake
-
-    def _write_all(self) -> None:
-        try:
-            while self._tasks:
-                self._write_file(*self._tasks.pop(0))  # out of the list at once, so that memory is given back
-        except Exception as error:
-            self._mistake = error
 
     def _write_file(self, name: str, task: Callable[[Path], Any]) -> None:
         path = self.folder / name
@@ -111,7 +103,7 @@ class SavedPart:
 
 
 class EngineFiles(TorchCheckpointEngine):
-    """The engine's way to its files: what it saves becomes part of a checkpoint, and nothing it loads is executed."""
+    """Saves the engine's files as part of a checkpoint, and loads them without executing anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,18 +114,13 @@ class EngineFiles(TorchCheckpointEngine):
         """Nothing: folders come with the files in them."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Have a file written."""
         assert self.part is not None
         content = _copied(state_dict) if self.part.background else state_dict
         name = Path(path).relative_to(self.part.folder).as_posix()
         self.part.write(name, lambda target: save(content, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the contents of one of its files; tensors on the CPU, where the engine asks for them.
-
-        Raises:
-            UserError: it holds more than states.
-        """
+        """Return the contents of one of its files; tensors on the CPU, where the engine asks for them."""
         try:
             return engine_state.load(Path(path), mmap=False)
         except ValueError as error:
@@ -141,20 +128,19 @@ class EngineFiles(TorchCheckpointEngine):
 
 
 def refusal(path: str, error: ValueError, remedy: str = "use another checkpoint, of a run of your own") -> UserError:
-    """Return the refusal of engine files that cannot be loaded, perhaps on one rank alone."""
+    """Return the error for engine files that cannot be loaded, perhaps on one rank alone."""
     refused = UserError(Problem("resume_from_checkpoint", path, str(error), remedy))
     refused.on_one_rank = True
     return refused
 
 
 def save(content: Any, path: Path) -> None:
-    """``torch.save``."""
     with path.open("wb") as file:  # by an open file, so that a full disk is an OSError
         torch.save(content, file)
 
 
 def _copied(content: Any) -> Any:
-    """``content`` with its tensors copied to the CPU's memory: the originals are changed by the next step."""
+    """Copy all tensors to the CPU: the originals are changed by the next step."""
     if isinstance(content, torch.Tensor):
         return content.detach().to("cpu", copy=True)
     if isinstance(content, dict):
@@ -165,10 +151,10 @@ def _copied(content: Any) -> Any:
 
 
 def adopt(engine: Any) -> EngineFiles:
-    """Have a DeepSpeed engine save and load by :class:`EngineFiles`, without the scripts that it puts beside."""
+    """Make a DeepSpeed engine save and load by :class:`EngineFiles`, without adding its scripts."""
     files = EngineFiles()
     engine.checkpoint_engine = files
-    engine._copy_recovery_script = lambda folder: None  # tools/consolidate.py does what they are for, and verifies
+    engine._copy_recovery_script = lambda folder: None  # tape-ds consolidate does the same, and verifies
     return files
 
 
@@ -181,16 +167,9 @@ class _Pending:
 
 
 class Saver:
-    """Saves the checkpoints of one run; every method must be called by all ranks, unless it says otherwise.
-
-    Args:
-        output: the run's folder.
-        rank_sync: of the job.
-        about: what every manifest says of the run, see :class:`Manifest`: ``processes``, ``stage``, ``identity``,
-            ``versions``.
-        keep: arguments of :func:`checkpoint.retain` but the folder.
-        say: shows a message; called on rank 0.
-    """
+    """Saves the checkpoints of one run; unless noted, all ranks must call every method. ``about`` holds the fields of
+    every :class:`Manifest`, ``keep`` the arguments of :func:`checkpoint.retain`, and ``say`` shows a message on rank
+    0."""
 
     def __init__(
         self,
@@ -208,20 +187,31 @@ class Saver:
         self.say = say
         self.background = background
         self.failed = 0
-        """Saves that a disk kept from being committed."""
+        """Saves that failed because of a disk."""
         self._pending: _Pending | None = None
 
     def begin(self, step: int, need: int, name: str | None = None) -> SavedPart | None:
-        """Make the folder of a new checkpoint; None (and said why) where there is no room for it.
-
-        Args:
-            step: its number.
-            need: bytes that it will take, where no earlier one tells.
-            name: given by a person; such a checkpoint is never removed.
-        """
+        """Make the folder of a new checkpoint; None (and a message) if there is no room for ``need`` bytes, or as many
+        as the last one has. A checkpoint with a ``name`` is never removed."""
         self.finish()
         aside = self.output / f"checkpoint-{step}{checkpoint.WRITING}"
-        trouble = self.rank_sync.first(self._prepare(aside, need) if self.rank_sync.rank == 0 else None)
+        trouble: str | None = None
+        if self.rank_sync.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+            try:
+                with contextlib.suppress(ValueError):  # the last checkpoint's size, if it can be read
+                    need = max([need, *(checkpoint.read(last).size for last in checkpoint.committed(self.output)[-1:])])
+                need, free = need + SPARE, storage.free_bytes(self.output)
+                if free < need:
+                    trouble = (
+                        f"the disk of {self.output} has {storage.size(free)} free, and a checkpoint needs about "
+                        f"{storage.size(need)}: {storage.size(need - free)} are missing"
+                    )
+                else:
+                    aside.mkdir(parents=True)
+            except OSError as error:
+                trouble = storage.explain(error, self.output)
+        trouble = self.rank_sync.first(trouble)
         if trouble is not None:
             self._give_up(step, trouble)
             return None
@@ -229,34 +219,18 @@ class Saver:
         self._pending = _Pending(step, name, part)
         return part
 
-    def _prepare(self, aside: Path, need: int) -> str | None:
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            with contextlib.suppress(ValueError):  # a damaged one says nothing
-                need = max([need, *(checkpoint.read(each).size for each in checkpoint.committed(self.output)[-1:])])
-            need, free = need + SPARE, storage.free_bytes(self.output)
-            if free < need:
-                return (
-                    f"the disk of {self.output} has {storage.size(free)} free, and a checkpoint needs about "
-                    f"{storage.size(need)}: {storage.size(need - free)} are missing"
-                )
-            aside.mkdir(parents=True)
-        except OSError as error:
-            return storage.explain(error, self.output)
-        return None
-
     @property
     def done(self) -> bool:
-        """Whether this rank's part of the save on its way is written; True where none is. Each rank for itself."""
+        """Whether this rank's part of a pending save is written; True without one. May differ between ranks."""
         return self._pending is None or self._pending.part.done
 
     @property
     def pending(self) -> bool:
-        """Whether a save is on its way; the same on all ranks."""
+        """Whether a save is pending; the same on all ranks."""
         return self._pending is not None
 
     def finish(self) -> Path | None:
-        """Wait for the save on its way and commit it; the checkpoint, or None where none was or it failed."""
+        """Wait for a pending save and commit it; return the checkpoint, or None where there was none or it failed."""
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
@@ -268,7 +242,7 @@ class Saver:
         return folder
 
     def _commit(self, pending: _Pending, parts: list[tuple[str | None, dict[str, Entry]]]) -> tuple[Path | None, Any]:
-        """Rank 0's: seal and rename, or say what the trouble is."""
+        """Seal and rename on rank 0; return the checkpoint and the trouble, one of them None."""
         aside = pending.part.folder
         troubles = [f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble]
         try:
@@ -311,6 +285,6 @@ class Saver:
 
 
 def need(trained: int, element_bytes: int, engine: bool) -> int:
-    """Return bytes of a checkpoint of ``trained`` parameters, about: AdamW's two moments in fp32, the fp32 weights of
-    an engine, and the folder of trained weights; frozen parameters are in none."""
+    """Return the approximate bytes of a checkpoint: AdamW's two moments in fp32, an engine's fp32 weights, and the
+    folder of trained weights; frozen parameters are not saved."""
     return trained * (8 + 4 * engine + 2 * element_bytes)

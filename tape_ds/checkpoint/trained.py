@@ -1,4 +1,4 @@
-"""What a run leaves behind of its weights: only what was trained, and the way back to a whole model.
+"""The weights that a run leaves: only the trained ones, and the reference to their base.
 
 A folder of *trained weights* holds ``trained.json`` (format, base model, method, exact parameter names), the
 configuration, the tokenizer and the trained tensors as safetensors (with adapters: peft's two files, which hold the
@@ -55,28 +55,15 @@ class TrainedRecord:
 
 
 def origin(model: str, folder: str | Path) -> dict[str, Any]:
-    """Return the fields of a record that tell its base.
-
-    Args:
-        model: the base as the recipe names it, a path absolute.
-        folder: where :func:`tape_ds.models.loading.model_folder.resolve` found it.
-    """
+    """Return the fields of a record for the base ``model`` (a path is absolute), which was found in ``folder``."""
     commit = None if Path(model).exists() else hub.commit_of(folder)
     files = {file.name: weight_files.fingerprint(file) for file in weight_files.files(folder)}
     return {"base": model if commit is None else hub.split(model)[0], "base_commit": commit, "base_files": files}
 
 
 def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = False) -> str:
-    """Return the folder of the base that a record names, of a hub id the commit that was trained on.
-
-    Args:
-        folder: of trained weights, for messages.
-        record: its record, with a base.
-        base_anyway: take what the name or path leads to now, whatever its weights are.
-
-    Raises:
-        UserError: there is no base, or it has other weights than the one that was trained on.
-    """
+    """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
+    unless ``base_anyway``."""
     assert record.base is not None
     on_hub = not Path(record.base).is_dir()  # someone may have written a folder in the place of a hub id
     pinned = record.base_commit is not None and on_hub and not base_anyway
@@ -100,13 +87,9 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
 
 
 def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """Whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
-
-    Parameters that ZeRO-3 has partitioned, or of which ranks have pieces, are gathered one at a time.
-
-    Raises:
-        RuntimeError: a gathered tensor is empty: nothing is ever saved that cannot be loaded.
-    """
+    """Return whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
+    Parameters that ZeRO-3 has partitioned, or that ranks hold in pieces, are gathered one at a time. Raises
+    RuntimeError for an empty tensor: nothing is saved that cannot be loaded."""
     parameters = dict(model.named_parameters())
     gathered = {}
     for name in names:
@@ -130,7 +113,7 @@ def save_trained(
     if RankSync().rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    # what an earlier run left: trained by another method, its files would be loaded instead of the new
+    # an earlier run's files, of another method, would be loaded instead of the new ones
     left = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
     for file in [file for pattern in left for file in folder.glob(pattern)]:
         file.unlink()
@@ -150,8 +133,8 @@ def save_trained(
 def replace_trained(
     folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
 ) -> None:
-    """:func:`save_trained` where another folder of trained weights may lie, which stays whole until the new one is;
-    every rank must call it."""
+    """Call :func:`save_trained` so that an older folder of trained weights stays whole until the new one is; every rank
+    must call it."""
     aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
     speaks = RankSync().rank == 0
     if speaks:
@@ -173,9 +156,8 @@ def replace_trained(
 
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-    """Write an ordinary model folder."""
     training = model.config.use_cache
-    model.config.use_cache = True  # training keeps no key/value cache; whoever loads this to generate wants one
+    model.config.use_cache = True  # training keeps no key/value cache, generation needs one
     try:
         with without_bar():  # transformers shows one for a single file, and where no person looks
             saving.save(model, folder, state_dict=tensors)
@@ -184,8 +166,8 @@ def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]
 
 
 def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors: dict[str, Tensor]) -> None:
-    """peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank model
-    card, and both files would name the folder where this machine keeps the base."""
+    """Write peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank
+    model card, and both files would name this machine's folder of the base."""
     tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
     saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
     saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
@@ -195,22 +177,18 @@ def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors
     config.save_pretrained(folder)
     plain = copy.deepcopy(model.get_base_model().config)
     if getattr(plain, "quantization_config", None) is not None:
-        del plain.quantization_config  # how the base was held; what was trained goes onto the base itself
+        del plain.quantization_config  # only how the base was held
     plain.save_pretrained(folder)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
+    """Return every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def read_record(folder: str | Path) -> TrainedRecord:
-    """``trained.json`` of a folder.
-
-    Raises:
-        UserError: there is none, or it is not of this format.
-    """
+    """Return ``trained.json`` of a folder."""
     path = Path(folder) / RECORD
     remedy = "give the folder 'trained' of a run, or one of its checkpoints"
     try:
@@ -231,12 +209,8 @@ def read_record(folder: str | Path) -> TrainedRecord:
 
 
 def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
-    """Return names of the fields in which the model of a folder of trained weights differs from ``config``; what only
-    describes how it is held or saved is left out.
-
-    Raises:
-        UserError: the folder's configuration is impossible.
-    """
+    """Return the fields in which the model of a folder of trained weights differs from ``config``, without those that
+    only describe how it is held or saved."""
     saved, own = configuration.read(folder).to_dict(), config.to_dict()
     names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
     return sorted(name for name in names if saved.get(name) != own.get(name))
@@ -244,29 +218,21 @@ def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]
 
 _NOT_THE_MODEL = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
-    "quantization_config",  # of a base that trains in 4 bits; a folder of trained weights says nothing of it
+    "quantization_config",  # of a base that trains in 4 bits; not in a folder of trained weights
 }
 
 
 def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
-    """Return names of the recipe's fields in which the adapters of a folder of trained weights have another shape or
-    scale than those of ``model``; the names of what is trained show their targets."""
+    """Return the fields of a recipe in which saved adapters have another shape or scale than those of ``model``; their
+    targets show in the names of trained parameters."""
     saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
     fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
     return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
 
 
 def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> extendable.Model | PeftModel:
-    """Return the base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
-
-    Args:
-        folder: a folder of trained weights.
-        base_anyway: see :func:`find_base`.
-        arguments: for ``from_pretrained`` of the base, such as ``dtype``.
-
-    Raises:
-        UserError: no such folder, another base, or tensors that do not fit the base model exactly.
-    """
+    """Return the base model with the trained weights; a ``PeftModel`` where the method was LoRA. ``arguments`` are for
+    ``from_pretrained`` of the base, such as ``dtype``; ``base_anyway``: see :func:`find_base`."""
     folder = Path(folder)
     record = read_record(folder)
     config = configuration.read(folder)
@@ -290,11 +256,7 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
 
 
 def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
-    """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes.
-
-    Raises:
-        UserError: a tensor is missing, left over or of another shape.
-    """
+    """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes."""
     files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
     if not files:
         remedy = "give the folder 'trained' of a run, or one of its checkpoints"

@@ -1,4 +1,4 @@
-"""A checkpoint that a tool is about to read, whole to the last byte or refused; and where the tool may write."""
+"""Checks for tools: a checkpoint is whole, or refused; and whether a tool may write to a folder."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,7 @@ from tape_ds.errors import Problem, UserError
 
 
 def verified(source: Path) -> Manifest:
-    """Return the manifest of a whole checkpoint; all of it is read.
-
-    Raises:
-        UserError: it is no checkpoint, or not whole; names those that are there instead.
-    """
+    """Return the manifest of a whole checkpoint, after reading all of it; refuse any other."""
     try:
         manifest = checkpoint.read(source)
     except ValueError as error:
@@ -26,8 +22,7 @@ def verified(source: Path) -> Manifest:
 
 
 def instead(source: Path) -> str:
-    """Return the remedy for a folder that is no whole checkpoint: those in it, where it is a run's, or those beside
-    it."""
+    """Return the remedy for a folder that is no whole checkpoint: the checkpoints in it, or next to it."""
     inside, beside = (
         [each.name for each in checkpoint.committed(folder)] if os.path.isdir(folder) else []
         for folder in (source, source.parent)
@@ -40,8 +35,8 @@ def instead(source: Path) -> str:
 
 
 def against(field: str, folder: Path, source: Path) -> list[Problem]:
-    """What keeps a new folder, made from the checkpoint ``source``, from lying at ``folder``; ``field`` is what names
-    it on the command line."""
+    """Return why a new folder, made from the checkpoint ``source``, cannot be ``folder``; ``field`` names it on the
+    command line."""
     if found := paths.check_new(field, folder):
         return found
     if not folder.resolve().is_relative_to(source.resolve()):

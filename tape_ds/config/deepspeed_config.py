@@ -21,9 +21,9 @@ from tape_ds import paths
 from tape_ds.config import library
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import Section
-from tape_ds.installation import ROOT
+from tape_ds.installation import DS_CONFIGS
 
-FOLDER = ROOT / "ds_configs"
+FOLDER = DS_CONFIGS
 _SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 """Keys at the top whose values are the trainer's."""
 _DType = Literal["fp32", "fp16", "bf16"] | None

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from tape_ds import paths
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.installation import ROOT
+from tape_ds.installation import RECIPES
 
-LAUNCHERS = ROOT / "launchers"
-RECIPES = LAUNCHERS / "recipes"
 LARGEST = 100_000
 """Values that a recipe may hold."""
 
@@ -109,7 +108,7 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     declared = collected.pop("launcher", None)
     if declared is None or declared.value == launcher:
         return
-    known = sorted(file.stem for file in LAUNCHERS.glob("*.py") if file.stem != "keep_alive")
+    known = [*TRAINING.values(), "finetune_scrolls"]
     if declared.value not in known:
         raise UserError(
             Problem("launcher", declared.value, f"no such launcher ({declared.where})", f"one of: {', '.join(known)}")

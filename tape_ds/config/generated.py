@@ -46,7 +46,7 @@ class GeneratedData(Section):
     max_digits_second: Annotated[int, COMPARED, Of(ArithmeticTask)] = Field(DERIVED, ge=1)
     """The same of the second operand; default max_digits."""
     test_digits: Annotated[int, COMPARED, Of(ArithmeticTask)] = DERIVED
-    """Digits of the longer operand in tests: the end of the grid of ``python -m evaluation arithmetic``, and the length
+    """Digits of the longer operand in tests: the end of the grid of ``tape-ds evaluate arithmetic``, and the length
     that an encoding is made for which must know it beforehand (``randpe``); default twice the trained ones."""
     train_lengths: Annotated[list[int], COMPARED, Of(AddressingTask)] = DERIVED
     """Shortest and longest text (see the task for its unit), or one length for both. Required for addressing."""
@@ -58,7 +58,7 @@ class GeneratedData(Section):
     """Tokens that the model is made for (max_position_embeddings); default the longest training sequence."""
     held_out_samples: Annotated[int, FREE, COMPARED] = Field(1000, ge=0, le=100_000)
     """Problems of the trained lengths, kept from training, that are answered afterwards, spread evenly over all pairs
-    of lengths; 0: none. ``python -m evaluation arithmetic`` has the grid of longer ones. For a task of addressing, the
+    of lengths; 0: none. ``tape-ds evaluate arithmetic`` has the grid of longer ones. For a task of addressing, the
     sequences of each of its tests."""
 
     @field_validator("task")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tape_ds import fields, paths
-from tape_ds.config import command_line, deepspeed_config, files, old_names, trainer
+from tape_ds.config import command_line, deepspeed_config, files, trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.trainer import Trainer
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
@@ -100,10 +100,8 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
     found: dict[str, Problem] = {}
     for name, given in collected.items():
         if name not in known:
-            former = old_names.today(name, known)
-            wrong = f"{'unknown field' if former is None else 'no field any more'} ({given.where})"
-            remedy = did_you_mean(name, [*known, *NOT_FIELDS]) if former is None else f"today: {former}"
-            found[name] = Problem(name, given.value, wrong, remedy)
+            remedy = did_you_mean(name, [*known, *NOT_FIELDS])
+            found[name] = Problem(name, given.value, f"unknown field ({given.where})", remedy)
         # null stands for "not given" wherever it is no value, and in all of transformers' fields
         elif given.value is not None or (
             fields.takes(known[name].annotation, type(None)) and (name not in trainer.FIELDS or name == "deepspeed")
@@ -132,7 +130,7 @@ def _build(
     name: str,
     values: Mapping[str, Any],
     broken: Collection[str],
-    world_size: int,
+    world: int,
     problems: list[Problem],
 ) -> R:
     """Return the recipe with every default resolved; broken fields have stand-ins."""
@@ -146,7 +144,7 @@ def _build(
         global_batch_size=0,
         deepspeed=deepspeed_config.read(chosen, problems) if chosen and "deepspeed" not in broken else None,
         given=frozenset(values),
-        world_size=world_size,
+        world_size=world,
         **{key: _section(section, flat) for key, section in kind.SECTIONS.items()},
     )
     derived = draft.derived()
@@ -155,7 +153,7 @@ def _build(
         section = getattr(draft, key)
         own = {each: derived[each] for each, value in section if value is None and each in derived}
         sections[key] = section.model_copy(update=own)
-    groups = max(1, world_size // max(1, draft.scale.ways))
+    groups = max(1, world // max(1, draft.scale.ways))
     shared = settings.value("per_device_train_batch_size") * groups * settings.gradient_accumulation_steps
     return dataclasses.replace(
         draft,

@@ -20,7 +20,7 @@ CAUTIOUS: dict[str, Any] = {
     "per_device_train_batch_size": 1,
 }
 """Fields that a recipe may leave to the plan (:data:`AUTO`), with the values that need least memory; these hold until
-the plan has chosen (:mod:`tape_ds.training.forecast`), and where memory cannot be planned."""
+the plan has chosen (:mod:`tape_ds.planning.recipe_job`), and where memory cannot be planned."""
 ALIASES = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",

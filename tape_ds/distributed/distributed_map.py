@@ -36,11 +36,6 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
     return [by_team[number % teams][number // teams] for number in range(len(jobs))]
 
 
-def rounds(jobs: int) -> int:
-    """Return the number of jobs that :func:`distributed_map` gives this rank, including repeated ones."""
-    return -(-jobs // _team_and_teams()[1])
-
-
 def set_team_size(size: int) -> None:
     """Let groups of ``size`` neighbouring ranks do each job together from now on."""
     global _team_size

@@ -26,4 +26,9 @@ def _section(options: Any) -> Any:
 
 def problems(options: Any, given: Mapping[str, Any]) -> list[Problem]:
     found = _section(options).check(given)
-    return [dataclasses.replace(each, field=f"position_options.{each.field}") for each in found]
+    return [
+        dataclasses.replace(
+            each, field=f"position_options.{each.field}", wrong=each.wrong.replace("unknown field", "unknown option")
+        )
+        for each in found
+    ]

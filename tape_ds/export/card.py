@@ -200,7 +200,7 @@ def _settings_table(result: Result, data: list[str]) -> str:
 
 def _made_with(result: Result | None) -> str:
     exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
-    lines = [f"Exported by `tools/export_hf.py` of {exported}."]
+    lines = [f"Exported by `tape-ds export` of {exported}."]
     if result is not None:
         versions = ", ".join(f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions)
         verb = "Trained" if result.figures.get("trained") else "Scored"

@@ -1,10 +1,10 @@
-"""What a forward leaves for its backward, and what the backward needs beside it: counted tensor by tensor.
+"""Memory of activations, tensor by tensor: kept by a forward for its backward, and needed during the backward.
 
-The counts are those of ``tape_ds/models/llama.py`` and the operators it calls: what an operator saves depends on what
-is trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
+The counts follow ``tape_ds/models/llama.py`` and the operators it calls: an operator's saved tensors depend on what is
+trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
 inner columns where linear maps read the gathered tokens of all, and elsewhere its share of tokens (norms, residuals,
 position states and their updates); with sequence parallelism it has its share of tokens everywhere but in attention.
-What is exchanged there and read by a backward on both sides is there twice.
+Exchanged tensors that a backward reads on both sides are there twice.
 
 Letters: D hidden size, Q columns of all queries, E of all keys, I inner columns of the feed-forward, C of the position
 state, R of its feed-forward.
@@ -17,21 +17,20 @@ from tape_ds.planning.job import Job
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """One tensor that is kept, per token."""
+    """One kept tensor, per token."""
 
     name: str
     bytes: float
-    by: str = ""
-    """"attention" or "product" where that gave it: what selective checkpointing keeps as well."""
+    selected: bool = False
+    """Whether selective checkpointing keeps it as well: an output of attention."""
     carried: bool = False
-    """Whether the last block does without: it carries no state, since no layer reads an update of it."""
+    """Whether the last block lacks it: it carries no state, since no layer reads an update of it."""
     placed: bool = False
-    """Whether blocks without positions do without; they do without what is carried, too."""
+    """Whether blocks without positions lack it; they carry no state either."""
 
 
 def inside(job: Job) -> list[SavedTensor]:
-    """Return what is kept of one block without checkpointing, bytes per token; neither its input nor its state are
-    part."""
+    """Return the tensors that one block keeps without checkpointing, except its input and its position state."""
     model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
     query, key, inner = model.query / ways * element, key_columns(job) * element, model.inner / ways * element
     hidden, wide, sums = model.hidden * element, model.carried / model.head_size, model.heads / ways * 4
@@ -45,45 +44,42 @@ def inside(job: Job) -> list[SavedTensor]:
         SavedTensor("q and k as rotated", query + key),
         SavedTensor("columns added to q and k", (query + key) * (turned - 1), placed=True),
         *(_norm(job, "norms of q and k", (query + key) / element) if model.normed_heads else ()),
-        SavedTensor("q and k before", model.keeps_unrotated * (query + key), "product", placed=True),
-        SavedTensor("value", key * padded, "" if wide or padded > 1 else "product"),
+        SavedTensor("q and k before", model.keeps_unrotated * (query + key), placed=True),
+        SavedTensor("value", key * padded),
         SavedTensor("state beside the value", key * wide, carried=True),
-        SavedTensor("attention's output", query * padded, "attention"),
-        SavedTensor("what became of the state", query * wide, "attention", carried=True),
+        SavedTensor("attention's output", query * padded, selected=True),
+        SavedTensor("what became of the state", query * wide, selected=True, carried=True),
         SavedTensor("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
-        SavedTensor("attention's sums", sums, "attention"),
+        SavedTensor("attention's sums", sums, selected=True),
         SavedTensor("input of o", (_reads(job, "o_proj") and (wide or padded > 1 or job.layout.sequence > 1)) * query),
         *_norm(job, "norm after attention"),
-        SavedTensor("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
-        SavedTensor("gate of the state", positions * model.rank / ways * element, "product", carried=True),
-        # position updates read it; under tensor parallelism it is a sum over ranks, and no linear map's own
-        SavedTensor(
-            *("feed-forward's output", (positions and trained.positions) * hidden / ways),
-            *("product" if ways == 1 else "", True),
-        ),
+        SavedTensor("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj")) * hidden),
+        SavedTensor("gate of the state", positions * model.rank / ways * element, carried=True),
+        # position updates read it
+        SavedTensor("feed-forward's output", (positions and trained.positions) * hidden / ways, carried=True),
         SavedTensor("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
-        *(SavedTensor(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
+        *(SavedTensor(f"inside the adapter of {name}", rank * element) for name, rank in trained.adapters),
     ]
     if model.biased and job.gpu is None:  # in the kernel on a GPU; on a CPU a mask, half a sequence's held
-        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, "attention", placed=True))
+        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, selected=True, placed=True))
     if not tiled:
         found += [
-            SavedTensor("gate, up" if model.gated else "inner columns", (2 if model.gated else 1) * inner, "product"),
-            SavedTensor("activation of the gate", (not job.fused or not model.gated) * inner),
-            SavedTensor("input of down", (model.gated and _reads(job, "down_proj", "fc_out")) * inner),
+            SavedTensor("gate, up", 2 * inner),
+            SavedTensor("activation of the gate", (not job.fused) * inner),
+            SavedTensor("input of down", _reads(job, "down_proj") * inner),
         ]
     if wide and job.gpu is not None and not job.wide_attention:  # one call for each half, whose outputs stay apart
-        found.append(SavedTensor("sums of the second half", sums, "attention", carried=True))
+        found.append(SavedTensor("sums of the second half", sums, selected=True, carried=True))
     return [each for each in found if each.bytes]
 
 
 def key_columns(job: Job) -> float:
-    """Of the keys that a rank has; where there are fewer key/value heads than ranks, each has one."""
+    """Return columns of the keys on a rank; with fewer key/value heads than ranks, each has one."""
     return max(job.model.groups / job.layout.tensor, 1) * job.model.head_size
 
 
 def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
-    """Per token of a sequence, of a rank's part of the position state: of its tokens, or (tensor parallelism) of its
+    """Return bytes per token of a rank's part of the position state: of its tokens, or (tensor parallelism) of its
     heads, with which it rotates the tokens of all."""
     model, ways = job.model, job.layout.tensor
     share = max(1 / ways, 1 / model.groups) if of_own_heads else 1 / ways
@@ -91,14 +87,14 @@ def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
 
 
 def _reads(job: Job, *names: str) -> bool:
-    """Return whether what these linear maps read is kept: where one's weight, or its adapter, is trained; and always by
-    the linear map that ZeRO-3 puts in their place."""
+    """Return whether the input of these linear maps is kept: where a weight, or its adapter, is trained; and always
+    under ZeRO-3, whose own linear map keeps it."""
     return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
 
 
 def _norm(job: Job, name: str, columns: float | None = None) -> list[SavedTensor]:
-    """Of an RMSNorm over so many columns (None: of the hidden states): its input (by torch in fp32, unless a fused
-    kernel reads it as it is), and what its weight multiplies."""
+    """Return the tensors of an RMSNorm over ``columns`` (None: of the hidden states): its input (by torch in fp32,
+    unless a fused kernel reads it as it is), and the factor of its weight."""
     hidden = job.model.hidden / job.layout.tensor if columns is None else columns
     if job.fused or job.fused_norms:
         return [SavedTensor(name, hidden * job.element + 4)]
@@ -114,16 +110,16 @@ class Activations:
     states: float
     """Position states that they keep; without checkpointing all layers' states."""
     offloaded: float
-    """What of these two waits in the host's memory instead."""
+    """The part of these two that is in the host's memory instead."""
     inside: float
-    """What is kept of the inside of layers: all of one that is not checkpointed, of another what selective
-    checkpointing keeps."""
+    """The kept inside of layers: all of one that is not checkpointed, of others the part that selective checkpointing
+    keeps."""
     recomputed: float
     """The inside of the one layer that is computed again."""
     working: float
     """Gradients of activations while a layer is differentiated."""
     head: float
-    """What lies between the blocks and the loss, gone before a block is differentiated."""
+    """Tensors between the blocks and the loss, freed before a block is differentiated."""
     head_weight: float
     """The gradient of a trained head, which the loss computes in the forward."""
     logits: float
@@ -131,21 +127,22 @@ class Activations:
 
 
 def of(job: Job) -> Activations:
-    """Return all of it."""
     layout, model, tokens = job.layout, job.model, job.tokens
-    checkpointed = 0 if layout.every is None else -(-model.layers // layout.every)
+    policy, recomputes = layout.checkpoint_layers, layout.recomputes
     parts = inside(job)
+    plain = [each for each in parts if not each.placed and not each.carried]  # of a block without positions
+
+    def size(tensors: list[SavedTensor], kept: bool = False) -> float:
+        """Return bytes per token of all of them, or of those that are kept for the backward."""
+        selected = policy == "selective"
+        return sum(each.bytes for each in tensors if not (kept and recomputes) or (selected and each.selected))
+
     last = sum(each.bytes for each in parts if each.carried)
-    whole = sum(each.bytes for each in parts)
-    again, extra = _kept_again(job, parts)
-    remembered = model.layers - checkpointed
-    of_blocks = remembered * whole + checkpointed * again
-    if bare := model.layers - model.placed:  # blocks without positions, taken to be spread evenly
-        plain = [each for each in parts if not each.placed and not each.carried]
-        less, less_again = whole - sum(each.bytes for each in plain), again - _kept_again(job, plain)[0]
-        of_blocks -= (remembered * less + checkpointed * less_again) * bare / model.layers
+    bare = model.layers - model.placed
+    of_blocks = model.placed * size(parts, kept=True) + bare * size(plain, kept=True)
     hidden = model.hidden / layout.tensor * job.element
     state = state_bytes(job)
+    checkpointed = model.layers * recomputes
     moved = max(0, checkpointed - 1) * layout.offload_checkpoints
     # the loss computes its gradients in the forward; under tensor parallelism it reads the tokens of all, gathered
     read = model.hidden * job.element * (1 + (layout.tensor > 1)) + sum(each.bytes for each in _norm(job, "final"))
@@ -153,8 +150,8 @@ def of(job: Job) -> Activations:
         checkpoints=tokens * hidden * (checkpointed - moved),
         states=tokens * state * max(0, model.placed - 1 - moved),
         offloaded=tokens * (hidden + state) * moved,
-        inside=tokens * (of_blocks - last * (layout.every != 1)),
-        recomputed=tokens * (whole - again + extra - last * (model.placed == 1)) * bool(checkpointed),
+        inside=tokens * (of_blocks - last * (not recomputes)),
+        recomputed=tokens * (size(parts) - size(parts, kept=True) - last * (model.placed == 1)) * recomputes,
         working=tokens * _working(job),
         head=tokens * read,
         head_weight=job.trains_head * model.vocabulary / layout.tensor * model.hidden * job.element,
@@ -162,43 +159,22 @@ def of(job: Job) -> Activations:
     )
 
 
-def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
-    """Return bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what
-    a block keeps anyway: outputs of linear maps that no backward reads."""
-    policy, model, element = job.layout.checkpoint_layers, job.model, job.element
-    if not isinstance(policy, str):
-        return 0.0, 0.0
-    kept = sum(each.bytes for each in parts if each.by == "attention")
-    if policy == "selective":
-        return kept, 0.0
-    kept += sum(each.bytes for each in parts if each.by == "product")
-    given = {each.name for each in parts}
-    read = job.layout.tensor == 1 and "feed-forward's output" in given
-    extra: float = model.hidden * element * (2 - read)  # of o and down, of all tokens
-    if "q and k before" not in given:
-        extra += (model.query / job.layout.tensor + key_columns(job)) * element
-    if "value" not in {each.name for each in parts if each.by == "product"}:
-        extra += key_columns(job) * element
-    if job.layout.mlp_tiles > 1:
-        extra -= model.hidden * element
-    return kept + extra, extra
-
-
 def _working(job: Job) -> float:
-    """Return bytes per token beside what is kept, at the most: gradients of hidden and state, and of the feed-forward's
-    inner columns, less the tensor that was needed first; in tiles, of one tile only, and what is inside that."""
+    """Return the most bytes per token besides kept tensors: gradients of hidden and state, and of the feed-forward's
+    inner columns, minus the tensor that was needed first; in tiles, of one tile only, and its inside."""
     model, tiles = job.model, job.layout.mlp_tiles
-    frees = _reads(job, "down_proj", "fc_out")
-    inner = (3 if model.gated else 2) - frees
+    frees = _reads(job, "down_proj")
+    inner = 3 - frees
     if tiles > 1:
-        inner += (4 if model.gated else 2) - job.fused - (not frees)
+        inner += 4 - job.fused - (not frees)
     columns = model.hidden + (model.state + inner * model.inner / tiles) / job.layout.tensor
     return columns * job.element
 
 
 def _logits(job: Job) -> float:
-    """Of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a
-    trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those less the largest of all."""
+    """Return bytes of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32
+    sum of a trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those minus the largest of
+    all."""
     from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 
     vocabulary = job.model.vocabulary / job.layout.tensor

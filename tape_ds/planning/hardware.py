@@ -1,7 +1,7 @@
-"""GPUs, what connects them, and how much of a data sheet's figures training gets from them.
+"""GPUs, their links, and the share of a data sheet's figures that training reaches.
 
-Peaks, memory and links are the makers' figures. What is reached of them comes from public measurements, named at each
-constant; none was taken by this project.
+Peaks, memory and links are the makers' figures. The shares come from public measurements, named at each constant; none
+was taken by this project.
 """
 
 import math
@@ -46,19 +46,18 @@ sparsity); bf16, on V100 and T4 fp16. The first pattern that fits decides."""
 
 
 def peak_flops(cuda_name: str) -> float | None:
-    """Return the dense 16-bit peak in FLOP/s of the GPU that CUDA calls ``cuda_name``; None where it is not known."""
+    """Return the dense 16-bit peak in FLOP/s of a GPU by its CUDA name; None where it is not known."""
     found = next((peak for pattern, peak in PEAKS.items() if re.search(pattern, cuda_name)), math.nan)
     return None if math.isnan(found) else found
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What training reaches of an architecture's 16-bit peak."""
+    """Shares of an architecture's 16-bit peak that training reaches."""
 
     linear: float
-    """By matrix products: fitted, once attention and what is bound by memory have their time, to llm-foundry's MPT-7B
-    sequences at 4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see
-    ``tests/planning/published.py``."""
+    """By matrix products: fitted, after subtracting attention and memory-bound operators, to llm-foundry's MPT-7B at
+    4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see ``tests/planning/published.py``."""
     attention: float
     """By causal attention over long sequences, 128 columns a head."""
     packed: float
@@ -71,7 +70,7 @@ class Rates:
 _VOLTA = Rates(0.68, 0.3, 0.3)
 _AMPERE = Rates(0.72, 0.58, 0.58)
 _HOPPER = Rates(0.56, 0.53, 0.31)
-# Nobody published a training step that either could be fitted to: Ada's are Ampere's, Blackwell's Hopper's.
+# No published training step fits either: Ada's are Ampere's, Blackwell's Hopper's.
 _ADA, _BLACKWELL = _AMPERE, _HOPPER
 
 
@@ -81,13 +80,13 @@ class Gpu:
 
     name: str
     cuda_name: str
-    """Pattern of what CUDA calls it."""
+    """Pattern of its CUDA name."""
     memory: float
     """Bytes that CUDA can give."""
     peak: float
     """Dense 16-bit FLOP/s, of :data:`PEAKS`."""
     bandwidth: float
-    """Of its own memory."""
+    """Of the GPU's memory."""
     link: float
     """To the others of its node: NVLink, or PCIe where there is none."""
     network: float
@@ -116,7 +115,7 @@ GPUS = {
         # "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets, SXM5
         Gpu("h100-80", r"H100 80GB HBM3", 85.0e9, PEAKS[r"\bH100\b"], 3.35e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
         Gpu("h200", r"\bH200$", 150.1e9, PEAKS[r"\bG?H200\b"], 4.8e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
-        # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a node of its own;
+        # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a separate node;
         # NVLink-C2C: 900 GB/s both ways together
         Gpu(
             "gh200",
@@ -138,25 +137,20 @@ GPUS = {
 
 
 def find(name: str) -> Gpu:
-    """Return the GPU of that name.
-
-    Raises:
-        UserError: there is none.
-    """
     if name not in GPUS:
         raise UserError(Problem("gpu", name, "unknown GPU", did_you_mean(name, GPUS)))
     return GPUS[name]
 
 
 def of_device(cuda_name: str, memory: float) -> Gpu | None:
-    """Return the GPU that CUDA calls ``cuda_name``, with the bytes it really has; None where it is none of these."""
+    """Return the GPU of that CUDA name, with its real bytes; None if the planner does not know it."""
     found = next((gpu for gpu in GPUS.values() if re.search(gpu.cuda_name, cuda_name)), None)
     return None if found is None else replace(found, memory=memory)
 
 
 def gpu_at_hand() -> Gpu | None:
-    """Return the GPU of this process with the memory it really has, and its share of the host's; None on a CPU, or for
-    one that is none of these."""
+    """Return the GPU of this process with its real memory, and its share of the host's; None on a CPU, or for a GPU
+    that the planner does not know."""
     import psutil
     import torch
 

@@ -1,4 +1,4 @@
-"""One question to the planner: a model, what of it is trained, on which sequences, spread how, on what."""
+"""One question to the planner: a model, its trained parameters, sequences, layout and GPU."""
 
 import functools
 from dataclasses import dataclass
@@ -44,42 +44,38 @@ class Job:
     """The frozen linear layers of blocks are held in 4 bits."""
 
     distilled: bool = False
-    """An untouched copy of the base is held beside the model, whole."""
+    """A whole untouched copy of the base is held as well."""
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensors, ...]:
-        """All parameters."""
         return shape.tensors(self.model, self.trained)
 
     @functools.cached_property
     def own(self) -> tuple[Tensors, ...]:
-        """The parameters of which a rank has its part or all, before ZeRO shards them."""
+        """A rank's parameters, before ZeRO shards them."""
         return shape.of_one_rank(self.tensors, self.layout.tensor)
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
         return shape.total(self.tensors)
 
     @property
     def trained_parameters(self) -> int:
-        """Those of them that are trained."""
         return shape.total(self.tensors, trained=True)
 
     @property
     def tokens(self) -> int:
-        """Of one forward on one rank, after tokens are shared out."""
+        """Tokens of one forward on one rank."""
         return self.layout.micro_batch * -(-self.length // self.layout.sequence)
 
     @property
     def attended(self) -> float:
-        """Tokens that attention is really computed over."""
+        """Tokens that attention is computed over."""
         return self.length / (self.documents or 1) if self.attention_span is None else self.attention_span
 
     @property
     def attention_calls(self) -> int:
-        """Of a layer's forward, where it has positions: one for each width of the key that the value has, or one fused
-        one."""
+        """Calls of attention in a layer's forward: one for each key width of the value, or one fused call."""
         return 2 if self.model.carried and not self.wide_attention else 1
 
     @property
@@ -89,7 +85,7 @@ class Job:
 
     @property
     def step_tokens(self) -> int:
-        """Of an optimizer step, all ranks together."""
+        """Tokens of an optimizer step, all ranks together."""
         return self.global_batch * self.length
 
     @property
@@ -99,14 +95,13 @@ class Job:
 
     @property
     def masters(self) -> bool:
-        """Whether the engine holds separate weights that the optimizer steps on; it does at every stage but 0 in
-        fp32, where the model's are what it steps on."""
+        """Whether the engine holds separate weights for the optimizer: at every stage but 0 in fp32."""
         return self.layout.zero is not None and (self.layout.zero > 0 or self.element < 4)
 
 
 def possible(job: Job) -> bool:
-    """Return whether a run would take this layout: numbers divide each other, and nothing is combined that a recipe
-    refuses (:mod:`tape_ds.config.scale` says why to whoever writes one)."""
+    """Return whether a run can have this layout: numbers divide each other, and the combination is one that recipes
+    allow (:mod:`tape_ds.config.scale` explains the refusals)."""
     layout, model = job.layout, job.model
     tensor, sequence = layout.tensor, layout.sequence
     if layout.gpus % (tensor * sequence) or job.global_batch % (layout.micro_batch * layout.replicas):

@@ -1,20 +1,20 @@
-"""How a run is spread: what is sharded over how many GPUs, what is computed again, what waits in the host's memory."""
+"""The layout of a run: what is sharded over which GPUs, recomputed, or kept in the host's memory."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Offload = Literal["none", "cpu", "nvme"]
-Layers = int | Literal["selective", "selective_matmuls"]
+Layers = Literal[1, "selective"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What DeepSpeed keeps beside the model; sizes in elements. Defaults are those of ``ds_configs/zero1`` and
+    """DeepSpeed's own buffers; sizes in elements. Defaults are those of ``ds_configs/zero1`` and
     ``zero2``, and DeepSpeed's own."""
 
     reduce_bucket: int = 200_000_000
     overlap: bool = True
-    """Communication beside computation: ZeRO-1 and 2 then have two buckets."""
+    """Communication overlaps computation: ZeRO-1 and 2 then have two buckets."""
     prefetch_bucket: int = 50_000_000
     max_live: int = 1_000_000_000
     """ZeRO-3: gathered weights that may be there at once."""
@@ -23,7 +23,7 @@ class Engine:
     sub_group: int = 1_000_000_000
     """ZeRO-3: weights that the optimizer steps on at once."""
     secondary: int = 1
-    """ZeRO++ (hpZ): so many ranks share a second copy of the weights; 1: there is none."""
+    """ZeRO++ (hpZ): ranks that share a second copy of the weights; 1: none."""
 
     @classmethod
     def zero_3(cls, hidden: int) -> "Engine":
@@ -46,7 +46,7 @@ class PlannedLayout:
     micro_batch: int = 1
     """Sequences of a forward, on each data-parallel rank."""
     checkpoint_layers: Layers | None = None
-    """Which blocks are computed again for the backward, as ``tape_ds.methods.recompute`` takes it; None: none."""
+    """How blocks are computed again for the backward (:mod:`tape_ds.methods.recompute`); None: they are not."""
     offload_checkpoints: bool = False
     """The inputs of those blocks wait in the host's memory."""
     offload_optimizer: Offload = "none"
@@ -56,45 +56,38 @@ class PlannedLayout:
     engine: Engine = Engine()
 
     @property
-    def every(self) -> int | None:
-        """Every so many-th block is computed again; None: none."""
-        return 1 if isinstance(self.checkpoint_layers, str) else self.checkpoint_layers
-
-    @property
-    def again(self) -> float:
-        """Share of the blocks that are computed again."""
-        return 0.0 if self.every is None else 1 / self.every
+    def recomputes(self) -> bool:
+        return self.checkpoint_layers is not None
 
     @property
     def replicas(self) -> int:
-        """Ranks that read sequences of their own."""
+        """Ranks, or groups of them, that read different sequences."""
         return self.gpus // (self.tensor * self.sequence)
 
     @property
     def shards(self) -> int:
-        """Ranks that share weights, gradients and optimizer states out between them."""
+        """Ranks over which ZeRO shards weights, gradients and optimizer states."""
         return self.gpus // self.tensor
 
     def shared(self, stage: int) -> int:
-        """By how much that is divided which ZeRO shards from ``stage`` on."""
+        """Number of shards of what ZeRO ``stage`` partitions."""
         return self.shards if self.zero is not None and self.zero >= stage else 1
 
     def flags(self) -> dict[str, str]:
-        """Return the fields of a recipe that spread a run like this, as a launcher's command line takes them."""
+        """Return the fields of a recipe for this layout, as a command line takes them."""
         offload = "_offload" if {self.offload_optimizer, self.offload_weights} != {"none"} else ""
         return {
             "deepspeed": "null" if self.zero is None else f"zero{self.zero}{offload}",
             "per_device_train_batch_size": str(self.micro_batch),
             "tensor_parallel_size": str(self.tensor),
             "sequence_parallel_size": str(self.sequence),
-            "activation_checkpointing": str(self.every is not None).lower(),
+            "activation_checkpointing": str(self.recomputes).lower(),
             "checkpoint_layers": str(self.checkpoint_layers or 1),
             "checkpoint_offload": str(self.offload_checkpoints).lower(),
             "mlp_tiles": str(self.mlp_tiles),
         }
 
     def differing(self, other: "PlannedLayout") -> list[str]:
-        """Return names of the flags that differ from another layout's."""
         before = other.flags()
         return [name for name, value in self.flags().items() if value != before[name]]
 
@@ -103,6 +96,6 @@ class PlannedLayout:
         return len({name.replace("checkpoint_layers", "activation_checkpointing") for name in self.differing(other)})
 
     def command_line(self, other: "PlannedLayout | None" = None) -> str:
-        """Flags to type behind a launcher whose recipe is spread like ``other``; None: like nothing in particular."""
+        """Return the flags that turn a recipe of the layout ``other`` (None: any recipe) into this one."""
         named = {"deepspeed", "per_device_train_batch_size", *self.differing(other or PlannedLayout())}
         return " ".join(f"--{name} {value}" for name, value in self.flags().items() if name in named)

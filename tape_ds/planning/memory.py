@@ -2,8 +2,8 @@
 
 Model states follow ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, Section 3) as DeepSpeed 0.19 lays them out: 16-bit
 weights, for each trained one a 16-bit gradient, and an fp32 master with two moments (12 bytes) that ZeRO-1 shards;
-ZeRO-2 shards the gradients, ZeRO-3 the weights. Beside them stand the engine's buckets, and while the optimizer steps,
-fp32 gradients of what it steps on.
+ZeRO-2 shards the gradients, ZeRO-3 the weights. Then there are the engine's buckets and, during the optimizer step,
+fp32 gradients of the stepped weights.
 """
 
 import functools
@@ -17,7 +17,7 @@ from tape_ds.planning.shape import TrainedShape, total
 CUDA_BYTES = 1.5e9
 """Of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
 FRAGMENTATION = 0.05
-"""Of what comes and goes, lost between blocks (with ``expandable_segments``; without, up to twice that)."""
+"""Share of temporary memory that is lost between blocks (with ``expandable_segments``; without, up to twice that)."""
 OPTIMIZER_BYTES = 8
 """AdamW's two moments, fp32."""
 MASTER_BYTES = 4
@@ -37,9 +37,9 @@ class MemoryPlan:
     optimizer: float = 0.0
     """Masters and moments."""
     checkpoints: float = 0.0
-    """What checkpointed layers keep of hidden states."""
+    """Hidden states that checkpointed layers keep."""
     activations: float = 0.0
-    """What the other layers keep, what is computed again, and gradients on their way."""
+    """Kept by the other layers, recomputed, and gradients of activations."""
     position_states: float = 0.0
     logits: float = 0.0
     buckets: float = 0.0
@@ -48,12 +48,10 @@ class MemoryPlan:
     """CUDA's own, and fragments."""
 
     def parts(self) -> dict[str, float]:
-        """Name -> bytes."""
         return {name: getattr(self, name) for name in PARTS}
 
     @functools.cached_property
     def total(self) -> float:
-        """All of it."""
         return sum(self.parts().values())
 
 
@@ -67,25 +65,20 @@ class Estimate:
 
     moments: tuple[MemoryPlan, ...]
     host: float
-    """Bytes of the host's memory for each GPU, for what is offloaded."""
+    """Offloaded bytes in the host's memory, for each GPU."""
     nvme: float
-    """Bytes of the node's NVMe disks for each GPU, for what is offloaded there."""
+    """Offloaded bytes on the node's NVMe disks, for each GPU."""
     checkpoint: float
     """Bytes on disk of one checkpoint, all ranks together."""
 
     @property
     def peak(self) -> MemoryPlan:
-        """The moment when most is needed."""
+        """The moment of the highest total."""
         return max(self.moments, key=lambda each: each.total)
 
 
 def estimate(job: Job, *, reserve: bool = True) -> Estimate:
-    """Memory of a job.
-
-    Args:
-        job: what is asked.
-        reserve: whether to add what CUDA and fragments take; without, these are the bytes of tensors alone.
-    """
+    """Predict the memory of a job; without ``reserve``, the bytes of tensors alone."""
     found, gradients = activations.of(job), _gradients(job)
     states, away = _states(job)
     forward = states | {"checkpoints": found.checkpoints, "position_states": found.states}
@@ -114,7 +107,7 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
 
 
 def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what is there all the time, by part; and bytes that are elsewhere, by where."""
+    """Return bytes that are allocated during the whole step, by part; and offloaded bytes, by place."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     weight_element = element if layout.zero is not None else 4
     shared = total(job.own, trained=True) / layout.shared(1)
@@ -167,15 +160,15 @@ def _gradients(job: Job) -> _Gradients:
     else:
         boundary = own * element if layout.zero == 2 else trained * (element if layout.zero is not None else 4)
         accumulated = boundary * (job.accumulation > 1)
-        # the 16-bit gradients of an own part beside its fp32 ones, by ZeRO-2 in their place
+        # the 16-bit gradients of a rank's part and its fp32 ones, which ZeRO-2 puts in their place
         copies = {1: own * element + fp32, 2: max(fp32, own * element)}
         step = boundary + copies.get(layout.zero or 0, fp32)
     return _Gradients(accumulated, boundary, boundary if layout.offload_optimizer != "none" else step)
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Return what a checkpoint holds: only what is trained, as the model computes with it (twice: for the engine, and
-    to be loaded by itself), and the optimizer's 12 bytes."""
+    """Return bytes of a checkpoint: trained weights, as the model computes with them (twice: for the engine, and to be
+    loaded by themselves), and the optimizer's 12 bytes each."""
     has_engine = job.layout.zero is not None
     weights = 2 * job.element if has_engine else 4
     return job.trained_parameters * (weights + OPTIMIZER_BYTES + MASTER_BYTES * job.masters)

@@ -1,7 +1,7 @@
-"""How long a step takes: what is computed, what is bound by memory, and what of the traffic is not hidden behind it.
+"""Time of a step: computation, what is bound by memory, and the traffic that is not hidden by it.
 
 Volumes of traffic are those of ring algorithms: a gather or a scatter of S bytes over n ranks sends (n - 1) / n S from
-each, a sum that all get twice that. Only bandwidth is counted, no latency.
+each, an all-reduce twice that. Only bandwidth is counted, no latency.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,10 @@ from tape_ds.planning.hardware import HOST_BANDWIDTH, LINK_SHARE, MEMORY_SHARE, 
 from tape_ds.planning.job import Job
 from tape_ds.planning.shape import total
 
-FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "fc_in", "fc_out")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 """Linear layers of a feed-forward."""
 HIDDEN_SHARE = 0.9
-"""Of computation that communication can go on beside; the rest is begun before or ended after it. The same share of a
-message is what can be hidden at most."""
+"""Share of computation that can overlap communication, and of a message that can be hidden at most."""
 WIDE_KERNEL_SHARE = 0.75
 """Of the vendor kernel's rate that the fused kernel for a wide value reaches: assumed, not timed."""
 STEP_BYTES = 30
@@ -28,24 +27,24 @@ class Work:
     """FLOP per token, two for each multiply-add; causal attention by the half that is computed."""
 
     linear: float
-    """Matrix products: blocks', the encoding's, the output head's; what is computed again included."""
+    """Matrix products: blocks', the encoding's, the output head's; recomputation included."""
     attention: float
     model: float
-    """What utilisation (MFU) goes by, see :func:`tape_ds.models.flops.training_flops_per_token`: without recomputation,
+    """Work that counts for MFU, see :func:`tape_ds.models.flops.training_flops_per_token`: without recomputation,
     and a packed sequence taken for one document."""
 
 
 def work(job: Job) -> Work:
-    """Of a forward, its backward, and what of the forward is done twice."""
+    """Count the work of a forward, its backward, and recomputation."""
     model, layout, trained = job.model, job.layout, job.trained
-    trains, again = trained.anything, layout.again
+    trains, again = trained.anything, layout.recomputes
     blocks = {name: 2.0 * model.layers * a * b for name, (a, b) in model.linears.items()}
     fixed, per_key = model.position_work
     linear, head = sum(blocks.values()) + 2 * fixed, 2.0 * model.hidden * model.vocabulary
     own_weights = linear * trained.linears + 2 * sum(
         each.total for each in job.tensors if each.trained and each.kind in ("adapter", "position")
     )
-    products = linear * (1 + trains + again * (layout.checkpoint_layers != "selective_matmuls")) + own_weights * trains
+    products = linear * (1 + trains + again) + own_weights * trains
     if layout.mlp_tiles > 1 and trains:
         products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
     products += head * (1 + trains * (1 + job.trains_head))
@@ -57,12 +56,11 @@ def work(job: Job) -> Work:
     extra = seen if job.attention_calls == 1 and not model.added else 0.0
     # scores, values; scores, dP, dV, dK, dQ
     forward, backward = 2 * products_of_heads + extra, 5 * products_of_heads + 2 * extra
-    kept = isinstance(layout.checkpoint_layers, str)
     whole = (job.length if job.attention_span is None else job.attention_span) / job.attended
     plain = linear + head + (2 * model.layers * block + seen) * whole
     return Work(
         linear=products,
-        attention=forward * (1 + again * (not kept)) + backward * trains,
+        attention=forward * (1 + (layout.checkpoint_layers == 1)) + backward * trains,
         model=plain * (2 + job.trained_parameters / job.parameters if trains else 1),
     )
 
@@ -76,9 +74,9 @@ class Traffic:
     bytes: float
     """That one GPU sends."""
     seconds: float
-    """Before anything is hidden behind computation."""
+    """Before any of it is hidden by computation."""
     beside: float
-    """Share of the step's computation that goes on meanwhile; 0: computation waits."""
+    """Share of the step's computation that it overlaps; 0: computation waits."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class _Group:
 
     def sends(self, kind: str, whole: float, beside: float = 0.0, *, exchange: bool = False) -> Traffic:
         """Return a message of ``whole`` bytes over all ranks. A ring over several nodes sends through the network
-        adapters of all its GPUs of a node at once, an ``exchange`` of all with all through each GPU's own."""
+        adapters of all its GPUs of a node at once, an all-to-all ``exchange`` through each GPU's own."""
         of_a_node = max(1, min(self.size, self.gpu.per_node // self.stride))
         sent = whole * (self.size - 1) / self.size
         if self.size <= of_a_node:
@@ -101,7 +99,6 @@ class _Group:
 
 
 def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
-    """Return everything that is sent."""
     layout = job.layout
     found = _sharding(job, _Group(gpu, layout.shards, layout.tensor))
     found += [*_tensor(job, _Group(gpu, layout.tensor)), _sequence(job, _Group(gpu, layout.sequence, layout.tensor))]
@@ -109,7 +106,6 @@ def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
 
 
 def _sharding(job: Job, group: _Group) -> list[Traffic]:
-    """ZeRO's, or plain data parallelism's."""
     layout, element, times = job.layout, job.element, job.accumulation
     trained = total(job.own, trained=True)
     if layout.zero == 3:
@@ -128,15 +124,15 @@ def _sharding(job: Job, group: _Group) -> list[Traffic]:
 
 
 def _passes(job: Job) -> float:
-    """Return how often the blocks' communication happens in a step: forward, backward, and forward again."""
-    return ((2 if job.trained.anything else 1) + job.layout.again) * job.accumulation
+    """Return how often the blocks' communication happens in a step: forward, backward, and recomputed forward."""
+    return ((2 if job.trained.anything else 1) + job.layout.recomputes) * job.accumulation
 
 
 def _tensor(job: Job, group: _Group) -> list[Traffic]:
-    """Around attention and around the feed-forward of every block, hidden states are gathered from the ranks that keep
-    their tokens and added up where these are kept (Korthikanti et al. 2022, arXiv:2205.05198, Section 4.2.2), once more
-    behind the embedding and in front of the head; position states change from tokens to heads and back. Gradients of
-    what every rank has whole, norms and position updates, are too few to count."""
+    """Around attention and the feed-forward of every block, hidden states are gathered from the ranks that keep their
+    tokens and reduced to them (Korthikanti et al. 2022, arXiv:2205.05198, Section 4.2.2), once more after the embedding
+    and before the head; position states change from tokens to heads and back. Gradients of replicated parameters, norms
+    and position updates, are too few to count."""
     model, times, element, passes = job.model, job.accumulation, job.element, _passes(job)
     rings = 4 * model.layers * passes + 2 * (1 + job.trained.anything) * times
     # the first block has no state yet, and the last makes nothing of it
@@ -149,7 +145,7 @@ def _tensor(job: Job, group: _Group) -> list[Traffic]:
 
 
 def _sequence(job: Job, group: _Group) -> Traffic:
-    """Return queries and keys as turned and the wide value in, the wide output back: all-to-all."""
+    """Count all-to-all: rotated queries and keys and the wide value in, the wide output out."""
     model = job.model
     wide = 2 * model.layers + model.placed * (model.added + model.carried) / model.head_size
     columns = (model.query + max(model.groups, group.size) * model.head_size) * wide
@@ -158,7 +154,7 @@ def _sequence(job: Job, group: _Group) -> Traffic:
 
 
 def _host(job: Job, gpu: Gpu) -> list[Traffic]:
-    """Return what is offloaded, down and up again; an optimizer's states on a disk are part of its own time."""
+    """Count offloaded bytes, down and up again; optimizer states on a disk are part of the optimizer's time."""
     layout, element, times = job.layout, job.element, job.accumulation
     weights = total(job.own) / layout.shards * (layout.offload_weights != "none")
     trained = total(job.own, trained=True) / layout.shards * (layout.offload_optimizer != "none")
@@ -173,15 +169,13 @@ def _host(job: Job, gpu: Gpu) -> list[Traffic]:
 
 
 def memory_bound(job: Job) -> float:
-    """Return bytes per token that a rank's operators read and write beside matrix products and attention.
-
-    In passes over a sequence's columns, each read or written once: two norms and two residuals (10 passes over hidden
-    states with fused norms, 38 with torch's fp32 ones), the rotation of queries and keys (2), the gated product (3 over
-    the inner columns, 5 unfused). The backward makes twice as many, recomputation as many again. The position update
-    makes 5 passes over the state forward and 9 backward, and 2 to form ``e`` for the value. Value and state are not
-    joined; where each has a call of its own, the gradients of queries and keys are added up (3 passes).
-    """
-    model, again, trains = job.model, job.layout.again, job.trained.anything
+    """Return bytes per token that a rank's operators read and write besides matrix products and attention. In passes
+    over a sequence's columns, each read or written once: two norms and two residuals (10 passes over hidden states with
+    fused norms, 38 with torch's fp32 ones), the rotation of queries and keys (2), the gated product (3 over the inner
+    columns, 5 unfused). The backward makes twice as many, recomputation as many again. The position update makes 5
+    passes over the state forward and 9 backward, and 2 to form ``e`` for the value. Value and state are not joined;
+    where each has its own call, the gradients of queries and keys are summed (3 passes)."""
+    model, again, trains = job.model, job.layout.recomputes, job.trained.anything
     hidden, inner = 10 if job.fused or job.fused_norms else 38, 3 if job.fused else 5
     columns = hidden * model.hidden + 2 * (model.query + model.key) + inner * model.inner
     added = model.placed * model.added / model.head_size * (model.query + model.key)
@@ -193,19 +187,19 @@ def memory_bound(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of an optimizer step, by what they go to."""
+    """Seconds of an optimizer step, by purpose."""
 
     linear: float
     attention: float
     memory_bound: float
-    """Norms, activations, rotations, position updates, residuals: what reads and writes once."""
+    """Norms, activations, rotations, position updates, residuals: operators that read and write once."""
     optimizer: float
     waiting: float
     """Communication that is not hidden."""
     hidden: float
     """Communication that is; not part of the step."""
     all: float
-    """What is not hidden, together."""
+    """The whole step."""
     tokens_per_second: float
     """Of all GPUs together."""
     mfu: float
@@ -213,7 +207,6 @@ class Step:
 
 
 def step(job: Job, gpu: Gpu) -> Step:
-    """Time of an optimizer step."""
     found, tokens = work(job), job.accumulation * job.tokens
     rate = gpu.rates.attention if job.documents is None or job.wide_attention else gpu.rates.packed
     share = WIDE_KERNEL_SHARE if job.wide_attention and job.model.carried else 1.0

@@ -1,4 +1,4 @@
-"""Which way to spread a job is the fastest that fits, what would make one fit, and how far one way reaches."""
+"""Search over the layouts of a job: the fastest that fits, the nearest that fits, and the longest sequences."""
 
 import bisect
 from collections.abc import Callable, Collection, Iterator
@@ -9,9 +9,9 @@ from typing import Any
 from tape_ds.errors import Problem
 from tape_ds.planning.job import Job, possible
 from tape_ds.planning.layout import Engine, Layers, PlannedLayout
-from tape_ds.planning.plan import GIB, Plan
+from tape_ds.planning.prediction import GIB, Plan
 
-POLICIES: tuple[Layers | None, ...] = (None, 1, "selective", "selective_matmuls")
+POLICIES: tuple[Layers | None, ...] = (None, 1, "selective")
 """Of checkpointing, that a search tries."""
 LONG = 65_536
 """Tokens from which the search tries feed-forwards in tiles."""
@@ -28,24 +28,23 @@ LONGEST = 2**24
 
 
 def search(job: Job) -> list[Plan]:
-    """Return every way to spread a job, those that fit first, the fastest of them at the head; of the others that first
-    which needs least. Offload to the host is tried only where nothing fits without."""
+    """Return every layout of a job, fitting ones first, the fastest first; the others by the memory they need. Offload
+    to the host is tried only where nothing fits without it."""
     found = [Plan(replace(job, layout=each)) for each in _layouts(job, offload=False)]
     if not any(each.fits for each in found):
         found += [Plan(replace(job, layout=each)) for each in _layouts(job, offload=True)]
-    return sorted(found, key=_rank)
 
+    def order(plan: Plan) -> tuple[bool, float, int]:
+        layout = plan.job.layout
+        simple = layout.tensor + layout.sequence + (layout.zero or 0)
+        timed = plan.fits and job.gpu is not None
+        return not plan.fits, plan.step.all if timed else plan.memory.peak.total, simple
 
-def _rank(found: Plan) -> tuple[bool, float, int]:
-    layout = found.job.layout
-    simple = layout.tensor + layout.sequence + (layout.zero or 0)
-    is_timed = found.fits and found.job.gpu is not None
-    return not found.fits, found.step.all if is_timed else found.memory.peak.total, simple
+    return sorted(found, key=order)
 
 
 def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
-    """Yield every one that a run would take, with the engines of ``ds_configs`` (those that offload, where
-    ``offload``)."""
+    """Yield every possible layout with the engines of ``ds_configs`` (with ``offload``, those that offload)."""
     gpus = job.layout.gpus
     policies = POLICIES if job.trained.anything else (None,)
     tensors = _powers(min(gpus, 8 if job.gpu is None else job.gpu.per_node))
@@ -69,15 +68,14 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
 
 
 def _engines(job: Job) -> list[dict[str, Any]]:
-    """Return what a layout has of ``ds_configs``' stages 1, 2 and 3."""
     sizes = {1: Engine(), 2: Engine(), 3: Engine.zero_3(job.model.hidden)}
     return [{"zero": stage, "engine": engine} for stage, engine in sizes.items()]
 
 
 def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
     """Return the layouts that differ from a job's in these fields of its recipe alone and leave :data:`SPARE` of the
-    GPU's memory free, the fastest first; on a CPU none. Of those that tie, the lowest stage, and then the smallest
-    forward that keeps a GPU busy."""
+    GPU's memory free, the fastest first; none on a CPU. Among ties, the lowest stage first, then the smallest forward
+    that keeps a GPU busy."""
     layout, gpu = job.layout, job.gpu
     if gpu is None:
         return []
@@ -107,18 +105,16 @@ def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
 
 
 def _powers(largest: int) -> list[int]:
-    """1, 2, 4, ... up to ``largest``."""
     return [2**power for power in range(max(1, largest).bit_length())]
 
 
 def neighbours(found: list[Plan]) -> list[Plan]:
-    """Of a search, the layouts that differ from the best in one choice alone: what says why it won."""
+    """Return the layouts of a search that differ from the best in one choice alone."""
     return [each for each in found[1:] if each.job.layout.changes(found[0].job.layout) == 1]
 
 
 def refusal(plan: Plan) -> list[Problem]:
-    """Return what is wrong with a run that is about to start: more memory than its GPU has, or its host. Empty on a
-    CPU."""
+    """Return the problems of a run that needs more memory than its GPU or its host has; none on a CPU."""
     job, found = plan.job, plan.memory
     if job.gpu is None or plan.fits:
         return []
@@ -136,7 +132,7 @@ def refusal(plan: Plan) -> list[Problem]:
 
 
 def _remedy(job: Job) -> str:
-    """Of all ways that fit, that with the fewest changes; of these the fastest."""
+    """Return the fitting layout with the fewest changes, the fastest first."""
     found = search(job)
     fitting = [each for each in found if each.fits]
     if fitting:
@@ -148,18 +144,17 @@ def _remedy(job: Job) -> str:
 
 
 def largest_length(job: Job) -> int:
-    """Return tokens of the longest sequences that fit, one on each data-parallel rank; 0 where none does."""
+    """Return tokens of the longest sequences that fit, one on each data-parallel rank; 0 if none do."""
     step = LENGTH_STEP * job.layout.sequence
     single = replace(job, layout=replace(job.layout, micro_batch=1), global_batch=job.layout.replicas)
     return step * _largest(LONGEST // step, lambda count: Plan(replace(single, length=count * step)).fits)
 
 
 def largest_micro_batch(job: Job) -> int:
-    """Return sequences of the largest micro-batch that fits; 0 where not even one does."""
+    """Return the largest micro-batch that fits; 0 if none does."""
     return _largest(4096, lambda sequences: Plan(replace(job, layout=replace(job.layout, micro_batch=sequences))).fits)
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number from 0 to ``most`` for which ``holds``, which is true up to some number and never
-    after."""
+    """Return the largest number up to ``most`` for which ``holds``, which is true up to some number only."""
     return bisect.bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))

@@ -1,4 +1,4 @@
-"""What is trained: a model's tensors by kind, counted from its configuration, and which of them get gradients."""
+"""A model's tensors by kind, counted from its configuration, and which of them get gradients."""
 
 from __future__ import annotations
 
@@ -44,17 +44,12 @@ GPT_J = "EleutherAI/gpt-j-6b"
 
 
 def known(name: str) -> bool:
-    """Return whether the sizes of a model are in this file."""
     name, _ = hub.split(name)
     return name in LLAMAS or name == GPT_J
 
 
 def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
-    """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
-
-    Raises:
-        UserError: its sizes are not in this file.
-    """
+    """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's."""
     from tape_ds.models.configuration import TapeConfig
     from tape_ds.models.gptj_configuration import ScaledGPTJConfig
 
@@ -84,7 +79,6 @@ class Tensors:
 
     @property
     def total(self) -> int:
-        """Numbers in all of them."""
         return self.size * self.count
 
 
@@ -99,17 +93,14 @@ class TrainedShape:
     positions: bool = False
     """The encoding's own parameters."""
     adapters: tuple[tuple[str, int], ...] = ()
-    """(name, rank) of each linear layer of a block that has a LoRA adapter; of what else is on, whole copies are
-    trained."""
+    """(name, rank) of each linear layer with a LoRA adapter; other trained parameters are copied whole."""
 
     @classmethod
     def everything(cls) -> TrainedShape:
-        """Full training."""
         return cls(linears=True, norms=True, embeddings=True, positions=True)
 
     @property
     def anything(self) -> bool:
-        """Whether there is a backward at all."""
         return self.linears or self.norms or self.embeddings or self.positions or bool(self.adapters)
 
 
@@ -128,8 +119,6 @@ class Sizes:
     vocabulary: int
     tied: bool
     """Whether the output head is the embedding's own matrix."""
-    gated: bool = True
-    """Whether the feed-forward has a gate (three matrices) or not (two)."""
     state: int = 0
     """Numbers of position state per token between blocks."""
     placed: int
@@ -143,11 +132,11 @@ class Sizes:
     rank: int = 0
     """Inner width of the position feed-forward."""
     biased: bool = False
-    """Whether attention on a CPU keeps what the encoding adds to its scores."""
+    """Whether attention on a CPU keeps the encoding's bias of its scores."""
     normed_heads: bool = False
     """Whether each head of queries and keys has a norm."""
     summed_bias: bool = False
-    """Whether a bias is added behind what tensor parallelism would sum over ranks."""
+    """Whether a bias follows a sum that tensor parallelism would take over ranks."""
     position_weights: tuple[tuple[int, int], ...] = ()
     """(numbers in one, how many) of the encoding's own parameters."""
     position_work: tuple[float, float] = (0.0, 0.0)
@@ -159,12 +148,10 @@ class Sizes:
 
     @property
     def query(self) -> int:
-        """Columns of all queries."""
         return self.heads * self.head_size
 
     @property
     def key(self) -> int:
-        """Columns of all keys."""
         return self.groups * self.head_size
 
     @property
@@ -173,15 +160,12 @@ class Sizes:
         if self.counted:
             return {each.name: each.shape for each in self.counted if each.kind == "linear"}
         hidden, inner, query, key = self.hidden, self.inner, self.query, self.key
-        found = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
-        if self.gated:
-            found |= {"o_proj": (query, hidden), "gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
-            return found | {"down_proj": (inner, hidden)}
-        return found | {"out_proj": (query, hidden), "fc_in": (hidden, inner), "fc_out": (inner, hidden)}  # GPT-J's
+        attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
+        gates = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
+        return {**attention, "o_proj": (query, hidden), **gates, "down_proj": (inner, hidden)}
 
 
 def sizes(config: Any) -> Sizes:
-    """Return the numbers of a configuration."""
     if config.model_type != TAPE:
         return _counted_sizes(config)
     import torch
@@ -226,7 +210,7 @@ def sizes(config: Any) -> Sizes:
 
 
 def _counted_sizes(config: PreTrainedConfig) -> Sizes:
-    """Return the numbers of a decoder of transformers, whose parameters are counted on a model without numbers."""
+    """Count the parameters of a decoder of transformers on a model without storage."""
     from tape_ds.models import decoder_shape
 
     shape = decoder_shape.of(config)
@@ -244,19 +228,19 @@ def _counted_sizes(config: PreTrainedConfig) -> Sizes:
     )
 
 
-CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "fc_out")
-"""Linear layers of which tensor parallelism gives each rank a part of what they read; of the others, of what they give.
-Of an adapter, that factor is split which meets the split side."""
+CUT_BY_ROWS = ("o_proj", "down_proj")
+"""Linear layers whose input tensor parallelism splits; it splits the output of the others. Only the LoRA factor on the
+split side is split."""
 
 
 @functools.cache
 def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
-    """Return all parameters of the model, those of adapters and of the whole copies beside them included."""
+    """Return all parameters of the model, with adapters and the copies that peft trains."""
     if model.counted:
         return _counted_tensors(model, trained)
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
     whole = [
-        (trained.norms, Tensors("norm", model.hidden, (2 if model.gated else 1) * model.layers + 1, False, False)),
+        (trained.norms, Tensors("norm", model.hidden, 2 * model.layers + 1, False, False)),
         (trained.norms, Tensors("norm", model.head_size, 2 * model.layers * model.normed_heads, False, False)),
         (trained.embeddings, Tensors("embedding", model.vocabulary * model.hidden, 1, False, True)),
         *((trained.positions, Tensors("position", *each, False, False)) for each in model.position_weights),
@@ -290,11 +274,10 @@ def _counted_tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]
 
 
 def total(found: Iterable[Tensors], *, trained: bool | None = None) -> int:
-    """Return numbers of all these parameters; only the trained (or frozen) ones if asked."""
     return sum(each.total for each in found if trained is None or each.trained == trained)
 
 
 @functools.cache
 def of_one_rank(found: tuple[Tensors, ...], ways: int) -> tuple[Tensors, ...]:
-    """Return what each of the ``ways`` ranks of a tensor-parallel group has."""
+    """Return the parameters of each of the ``ways`` ranks of a tensor-parallel group."""
     return tuple(replace(each, size=-(-each.size // ways)) if each.split and ways > 1 else each for each in found)

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from tape_ds import checkpoint, exit_codes, paths, run_folder
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock
@@ -31,14 +32,7 @@ STARTING_SECONDS = 5.0
 """How long ranks that have not yet locked the run's folder may take to stop: they have nothing to lose."""
 
 _POLL_SECONDS = 0.2
-_COMMANDS = {
-    "extend": "extend_llama",
-    "pretrain": "pretrain_c4",
-    "finetune": "finetune",
-    "arithmetic": "train_arithmetic",
-}
-"""Commands of ``tape-ds`` that train -> launcher."""
-_SCRIPTS = (*_COMMANDS.values(), "finetune_scrolls")
+_SCRIPTS = (*TRAINING.values(), "finetune_scrolls")
 _RESUME = ("resume", "resume_from_checkpoint")
 _START_ANEW = "start_anew"
 _NO_TRAINING = ("dry_run", "print_config")
@@ -114,12 +108,12 @@ def _find_launcher(command: Sequence[str]) -> tuple[str, list[str]]:
         if path.suffix == ".py" and path.stem in _SCRIPTS:
             found.append((path.stem, list(command[place + 1 :])))
     for place, (word, following) in enumerate(pairwise(command)):  # a folder or environment may have the name as well
-        if PurePath(word).name in ("tape-ds", "tape_ds") and following in _COMMANDS:
-            found.append((_COMMANDS[following], list(command[place + 2 :])))
+        if PurePath(word).name in ("tape-ds", "tape_ds") and following in TRAINING:
+            found.append((TRAINING[following], list(command[place + 2 :])))
             break
     if len(found) != 1:
         wrong = "several launchers in it" if found else "no launcher in it"
-        known = [f"tape-ds {name}" for name in _COMMANDS] + [f"launchers/{name}.py" for name in _SCRIPTS]
+        known = [f"tape-ds {name}" for name in TRAINING] + [f"launchers/{name}.py" for name in _SCRIPTS]
         remedy = f"give the command that you would type without keep_alive, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
     return found[0]

@@ -1,6 +1,6 @@
 """lm-eval's model ``tape_ds``: its own ``HFLM``, with the models of this project and without silent truncation.
 
-Batches, scores and stored answers are lm-eval's. ``python -m evaluation harness`` evaluates with it. lm-eval has no
+Batches, scores and stored answers are lm-eval's. ``tape-ds evaluate harness`` evaluates with it. lm-eval has no
 plugins, so its own command is started here:
 
     python -m tape_ds.scoring.language_model run --model tape_ds --model_args pretrained=runs/demo --tasks arc_easy
@@ -78,7 +78,7 @@ class HarnessModel(huggingface.HFLM):
         raise_if_any(models.check_lengths("max_length", [length], pretrained))
         self._ranks = RankSync()
         if self._ranks.world != int(os.environ.get("WORLD_SIZE", "1")):
-            remedy = "python -m evaluation harness, which torchrun and deepspeed start"
+            remedy = "tape-ds evaluate harness, which torchrun and deepspeed start"
             raise UserError(Problem("processes", os.environ["WORLD_SIZE"], "lm-eval's command takes one", remedy))
         scaling = (getattr(pretrained.config, "rope_parameters", None) or {}).get("rope_type")
         if scaling in ("dynamic", "longrope") and str(batch_size) != "1":
@@ -135,11 +135,7 @@ class HarnessModel(huggingface.HFLM):
         return cast(list[str], super().generate_until(requests, disable_tqdm))
 
     def measure(self, requests: Sequence[Instance]) -> None:
-        """Refuse requests that cannot be answered and count what will be cut; if the tasks are known, once for all.
-
-        Raises:
-            UserError: a request that is too long, an empty answer, an option of generation that transformers lacks.
-        """
+        """Refuse requests that cannot be answered and count what will be cut; if the tasks are known, once for all."""
         if self._measured:
             return
         self._measured = bool(self.tasks)

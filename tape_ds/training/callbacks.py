@@ -1,10 +1,10 @@
-"""What a person sees of a run while it goes (a line per logging step, a bar, skipped steps), and scoring around it."""
+"""Callbacks of a run: progress on the terminal, metrics in a file, memory savings, and scoring around training."""
 
 import contextlib
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,26 +14,27 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.checkpoint.trained import replace_trained
+from tape_ds.config.sections import Memory
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.distributed import processes
 from tape_ds.errors import redacted
-from tape_ds.scoring import inspection, update_statistics
+from tape_ds.methods.memory_savings import MemorySavings
+from tape_ds.scoring import update_statistics
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.passkey import Passkey
 from tape_ds.training import metrics
+from tape_ds.training.environment import say
 from tape_ds.training.held_out import (
+    EvalDocument,
     Found,
-    HeldOut,
     Scores,
     Variants,
     passkeys,
     read_passkeys,
     read_scores,
     score_variants,
-    tokens_to_ask,
-    tokens_to_score,
     write_passkeys,
     write_scores,
 )
@@ -52,15 +53,22 @@ class Progress(TrainerCallback):
         """Lines that could not be stored."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Open the bar; start the clock."""
         self.trainer.start_clock()
         if state.is_world_process_zero:
-            self._begin_file(state.global_step)
+            # keep the lines up to this step: later ones are an earlier run's, or are about to be run again
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            resumed = state.global_step > 0 and self.file.exists()
+            kept = []
+            for line in self.file.read_text().splitlines(keepends=True) if resumed else []:
+                with contextlib.suppress(ValueError):  # a line that a full disk cut off
+                    if line.endswith("\n") and json.loads(line)["step"] <= state.global_step:
+                        kept.append(line)
+            storage.write_text(self.file, "".join(kept))
             hidden = args.disable_tqdm or not sys.stderr.isatty()
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Advance the bar. Memory is read here, before scoring can need more."""
+        # read before scoring can need more
         self.peak = processes.peak_memory_bytes(args.device)
         if self.bar is not None:
             self.bar.update(1)
@@ -68,51 +76,35 @@ class Progress(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Show and store the metrics of a logging step."""
         if self.bar is None or not logs or "loss" not in logs:
             return
         entry = {"step": state.global_step, "grad_norm": None, "mfu": None, **logs}  # every line has every key
-        self._store(entry)
+        try:
+            with self.file.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:  # a full disk costs the line, and the run continues
+            if not self.lost:
+                self._print(f"METRICS NOT STORED: {storage.explain(error, self.file.parent)}; the run goes on")
+            self.lost += 1
         short = {"learning_rate": "lr", "position_learning_rate": "position lr"}
-        shown = {short.get(key, key): value for key, value in entry.items()}
         hidden = ("epoch", "tokens", PositionUpdates.NAME, TokensBySource.NAME)
-        self._say(metrics.line({key: each for key, each in shown.items() if key not in hidden}, state.max_steps))
+        shown = {short.get(key, key): value for key, value in entry.items() if key not in hidden}
+        self._print(metrics.line(shown, state.max_steps))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Close the bar; learn what the other ranks needed."""
         peaks = self.trainer.rank_sync.numbers([float(self.peak or 0)])
         self.trainer.peak_memory_bytes = int(max(peak for (peak,) in peaks)) or None
         if self.bar is not None:
             self.bar.close()
 
-    def _store(self, entry: dict[str, Any]) -> None:
-        """A line of the file; a disk that takes none costs the line and is said once, and the run goes on."""
-        try:
-            with self.file.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            if not self.lost:
-                self._say(f"METRICS NOT STORED: {storage.explain(error, self.file.parent)}; the run goes on")
-            self.lost += 1
-
-    def _begin_file(self, step: int) -> None:
-        """Keep the lines up to ``step``: what comes after belongs to an earlier run, or is about to run again."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        lines = self.file.read_text().splitlines(keepends=True) if step and self.file.exists() else []
-        kept = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # a line that a full disk cut off
-                if line.endswith("\n") and json.loads(line)["step"] <= step:
-                    kept.append(line)
-        storage.write_text(self.file, "".join(kept))
-
-    def _say(self, text: str) -> None:
-        self.bar.write(text, file=sys.stdout) if self.bar is not None else None
+    def _print(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.write(text, file=sys.stdout)
         sys.stdout.flush()
 
 
 class TokensBySource(TrainerCallback):
-    """Puts the tokens that each source of mixed data has given so far into the metrics of a logging step."""
+    """Adds the tokens that each source of mixed data has given so far to the metrics; they follow from the step."""
 
     NAME = "tokens_by_source"
 
@@ -123,15 +115,14 @@ class TokensBySource(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Count them: they follow from the step alone."""
         if logs and "loss" in logs and state.is_world_process_zero:
             found = self.sequences.tokens(state.global_step * self.step_sequences)
             logs[self.NAME] = {redacted(spec): tokens for spec, tokens in found.items()}
 
 
 class PositionUpdates(TrainerCallback):
-    """Measures what the position updates do, about eight times in a run, on the first tokens of its first sequence; the
-    numbers go into the metrics of the logging step, see :mod:`tape_ds.scoring.update_statistics`."""
+    """Adds statistics of the position updates (:mod:`tape_ds.scoring.update_statistics`) to the metrics about eight
+    times in a run, on the first tokens of its first sequence; on every rank together."""
 
     TIMES = 8
     TOKENS = 512
@@ -143,10 +134,9 @@ class PositionUpdates(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Measure where an eighth of the run has ended since the last logging step; on every rank together."""
         if not logs or "loss" not in logs:
             return
-        # the state's, in steps: what the recipe says may be a share of the run
+        # the state's interval, in steps: the recipe's may be a share of the run
         now, before = state.global_step, max(0, state.global_step - state.logging_steps)
         if now * self.TIMES // state.max_steps == before * self.TIMES // state.max_steps:
             return
@@ -155,10 +145,32 @@ class PositionUpdates(TrainerCallback):
         logs[self.NAME] = state.log_history[-1][self.NAME] = found
 
 
+class ApplyMemorySavings(TrainerCallback):
+    """Applies a recipe's memory savings when training begins, after transformers has switched its checkpointing on, and
+    warns after the first step of those without effect."""
+
+    def __init__(self, memory: Memory):
+        self.memory = memory
+        self.savings: MemorySavings | None = None
+        self.checked = False
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        checkpointing = bool(args.gradient_checkpointing)  # transformers before 5.23 has no other name
+        self.savings = MemorySavings(kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device)
+        for line in self.savings.outline() if state.is_world_process_zero else []:
+            say(f"memory: {line}")
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.savings is not None and not self.checked and state.is_world_process_zero:
+            self.checked = True
+            for line in self.savings.without_effect():
+                say(f"memory: {line}")
+
+
 class SaveTrained(TrainerCallback):
     """Writes the folder of trained weights as soon as training ends: before anything that could still fail.
 
-    A result that lies beside it (``outdated``) is of the weights that were there before, and goes with them.
+    The file ``outdated`` has the results of the weights that were there before, and is removed with them.
     """
 
     def __init__(self, trainer: TapeTrainer, folder: Path, outdated: Path):
@@ -167,7 +179,6 @@ class SaveTrained(TrainerCallback):
         self.outdated = outdated
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Save, on every rank together."""
         if state.is_world_process_zero:
             self.outdated.unlink(missing_ok=True)
         trainer = self.trainer
@@ -175,14 +186,14 @@ class SaveTrained(TrainerCallback):
 
 
 Measured = TypeVar("Measured")
-"""What was found of one variant."""
+"""Scores of one variant."""
 
 
 class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
     """Scores variants of the model before the first step and after the last; results go to ``file``, which ``write``
     replaces and ``read`` reads.
 
-    A resumed run keeps what its first part found, as far as the same was asked.
+    A resumed run keeps the scores of its first part, as far as the questions are the same.
     """
 
     def __init__(
@@ -201,22 +212,17 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
 
     @abstractmethod
     def announcement(self, variants: Variants) -> str:
-        """Return what is about to be done, in words."""
-
-    @abstractmethod
-    def tokens(self, model: Any, variants: Variants) -> int:
-        """Return how many of them this rank is about to read."""
+        """Return the line that is printed before."""
 
     @abstractmethod
     def measure(self, model: Any, variants: Variants) -> dict[str, Measured]:
-        """Score them, on every rank together."""
+        """Score the variants, on every rank together."""
 
     @abstractmethod
     def asked(self, found: Measured) -> Any:
-        """Return what was asked, whatever the answers: results of different questions do not belong in one table."""
+        """Return the questions alone: scores of different questions do not belong in one table."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Score the variants that need no training; results of an earlier run in this folder go."""
         if state.global_step > 0:
             return
         if state.is_world_process_zero:
@@ -225,15 +231,13 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
             self._score(kwargs["model"], self.before, state)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Score the trained model."""
         self._score(kwargs["model"], self.after, state)
 
     def _score(self, model: Any, variants: Variants, state: TrainerState) -> None:
         first = state.is_world_process_zero
         if first:
             print(self.announcement(variants), flush=True)
-        with _bar_of_tokens(model, self.tokens(model, variants), shown=first and sys.stderr.isatty()):
-            found = self.measure(model, variants)
+        found = self.measure(model, variants)
         if first:
             same = self.asked(next(iter(found.values())))
             kept = {variant: each for variant, each in self.read(self.file).items() if self.asked(each) == same}
@@ -243,31 +247,24 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
 class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
     """Scores the held-out documents."""
 
-    def __init__(self, documents: list[HeldOut], span: int, before: Variants, after: Variants, file: Path):
+    def __init__(self, documents: list[EvalDocument], span: int, before: Variants, after: Variants, file: Path):
         super().__init__(before, after, file, read_scores, write_scores)
         self.documents = documents
         self.span = span
 
     def announcement(self, variants: Variants) -> str:
-        """Variants, documents and their length."""
         names = ", ".join(document.name for document in self.documents)
         return f"scoring {', '.join(variants)} on {names} ({self.documents[0].input_ids_1T.shape[1]} tokens)"
 
-    def tokens(self, model: Any, variants: Variants) -> int:
-        """Return those of the documents."""
-        return tokens_to_score(model, self.documents, variants)
-
     def measure(self, model: Any, variants: Variants) -> Scores:
-        """Losses by variant and document."""
         return score_variants(model, self.documents, variants, self.span)
 
     def asked(self, found: dict[str, SpanLosses]) -> Any:
-        """Return the documents and their spans."""
         return {name: losses.counts for name, losses in found.items()}
 
 
 class PasskeyRetrieval(ScoredAround[list[Passkey]]):
-    """Asks for the numbers that ``prompts`` hide."""
+    """Asks for the passkeys that ``prompts`` hide."""
 
     def __init__(
         self,
@@ -282,50 +279,19 @@ class PasskeyRetrieval(ScoredAround[list[Passkey]]):
         self.tokenizer = tokenizer
 
     def announcement(self, variants: Variants) -> str:
-        """Variants, and the prompts with their lengths."""
         lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in self.prompts}))
         return f"asking {', '.join(variants)} for {len(self.prompts)} passkeys in prompts of {lengths} tokens"
 
-    def tokens(self, model: Any, variants: Variants) -> int:
-        """Return those of the prompts and replies."""
-        return tokens_to_ask(self.prompts, variants)
-
     def measure(self, model: Any, variants: Variants) -> Found:
-        """Return replies by variant and length."""
         return passkeys(model, self.tokenizer, self.prompts, variants)
 
     def asked(self, found: list[Passkey]) -> Any:
-        """Return the keys and where they stood."""
         return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
 
 
-@contextlib.contextmanager
-def _bar_of_tokens(model: Any, count: int, shown: bool) -> Iterator[None]:
-    """Within the block, a bar of so many tokens that every layer moves on: one forward over a long document takes a
-    minute on a CPU."""
-    layers = inspection.blocks(bare(model))
-    with (
-        tqdm(total=count, unit="token", unit_scale=True, disable=not shown, leave=False) as bar,
-        contextlib.ExitStack() as hooks,
-    ):
-
-        def move(_layer: Any, _inputs: Any, output: Any) -> None:
-            hidden_BTD = output[0] if isinstance(output, tuple) else output
-            bar.update(hidden_BTD.shape[1] / len(layers))
-
-        for layer in layers:
-            hooks.callback(layer.register_forward_hook(move).remove)
-        yield
-
-
 class ScoredAfter(TrainerCallback):
-    """Scores a trained model; results go to ``file``, and those of an earlier run in this folder are not this one's.
-
-    Args:
-        announcement: what is about to be done, in words.
-        measure: the model -> what ``file`` gets, as plain values; called on every rank together.
-        file: the results.
-    """
+    """Scores a trained model by ``measure``, on every rank together, and writes its plain values to ``file``, from
+    which those of an earlier run are removed."""
 
     def __init__(self, announcement: str, measure: Callable[[Any], Any], file: Path):
         self.announcement = announcement
@@ -333,12 +299,10 @@ class ScoredAfter(TrainerCallback):
         self.file = file
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Remove an earlier run's results."""
         if state.is_world_process_zero:
             self.file.unlink(missing_ok=True)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Score, on every rank together."""
         if state.is_world_process_zero:
             print(self.announcement, flush=True)
         found = self.measure(kwargs["model"])

@@ -1,4 +1,4 @@
-"""Where a run would compute, and whether that was meant: training that slips onto a CPU takes days and says nothing."""
+"""The device of a run, and whether it was intended: training that falls back to a CPU takes days without a message."""
 
 import os
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ LARGEST = 1e9
 
 
 def why_cpu(recipe: Recipe) -> str | None:
-    """Return what puts a run on the CPU, in words; None: nothing does, it has an accelerator."""
+    """Return the reason why a run computes on the CPU; None on an accelerator."""
     import torch
 
     if installation.FOUND_NO_GPU in os.environ and not recipe.trainer_value("use_cpu"):
@@ -29,7 +29,6 @@ def why_cpu(recipe: Recipe) -> str | None:
 
 
 def describe(recipe: Recipe) -> str:
-    """Return the devices of a run, in a few words."""
     import torch
 
     from tape_ds.kernels import jit
@@ -50,13 +49,9 @@ def describe(recipe: Recipe) -> str:
 
 
 def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
-    """Why a run should not begin on the CPU that it would begin on; empty where it has a GPU, where the CPU was chosen
-    (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and where nothing speaks against it.
-
-    Args:
-        recipe: checked.
-        config: of the model that is trained; None: what is at hand of it, if anything.
-    """
+    """Return why a run should not start on the CPU; nothing where it has a GPU, where the CPU was chosen
+    (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and for small models. ``config`` None: as far as the model is
+    known."""
     if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
         return []
     remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"
@@ -68,7 +63,7 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
     from tape_ds.training import model_config
 
     try:
-        config = (config or model_config.at_hand(recipe)) if recipe.trains else None
+        config = (config or model_config.known_config(recipe)) if recipe.trains else None
         count = 0 if config is None else shape.total(shape.tensors(shape.sizes(config), shape.TrainedShape()))
     except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
         wrong = f"{NO_GPU}, and the model's parameters cannot be counted ({str(error).splitlines()[0]})"

@@ -1,4 +1,4 @@
-"""What a training process sets for itself before libraries read it: threads, trackers, and a build without use.
+"""Settings of a training process that libraries read: threads, trackers, and a build that is not needed.
 
 Called once, first thing in a launcher. A value that the user has set is left alone.
 """
@@ -32,7 +32,7 @@ DEFAULTS = {
 
 
 def prepare_process() -> None:
-    """Prepare this process for training; safe to call more than once, and before or after DeepSpeed is imported."""
+    """Prepare this process for training; safe to call more than once, before or after DeepSpeed is imported."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     be_a_job_of_one()
@@ -45,7 +45,7 @@ def prepare_process() -> None:
 
 
 def be_a_job_of_one() -> None:
-    """Give a process that no launcher has started what a launcher would; DeepSpeed would look for MPI, and fail."""
+    """Set the variables of a launcher for a process without one; DeepSpeed would look for MPI, and fail."""
     if any(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
         return
     from accelerate.utils.other import get_free_port
@@ -55,7 +55,7 @@ def be_a_job_of_one() -> None:
 
 
 def show_log() -> None:
-    """Show this package's own log lines (which attention backend was picked, and why) on the terminal of rank 0."""
+    """Show this package's log lines on rank 0's terminal."""
     log = logging.getLogger("tape_ds")
     if is_main_process() and not log.handlers:
         handler = logging.StreamHandler(sys.stdout)
@@ -65,33 +65,28 @@ def show_log() -> None:
 
 
 def quieten_libraries() -> None:
-    """Leave out what libraries say of every run and every model, whatever its user does."""
+    """Drop messages that libraries print for every run and every model."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # of loading and saving: a log gets one line for each step of it
     # peft asks for it by the name that transformers 5 deprecates
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)
-    logging.getLogger("accelerate.accelerator").addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """transformers, which counts accumulation steps itself, tells accelerate 1 and DeepSpeed how many there are."""
-    return "Gradient accumulation steps mismatch" not in record.getMessage()
+    # transformers counts accumulation steps itself: it gives accelerate 1, and DeepSpeed their number
+    noise = "Gradient accumulation steps mismatch"
+    logging.getLogger("accelerate.accelerator").addFilter(lambda record: noise not in record.getMessage())
 
 
 def say(text: str) -> None:
-    """Show a line on the terminal, above a progress bar where there is one."""
+    """Print a line above a progress bar, where there is one."""
     tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()
 
 
 def skip_shared_memory_build() -> None:
-    """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU machine.
-
-    ``init_distributed`` compiles the op ``deepspeed_shm_comm`` with g++ the first time (half a minute and more), and
-    fails where there is no compiler or no Python headers. Only ``inference_all_reduce`` ever calls it; training goes
-    through gloo. DeepSpeed asks its table of compatible ops before it builds, and keeps edits to that table.
-    """
+    """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU machine. ``init_distributed`` compiles
+    ``deepspeed_shm_comm`` with g++ the first time (half a minute and more), and fails without a compiler or Python
+    headers. Only ``inference_all_reduce`` calls it; training uses gloo. DeepSpeed asks its table of compatible ops
+    before it builds, and keeps edits to that table."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
@@ -100,8 +95,8 @@ def skip_shared_memory_build() -> None:
 
 
 def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
-    """Let trackers write into the run's folder, not into whatever folder the launcher stands in, and have a run that
-    goes on be the same run there: W&B's by its id, TensorBoard's by its folder. On rank 0, which alone has trackers."""
+    """Make trackers write into the run's folder, and continue their record when the run is resumed: W&B by its id,
+    TensorBoard by its folder. On rank 0, which alone has trackers."""
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)  # W&B turns to a temporary folder where it finds none
     os.environ.setdefault("WANDB_MODE", "offline")  # a run never sends anything anywhere unless the user asks for it
@@ -118,10 +113,8 @@ def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
 
 
 def join_process_group(arguments: "TrainingArguments") -> None:
-    """Join the job's process group; must come before a model is built.
-
-    transformers joins it by torch alone on a CPU, and DeepSpeed's zero.Init would then count one rank.
-    """
+    """Join the job's process group; must come before a model is built. transformers joins it by torch alone on a CPU,
+    and DeepSpeed's zero.Init would then count one rank."""
     _ = arguments.device  # a property that joins
     if arguments.deepspeed and torch.distributed.is_initialized():
         import deepspeed
@@ -132,11 +125,8 @@ def join_process_group(arguments: "TrainingArguments") -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End a process whose work is done: what was registered for the exit runs, the interpreter's tear-down does not.
-
-    In that a thread that torch or gloo left behind now and then aborts the process, and its launcher then takes a job
-    that went well for one that failed.
-    """
+    """Exit without the interpreter's tear-down, after all exit handlers. In the tear-down a thread of torch or gloo now
+    and then aborts the process, and its launcher then takes a finished job for a failed one."""
     stopping.kill_children()  # workers of a loader that was not read to its end; interpreter exit would wait for them
     logging.shutdown()
     atexit._run_exitfuncs()
@@ -151,14 +141,9 @@ EXPANDABLE_SEGMENTS = "expandable_segments:True"
 
 
 def expand_segments(wanted: bool = True) -> bool:
-    """Let segments grow, where that is ``wanted`` and the environment does not configure the allocator already.
-
-    Sequences of changing length leave holes between segments of fixed size that nothing fits into; a segment that grows
-    has none. To be called before anything lies on a GPU; on a machine without one it does nothing.
-
-    Returns:
-        Whether it was set here.
-    """
+    """Let segments grow, if ``wanted`` and unless the environment configures the allocator. Sequences of changing
+    length leave holes between segments of fixed size; a segment that grows has none. Call it before anything is on a
+    GPU; without one it has no effect. Returns whether it was set."""
     if not wanted or any(name in os.environ for name in ALLOCATOR_VARIABLES):
         return False
     os.environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE_SEGMENTS

@@ -1,14 +1,12 @@
-"""What is scored within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
+"""Scores within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
 
 For loss by position and passkeys two models are scored before training, from the same weights: ``untouched`` (the base
-model, its own RoPE parameters) and ``untrained`` (RoPE scaled as the recipe says, which is also what the TAPE model
-computes at step 0). Jobs, one per variant and document, per block of a length, or per prompt, are shared out over the
-ranks.
+model, its own RoPE parameters) and ``untrained`` (RoPE scaled by the recipe, which the TAPE model equals at step 0).
+Jobs, one per variant and document, per block of a length, or per prompt, are shared among the ranks.
 """
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import encodings, storage
 from tape_ds.data.passkey import PasskeyPrompt
-from tape_ds.distributed.distributed_map import distributed_map, rounds
+from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.models.llama import TapeForCausalLM, evaluated_at, positions_of
 from tape_ds.models.loading import extendable
 from tape_ds.scoring import passkey, perplexity
@@ -42,45 +40,33 @@ Found: TypeAlias = dict[str, list[Passkey]]
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class EvalDocument:
     """One held-out document, cut to the length that is scored."""
 
     name: str
     input_ids_1T: Tensor
 
 
-def score_variants(model: Model, documents: Sequence[HeldOut], variants: Variants, span: int) -> Scores:
-    """Score every document under every variant; every rank must call it and gets all results.
+def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int) -> Scores:
+    """Score every document under every variant; every rank must call it and gets all results. Under ZeRO-3 documents
+    have equal lengths, since all ranks gather the same weights together."""
 
-    Args:
-        model: the model itself, engine hooks on it or not.
-        documents: of equal length where ZeRO-3 shards the model, since all ranks gather the same weights together.
-        variants: by name.
-        span: positions per span.
-    """
-
-    def score_one(job: tuple[str, HeldOut]) -> SpanLosses:
+    def score_one(job: tuple[str, EvalDocument]) -> SpanLosses:
         variant, document = job
         with _computing_as(model, variants[variant], document.input_ids_1T.shape[1]):
             return score(model, document.input_ids_1T, span)
 
     results: Scores = {variant: {} for variant in variants}
-    for names in _side_by_side(model, variants):
+    for names in scored_together(model, variants):
         jobs = [(name, document) for name in names for document in documents]
         for (name, document), scored in zip(jobs, distributed_map(score_one, jobs), strict=True):
             results[name][document.name] = scored
     return results
 
 
-def tokens_to_score(model: Model, documents: Sequence[HeldOut], variants: Variants) -> int:
-    """Return how many tokens this rank reads in :func:`score_variants`."""
-    groups = [len(names) * len(documents) for names in _side_by_side(model, variants)]
-    return sum(map(rounds, groups)) * documents[0].input_ids_1T.shape[1]
-
-
-def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
-    """Return names of the variants that ranks may score at the same time: under ZeRO-3 those that call the same
-    modules, since a layer with its updates and one without would wait for different weights; else all."""
+def scored_together(model: Model, variants: Variants) -> list[list[str]]:
+    """Return groups of variants that ranks may score at the same time: under ZeRO-3 those that call the same modules,
+    since a layer with updates and one without would wait for different weights; else all."""
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
     groups: dict[object, list[str]] = {}
     for name, variant in variants.items():
@@ -90,7 +76,7 @@ def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]:
-    """Within the block, ``model`` is the variant; with its own encoding as that is used on ``length`` tokens."""
+    """Make ``model`` compute as the variant; with its own encoding as that is used on ``length`` tokens."""
     own = bare(model)
     with contextlib.ExitStack() as stack:
         if isinstance(variant, str):
@@ -107,13 +93,12 @@ def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]
 
 
 def write_scores(path: Path, scores: Scores) -> None:
-    """Store scores as JSON."""
     plain = {variant: {name: losses.to_dict() for name, losses in part.items()} for variant, part in scores.items()}
     storage.write_json(path, plain)
 
 
 def read_scores(path: Path) -> Scores:
-    """Return scores stored by :func:`write_scores`; empty when there are none."""
+    """Return stored scores; empty if there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {
         variant: {name: SpanLosses.from_dict(losses) for name, losses in part.items()}
@@ -121,11 +106,11 @@ def read_scores(path: Path) -> Scores:
     }
 
 
-def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: Sequence[int]) -> dict[int, Perplexity]:
-    """Return perplexity on the same documents at every length; every rank must call it and gets all results.
-
-    An encoding that is used differently at other lengths than it was trained at is so used here.
-    """
+def perplexities(
+    model: TapeForCausalLM, documents: Sequence[EvalDocument], lengths: Sequence[int]
+) -> dict[int, Perplexity]:
+    """Return perplexity on the same documents at every length; every rank must call it and gets all results. An
+    encoding that depends on the length is used as it is for that length."""
     texts = [document.input_ids_1T for document in documents]
     found = {}
     for length in lengths:
@@ -135,7 +120,6 @@ def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: 
 
 
 def read_perplexities(path: Path) -> dict[int, Perplexity]:
-    """Stored perplexities by length; empty when there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
 
@@ -143,7 +127,7 @@ def read_perplexities(path: Path) -> dict[int, Perplexity]:
 def passkeys(
     model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PasskeyPrompt], variants: Variants
 ) -> Found:
-    """Return what each variant replies to ``prompts``, by length; every rank must call it and gets all results."""
+    """Return each variant's replies to ``prompts``, by length; every rank must call it and gets all results."""
     found: Found = {name: [] for name in variants}
     for name, variant in variants.items():
         for length in sorted({prompt.length for prompt in prompts}):
@@ -153,26 +137,16 @@ def passkeys(
     return found
 
 
-def tokens_to_ask(prompts: Sequence[PasskeyPrompt], variants: Variants) -> int:
-    """Return how many tokens this rank reads in :func:`passkeys`, prompts taken for as long as they may be."""
-    asked = Counter(prompt.length for prompt in prompts)
-    replied = passkey.NEW_TOKENS - 1  # the last token of a reply is not read
-    return len(variants) * sum(rounds(trials) * (length + replied) for length, trials in asked.items())
-
-
 def passkey_rows(found: Found) -> list[dict[str, Any]]:
-    """As stored: a row for each variant and length."""
     return [{"variant": variant, **each.to_dict()} for variant, part in found.items() for each in part]
 
 
 def write_passkeys(path: Path, found: Found) -> None:
-    """Store replies as JSON."""
     storage.write_json(path, passkey_rows(found))
 
 
 def read_passkeys(path: Path) -> Found:
-    """Return replies stored by :func:`write_passkeys`; empty when there are none, or when they name no variant (as runs
-    stored them that asked the trained model alone)."""
+    """Return stored replies; empty if there are none, or if they name no variant (as older runs stored them)."""
     found: Found = {}
     for row in json.loads(path.read_text()) if path.exists() else []:
         if "variant" in row:

@@ -1,12 +1,12 @@
-"""What decides the numbers of a run, field by field: stored with every checkpoint, compared before one is resumed.
+"""Everything that decides the numbers of a run, field by field: stored with every checkpoint, compared before a resume.
 
-A name is ``recipe.FIELD``, ``data.SPEC`` (the fingerprint of what is read), ``tokenizer``, ``base.FILE`` (a file of
-the base model's weights) or ``code.PACKAGE``. What changes no number (folders, logs, trackers, how often is saved, what
-is scored) is not in it; how many processes share the work, and how it is sharded, is the manifest's own business.
+A name is ``recipe.FIELD``, ``data.SPEC`` (the fingerprint of a source), ``tokenizer``, ``base.FILE`` (a file of the
+base model's weights) or ``code.PACKAGE``. Settings that change no number (folders, logs, trackers, saving, scoring) are
+not in it; the number of processes and their sharding are the manifest's.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import results
 from tape_ds.config import trainer
-from tape_ds.config.kinds import KINDS
-from tape_ds.config.old_names import RENAMED
+from tape_ds.config.kinds import KINDS, RENAMED
 from tape_ds.config.recipe import Recipe
 from tape_ds.data.sources.weights import shares_of
 from tape_ds.data.tokenized import tokenizer_fingerprint
@@ -45,8 +44,8 @@ class Difference:
 
     @property
     def riskless(self) -> bool:
-        """Whether ``resume_anyway`` may pass over it. A checkpoint that knows of no ``position_weight_decay`` is older
-        than the group of position parameters: its optimizer's state would not fit."""
+        """Whether ``resume_anyway`` may pass over it. A checkpoint without ``position_weight_decay`` is older than the
+        group of position parameters: its optimizer state would not fit."""
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
             return False
@@ -60,14 +59,8 @@ class Difference:
 def of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fingerprints: Mapping[str, str], base: str | Path | None = None
 ) -> dict[str, Any]:
-    """Return the identity of a run; plain values that JSON keeps.
-
-    Args:
-        recipe: checked.
-        tokenizer: the one that makes its sequences.
-        fingerprints: of its training data, by spec.
-        base: folder of the pretrained model it starts from.
-    """
+    """Return the identity of a run as plain values; ``fingerprints`` of its training data by spec, ``base`` the folder
+    of its pretrained model."""
     idle = () if recipe.trains_positions else recipe.optimization.flat()
     free = {"launcher"}
     for name, field in recipe.fields().items():
@@ -80,22 +73,21 @@ def of(
     if (shares := shares_of(recipe.as_dict().get("train_data", []))) is not None:
         found["recipe.train_data.weight"] = shares
     found["tokenizer"] = tokenizer_fingerprint(tokenizer)
-    found |= {f"base.{name}": value for name, value in _weights(base)} if base is not None else {}
+    if base is not None:
+        for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
+            found[f"base.{path.name}"] = weight_files.fingerprint(path)
     versions = {name: version for name, version in sorted(results.versions().items()) if name in COMPUTING}
     commit = (results.commit() or {}).get("hash")
     return found | {f"code.{name}": version for name, version in versions.items()} | {COMMIT: commit}
 
 
 def of_data(fingerprints: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an identity that is the training data's, from fingerprints by spec."""
     return {f"data.{redacted(spec)}": value for spec, value in fingerprints.items()}
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return where two identities differ; a trainer's field that one does not mention has transformers' default there.
-
-    Data are compared by what they are, whatever their specs.
-    """
+    """Return where two identities differ; a trainer's field that one does not mention has transformers' default. Data
+    are compared by their content, whatever their specs."""
     renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
     saved = {renamed.get(name, name): value for name, value in saved.items()}
     if not any(name.startswith("base.") for name in saved):  # older checkpoints know no files of a base from the hub
@@ -115,7 +107,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
 
 
 def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Problem]:
-    """What keeps a run from going on with the checkpoint ``folder``, a problem for each name."""
+    """Return why a run cannot resume the checkpoint ``folder``, a problem for each name."""
     refused = []
     for each in found:
         if each.name == COMMIT or (anyway and each.riskless):
@@ -133,12 +125,6 @@ def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Proble
     return refused
 
 
-def _weights(base: str | Path) -> Iterator[tuple[str, str]]:
-    """(name, fingerprint) of each weights file of a model folder."""
-    for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
-        yield path.name, weight_files.fingerprint(path)
-
-
 def _value(identity: Mapping[str, Any], name: str) -> Any:
     if name in identity:
         return identity[name]
@@ -148,7 +134,7 @@ def _value(identity: Mapping[str, Any], name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON gives it back; what JSON has no numbers for (infinity) is a text."""
+    """Return ``value`` as JSON gives it back; infinity, which JSON lacks, is a text."""
     return json.loads(json.dumps(value, default=str), parse_constant=str)
 
 

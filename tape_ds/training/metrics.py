@@ -16,51 +16,37 @@ from tape_ds.planning import hardware
 
 
 def device_peak_flops(device: torch.device) -> float | None:
-    """Peak in FLOP/s of ``device``; None for a CPU, whose peak depends on clocks that its name does not tell."""
+    """Return the peak in FLOP/s of ``device``; None for a CPU, whose clocks its name does not tell."""
     return hardware.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def tokens_per_second(tokens: int, seconds: float) -> float:
-    """Return tokens trained on in ``seconds``, all processes together; NaN when no time has passed."""
     return tokens / seconds if seconds > 0 else math.nan
 
 
 def model_flops_utilisation(
     tokens_per_second: float, flops_per_token: float, devices: int, peak: float | None
 ) -> float | None:
-    """MFU: the share, 0 to 1, of the devices' peak that the model's own arithmetic uses; None when the peak is unknown.
-
-    ``tokens_per_second`` is of all devices together, ``flops_per_token`` the model's training FLOPs (forward and
-    backward, without recomputation), ``peak`` FLOP/s of one device.
-    """
+    """Return MFU: the share, 0 to 1, of the devices' peak that the model's own arithmetic uses (forward and backward,
+    without recomputation); None when the peak of a device is unknown. Tokens per second are of all devices together."""
     if peak is None:
         return None
     return tokens_per_second * flops_per_token / (devices * peak)
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Memory of this process: the most that was allocated on a CUDA device, the present resident set on a CPU."""
+    """Return the peak of allocated memory on a CUDA device, the present resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return psutil.Process().memory_info().rss
-
-
-def eta_seconds(done: int, total: int, seconds: float) -> float | None:
-    """Return seconds that remain at the pace of the ``done`` steps that took ``seconds``; None before the first
-    step."""
-    return seconds / done * (total - done) if done > 0 else None
 
 
 _IN_PLACE = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "mfu", "memory_bytes", "eta_seconds", "skipped")
 
 
 def line(metrics: Mapping[str, Any], total_steps: int) -> str:
-    """Return ``metrics`` in one line, fields always in the same order and place.
-
-    Known keys: ``step``, ``loss`` (nats per token), ``grad_norm``, ``lr``, ``tokens_per_second``, ``mfu`` (0 to 1),
-    ``memory_bytes``, ``eta_seconds``, ``skipped`` (optimizer steps skipped so far; shown when there are any). A known
-    key that is absent or None reads N/A; any other number follows under its own name.
-    """
+    """Return ``metrics`` in one line, fields always in the same order and place. A known field that is absent or None
+    reads N/A; any other number follows under its own name."""
     step = metrics.get("step")
     parts = [
         f"step {NOT_AVAILABLE if step is None else step:>{len(str(total_steps))}}/{total_steps}",

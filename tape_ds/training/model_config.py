@@ -1,6 +1,6 @@
-"""The configuration of the model that a recipe trains: of what is being assembled, or beforehand, without loading it.
+"""The configuration of the model that a recipe trains: for a run, or planned without loading the model.
 
-Whoever looks beforehand has no tokenizer and perhaps no model: a base that is not at hand has its published sizes.
+A plan has no tokenizer and perhaps no model: a base that is not on this machine has its published sizes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ PLAIN = "rope"
 
 
 def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any = NO_TOKENIZER) -> Config:
-    """Return the configuration of what a recipe makes of a base model.
-
-    Raises:
-        UserError: options or RoPE parameters that the model cannot have.
-    """
+    """Return the configuration of a recipe's extended model."""
     from tape_ds.models.loading import extendable
 
     model = recipe.model
@@ -59,11 +55,11 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
 
 
 def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
-    """Return what of a recipe its base model cannot do: asked by a run, its dry run and a plan alike."""
+    """Return the parts of a recipe that its base model cannot do; for a run, its dry run and a plan alike."""
     from tape_ds.models.loading import extendable
 
     if refused := extendable.check(native):
-        return refused  # what else is found would mislead
+        return refused  # further problems would mislead
     found = list(check_model(recipe.scale, native))
     if extendable.by_own_class(native):
         found += _check_own_class(recipe, native)
@@ -85,7 +81,7 @@ def _family(native: PreTrainedConfig) -> str:
 
 
 def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Problem]:
-    """Yield what a model that is extended by transformers' class does not have."""
+    """Check a model that is extended by transformers' own class, which has fewer features."""
     from tape_ds.attention import names
     from tape_ds.models import decoder_configuration, decoder_shape
 
@@ -116,7 +112,7 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
 
 
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
-    """Return the recipe with the adapters' default targets by the names of the base's family."""
+    """Return the recipe with the adapters' default targets, named as in the base's family."""
     from tape_ds.models import decoder_shape
     from tape_ds.models.loading import extendable
 
@@ -128,8 +124,7 @@ def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
-    """Return the recipe's options, the method's among them; where it gives none, those of a base that has this very
-    encoding."""
+    """Return the recipe's options, with the method's; without any, those of a base that has this very encoding."""
     model = recipe.model
     if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
         return dict(getattr(native, "position_options", None) or {})
@@ -139,7 +134,6 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 
 
 def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
-    """Return the configuration of a base model as it is."""
     from tape_ds.models.loading import extendable
 
     encoding = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
@@ -147,20 +141,10 @@ def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None) -> Config:
-    """Return the model as it is, for texts that may be longer than it was made for.
-
-    It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the length of the longest text
-    where that is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that
-    is used differently at that length, as ``yarn`` is, is so trained.
-
-    Args:
-        recipe: checked.
-        native: the base model's.
-        longest: tokens of the longest text; None: not known yet, as many as the recipe allows.
-
-    Raises:
-        UserError: its options forbid texts of that length.
-    """
+    """Return the configuration of a fine-tuned model. It keeps its encoding and its RoPE parameters.
+    ``max_position_embeddings`` becomes the length of the longest text (None: as many tokens as the recipe allows) where
+    that is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that
+    depends on the length, as ``yarn`` does, is trained as for that length."""
     from tape_ds.models.loading import extendable
 
     length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
@@ -170,19 +154,17 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
     return encodings.config_at(config, length) if config.model_type == TAPE else config
 
 
-def beforehand(recipe: Recipe, base: str | None = None) -> Config:
-    """Return the configuration of the model that a recipe will train.
-
-    Args:
-        recipe: checked.
-        base: name or path of the model to start from, or its ``config.json``, in place of the recipe's.
-
-    Raises:
-        UserError: a base model that is neither at hand nor among the published ones that the planner knows, or that
-            is of another family.
-    """
+def planned_config(recipe: Recipe, base: str | None = None) -> Config:
+    """Return the configuration of the model that a recipe will train; ``base`` (a name, a path or a ``config.json``)
+    replaces the recipe's."""
     if isinstance(recipe, GeneratedRecipe | PretrainingRecipe) and base is None:
-        config = _new(recipe)
+        if isinstance(recipe, GeneratedRecipe):
+            config = recipe.checked_config()
+        else:
+            from tape_ds.data import tokenizer as tokenizers
+
+            entries = _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer)))
+            config = recipe.model_config(NO_TOKENIZER, entries)
         raise_if_any(check_model(recipe.scale, config))
         return config
     from tape_ds.models.loading import extendable
@@ -194,45 +176,29 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
 
 
-def _new(recipe: GeneratedRecipe | PretrainingRecipe) -> Config:
+def known_config(recipe: Recipe) -> Config | None:
+    """Return :func:`planned_config` where neither network, tokenizer nor unpacking is needed for it: for a published
+    model, a folder, a new model of known vocabulary; else None. A dry run asks the hub for a configuration."""
     if isinstance(recipe, GeneratedRecipe):
-        return recipe.checked_config()
-    from tape_ds.data import tokenizer as tokenizers
-
-    return recipe.model_config(NO_TOKENIZER, _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer))))
-
-
-def at_hand(recipe: Recipe) -> Config | None:
-    """Return the same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model,
-    of a folder, of a new model whose vocabulary is known. Else None. A dry run asks the hub for a configuration.
-
-    Raises:
-        UserError: as :func:`beforehand`.
-    """
-    if isinstance(recipe, GeneratedRecipe):
-        return beforehand(recipe)
+        return planned_config(recipe)
     if isinstance(recipe, PretrainingRecipe):
-        return beforehand(recipe) if _entries(recipe) else None
+        return planned_config(recipe) if _entries(recipe) else None
     name = recipe.model.model
     file = config_file.find(name, online=recipe.dry_run)
-    return beforehand(recipe, None if file is None else str(file)) if file or shape.known(name) else None
+    return planned_config(recipe, None if file is None else str(file)) if file or shape.known(name) else None
 
 
 def _entries(recipe: PretrainingRecipe) -> int:
-    """Return rows of the embedding: the recipe's, or those of the published model whose tokenizer it takes; 0: not
-    known."""
+    """Return rows of the embedding: the recipe's, or those of the published model whose tokenizer it takes; 0 if
+    unknown."""
     tokenizer = str(recipe.data.tokenizer)
     published = shape.published(tokenizer).vocab_size if shape.known(tokenizer) else 0
     return recipe.model.vocab_size or published
 
 
 def native_config(model: str) -> PreTrainedConfig:
-    """Return the configuration of a base model: its own where it is at hand or can be fetched, else as published.
-    Weights are touched in a GGUF file alone, which holds both.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the configuration of a base model: its own where it is here or can be fetched, else as published. Only a
+    GGUF file, which holds both, has its weights read."""
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
     from tape_ds.models.loading import configuration, model_folder

@@ -30,7 +30,6 @@ class ParameterGroup:
     weight_decay: float
 
     def for_optimizer(self) -> dict[str, Any]:
-        """As torch's optimizers take it."""
         return {"params": [*self.parameters.values()], "lr": self.learning_rate, "weight_decay": self.weight_decay}
 
     def __str__(self) -> str:
@@ -38,7 +37,7 @@ class ParameterGroup:
 
 
 def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[ParameterGroup]:
-    """Return the groups of what ``model`` trains, position parameters last; none is empty."""
+    """Return the groups of trained parameters, position parameters last; none is empty."""
     found: dict[str, dict[str, nn.Parameter]] = {MATRICES: {}, VECTORS: {}, POSITIONS: {}}
     positions, rate = position_parameters(model), arguments.learning_rate
     for name, parameter in model.named_parameters():

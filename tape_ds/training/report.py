@@ -1,4 +1,4 @@
-"""What a person reads before a run starts and after it has ended, and what is stored of it."""
+"""The announcement of a run before it starts, and its report and stored results after it has ended."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,23 @@ from tape_ds.data.sources.weights import percent
 from tape_ds.errors import redacted
 from tape_ds.numbers import summarise
 from tape_ds.run_folder import RESULTS, TRAINED
-from tape_ds.training import device, forecast, plots, tables
+from tape_ds.training import device, plots, tables
 from tape_ds.training.callbacks import PositionUpdates, TokensBySource
 from tape_ds.training.run import Run
 from tape_ds.training.trainer import TapeTrainer
 
 
 def begin(run: Run) -> results.Result:
-    """Say what is about to happen (model, what is trained, data, sizes, where results go), and collect what is known of
-    the run at its start; rank 0 only."""
+    """Print what is about to be trained (model, parameters, data, sizes, folder), and return the facts of the run that
+    are known at its start; rank 0 only."""
     recipe, arguments = run.recipe, run.arguments
     total, trained = run.parameter_counts
     stage = deepspeed_config.stage(recipe.deepspeed)
     micro, layout = arguments.per_device_train_batch_size, recipe.layout(arguments.world_size)
     own = run.outline()
+    tokens = f"{run.most_tokens:,} tokens"
+    if run.mean_tokens != run.most_tokens:
+        tokens = f"{run.mean_tokens:,} tokens in the mean (at most {run.most_tokens:,})"
     rows = {
         "model": own.pop("model"),
         "encoding": own.pop("encoding"),
@@ -33,7 +36,7 @@ def begin(run: Run) -> results.Result:
         "trained": summarise(tuple(name.removeprefix("base_model.model.") for name in run.names)) or "nothing",
         **own,
         **({"left out": str(run.bad_rows)} if run.bad_rows.problems else {}),
-        "batch": f"{recipe.global_batch_size} sequences x {run.sequence_tokens} = {run.tokens_per_step:,} tokens "
+        "batch": f"{recipe.global_batch_size} sequences x {tokens} = {run.tokens_per_step:,} tokens "
         f"a step ({micro} per device x {layout.data} {layout.readers} x "
         f"{arguments.gradient_accumulation_steps} accumulation)",
         "steps": f"{run.steps:,}, seed {arguments.seed}",
@@ -43,7 +46,7 @@ def begin(run: Run) -> results.Result:
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
         f"{'on' if arguments.gradient_checkpointing else 'off'}",
         "device": device.describe(recipe),
-        "memory": forecast.here(recipe, run.config, arguments.world_size).summary(),
+        **({"memory": run.plan.summary()} if run.plan is not None else {}),
         "results": str(run.output),
     }
     tables.print_rows(rows)
@@ -51,13 +54,13 @@ def begin(run: Run) -> results.Result:
         command=sys.argv,
         seed=arguments.seed,
         config=recipe.as_dict(),
-        data=run.fingerprints(),
+        data=run.fingerprints_of(recipe, held_out=True),
         processes=arguments.world_size,
     )
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
-    """Write run.json and the pictures, and print what the scoring found; rank 0 only."""
+    """Write run.json and the pictures, and print the scores; rank 0 only."""
     history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
     folder = run.output / RESULTS
     figures = {
@@ -89,11 +92,11 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     run.show()
     pictures = ", ".join(sorted(file.name for file in folder.glob("*.png"))) or "none"
     print(f"results: {folder}, pictures: {pictures}\ntrained weights: {run.output / TRAINED}")
-    print(f"a page of all this: python -m evaluation report {run.output} --output {run.output / 'page'}", flush=True)
+    print(f"a page of all this: tape-ds evaluate report {run.output} --output {run.output / 'page'}", flush=True)
 
 
 def mean_speed(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return mean tokens per second over the logging steps but the first, which warms caches up; None without a
-    second."""
+    """Return mean tokens per second, without the first logging step, which warms caches up; None if it is the only
+    one."""
     speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
     return sum(speeds) / len(speeds) if speeds else None

@@ -1,6 +1,5 @@
-"""Text that the model writes while it trains: what the recipe's ``sample_prompts`` ask for."""
+"""Text that the model writes while it trains, for the recipe's ``sample_prompts``."""
 
-import functools
 from typing import Any
 
 import torch
@@ -9,17 +8,16 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from tape_ds.config.sections import Samples
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.scoring.generation import continue_prompts, ends_of
-from tape_ds.training.trackers import SafeTracker
 from tape_ds.training.trainer import TapeTrainer
 
 NAME = "samples"
 
 
 class WriteSamples(TrainerCallback):
-    """Has the model go on with the recipe's prompts every so many steps.
+    """Makes the model continue the recipe's prompts every ``sample_steps`` steps.
 
     Every rank writes the same: under ZeRO-3, and where ranks share heads, none can compute anything alone. The random
-    state and each module's mode are afterwards what they were, so that no loss knows of it.
+    state and each module's mode are restored, so that no loss changes.
     """
 
     def __init__(self, trainer: TapeTrainer, asked: Samples, tokenizer: PreTrainedTokenizerBase):
@@ -28,7 +26,6 @@ class WriteSamples(TrainerCallback):
         self.tokenizer = tokenizer
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Write, show and hand on, where it is time."""
         if self.asked.sample_steps is None or state.global_step % self.asked.sample_steps:
             return
         texts = self.write(kwargs["model"])
@@ -36,12 +33,17 @@ class WriteSamples(TrainerCallback):
             pairs = list(zip(self.asked.sample_prompts, texts, strict=True))
             for prompt, text in pairs:
                 print(f"sample at step {state.global_step}: {prompt!r} -> {text!r}", flush=True)
-            for callback in self.trainer.callback_handler.callbacks:
-                if isinstance(callback, SafeTracker):
-                    callback.attempt(functools.partial(_hand_on, step=state.global_step, pairs=pairs))
+            for callback in self.trainer.callback_handler.callbacks:  # TensorBoard and W&B take texts
+                board, wandb = getattr(callback, "tb_writer", None), getattr(callback, "_wandb", None)
+                if board is not None:
+                    for number, (prompt, text) in enumerate(pairs):
+                        board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", state.global_step)
+                if wandb is not None and wandb.run is not None:
+                    rows = [[state.global_step, prompt, text] for prompt, text in pairs]
+                    table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
+                    wandb.log({NAME: table, "train/global_step": state.global_step})
 
     def write(self, model: Any) -> list[str]:
-        """Return what the model writes behind each prompt."""
         ends, texts = ends_of(model, self.tokenizer), []
         devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -51,15 +53,3 @@ class WriteSamples(TrainerCallback):
                 (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
                 texts.append(self.tokenizer.decode(new))
         return texts
-
-
-def _hand_on(tracker: Any, step: int, pairs: list[tuple[str, str]]) -> None:
-    """To a tracker that takes texts: TensorBoard and W&B."""
-    board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
-    if board is not None:
-        for number, (prompt, text) in enumerate(pairs):
-            board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
-    if wandb is not None and wandb.run is not None:
-        rows = [[step, prompt, text] for prompt, text in pairs]
-        table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
-        wandb.log({NAME: table, "train/global_step": step})

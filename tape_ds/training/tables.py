@@ -15,7 +15,7 @@ from tape_ds.scoring.span_losses import SpanLosses
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """Name and text, a line each; the text as it is, brackets of a glob included, but for credentials."""
+    """Print a name and a text per line; the text literally, brackets included, but without credentials."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
         table.add_row(f"[bold]{key}", escape(redacted(value)))
@@ -23,7 +23,7 @@ def print_rows(rows: Mapping[str, str]) -> None:
 
 
 def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], native_length: int) -> None:
-    """A table per document: loss by span, one row per variant, past the native length in bold."""
+    """Print a table per document: loss by span, one row per variant, past the native length in bold."""
     for name, first in next(iter(scores.values())).items():
         table = Table(title=f"loss by position on {escape(name)} (nats per token)", title_justify="left")
         table.add_column("")
@@ -41,7 +41,7 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
 
 
 def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
-    """A row per length; lengths beyond ``window``, which training has not seen, in bold."""
+    """Print a row per length; lengths beyond ``window``, which training has not seen, in bold."""
     table = Table(title="perplexity by length, on the same held-out documents", title_justify="left")
     for column in ("length", "x window", "perplexity", "nats per token", "targets", "blocks"):
         table.add_column(column, justify="right")
@@ -53,7 +53,7 @@ def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
 
 
 def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int) -> None:
-    """A row per variant and length, beyond the native length in bold, with what was replied instead of the number."""
+    """Print a row per variant and length, beyond the native length in bold, with the wrong replies."""
     table = Table(title="passkeys found", title_justify="left")
     table.add_column("")
     for column in ("prompt tokens", "x native", "found"):
@@ -70,7 +70,6 @@ def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int) -
 
 
 def _place(position: int) -> str:
-    """Return a position as this field writes lengths: 512, 2k, 16k."""
     return f"{position / 1024:g}k" if position >= 1024 else str(position)
 
 

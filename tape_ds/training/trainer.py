@@ -1,18 +1,15 @@
-"""transformers' ``Trainer``, fitted to this project and nowhere else.
+"""transformers' ``Trainer``, fitted to this project.
 
-Samples come in their own order; saved folders hold only what was trained; a checkpoint is committed by :mod:`.saving`,
-leaves frozen weights out and is resumed to the last digit; one dict of metrics per logging step; parameters are
-stepped in groups of our own (:mod:`.parameter_groups`); a schedule finds the learning rate that it starts from. At the
-end of each step all ranks tell each other how it went (:mod:`.rank_sync`), so that they stop, save, skip and report
-together.
+Samples come in their own order; saved folders hold only trained weights; a checkpoint is committed by
+:mod:`tape_ds.checkpoint.saving`, leaves frozen weights out and is restored to the last digit by
+:mod:`tape_ds.checkpoint.load`; one dict of metrics per logging step; parameters are stepped in groups
+(:mod:`.parameter_groups`). At the end of each step all ranks exchange how it went, so that they stop, save, skip and
+report together.
 """
 
 import functools
-import json
 import math
-import pickle
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,15 +22,12 @@ from deepspeed.checkpoint.constants import (
     UNIVERSAL_CHECKPOINT_VERSION_KEY,
     UNIVERSAL_CHECKPOINT_VERSION_VALUE,
 )
-from peft import PeftModel
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, set_seed
-from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, safe_globals
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from tape_ds import results, run_folder, storage
-from tape_ds.checkpoint import engine_state, saving, trained
-from tape_ds.checkpoint.resharding import load_engine
-from tape_ds.checkpoint.restored_hparams import RestoredHparams
+from tape_ds.checkpoint import engine_state, load, saving, trained
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization, Safety
@@ -42,7 +36,6 @@ from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
-from tape_ds.errors import Problem, UserError
 from tape_ds.methods import assert_trainable
 from tape_ds.methods.distillation import Teacher
 from tape_ds.resilience import guards
@@ -56,54 +49,27 @@ from tape_ds.training.environment import say
 _WITHIN = ("data", "forward", "backward", "step")
 
 
-def _refuse_functions(folder: Path, *names: str) -> None:
-    """Refuse a checkpoint of which one of these files holds more than tensors and plain values.
-
-    Raises:
-        UserError: loading it would run what it names. transformers would not load it either, but in the middle of a
-            start, and by an error that only says so of pickles.
-    """
-    for name in names:
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            with safe_globals():  # mapped where torch can: what is looked at is not read twice
-                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except pickle.UnpicklingError as error:
-            wrong = f"{name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
-            raise saving.refusal(str(folder), ValueError(wrong)) from error
-
-
-class _GoOn(TrainerCallback):
-    """What the trainer does around its steps: it goes on from what its checkpoint left, when the base class has set all
-    of it to zero, and commits a save on its way before anything that could still fail."""
+class RestoreState(TrainerCallback):
+    """Restores sums that the base class sets to zero before the first step, and commits a pending save before anything
+    that could still fail."""
 
     def __init__(self, trainer: "TapeTrainer"):
         self.trainer = trainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Before the first step, also where none is left."""
         self.trainer.load_rank_state()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Before the schedule moves on."""
-        self.trainer.note_position_rate()
+        self.trainer.note_position_rate()  # before the schedule moves on
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Before the folder of trained weights and all scores."""
         self.trainer.beat("saving")
         self.trainer.saver.finish()
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Raised on all ranks together when a run ends before its last step because it was asked to.
-
-    Args:
-        step: steps taken.
-        reason: what asked, in words.
-        lost: whether a disk kept the checkpoint from being committed that holds these steps.
-    """
+    """Raised on all ranks together when a run ends before its last step because it was asked to; ``lost``: a disk kept
+    the checkpoint of these steps from being committed."""
 
     def __init__(self, step: int, reason: str, *, lost: bool = False):
         super().__init__(f"stopped at step {step}: {reason}")
@@ -113,20 +79,9 @@ class Stopped(Exception):  # noqa: N818 - nothing went wrong
 
 
 class TapeTrainer(Trainer):
-    """A Trainer for a model of which the parameters ``record.names`` are trained.
-
-    Args:
-        record: what goes into every saved folder; its names are asserted against the model.
-        tokens_per_step: tokens of one optimizer step, over all ranks.
-        flops_per_token: training FLOPs of the model per token, for MFU.
-        layout: which ranks work on the same sequences; default none do.
-        safety: which checkpoints are kept, and what ends a run.
-        optimization: how position parameters are stepped.
-        teacher: adds to the loss how far the model is from it within its window; None: nothing does.
-        identity: of the run, for its checkpoints (see :mod:`.identity`).
-        stop: what asks this process to stop; without one nothing does.
-        arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.order``).
-    """
+    """A Trainer for a model of which exactly the parameters ``record.names`` are trained; its training set serves
+    samples in order (:mod:`tape_ds.data.order`). ``flops_per_token`` are the model's training FLOPs, for MFU;
+    ``identity`` is stored with its checkpoints."""
 
     def __init__(
         self,
@@ -145,54 +100,17 @@ class TapeTrainer(Trainer):
         super().__init__(**arguments)
         assert_trainable(self.model, record.names)
         self.record = record
-        self.rank_sync = RankSync()
-        self.layout = Layout(self.rank_sync.world) if layout is None else layout
-        self._share_of_flops = 1 / self.layout.ways
-        """What is this rank's of the floating-point operations that transformers counts from its parameters."""
-        self._share_sequences()
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
-        self.peak_memory_bytes: int | None = None
-        """The most that any rank needed while it trained; known when training has ended."""
         self.safety = Safety() if safety is None else safety
         self.optimization = Optimization() if optimization is None else optimization
         self.teacher = teacher
-        self._parts = torch.zeros(2, device=self.args.device)
-        """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
-        self._logged_before = 0
-        """The logging step before the one that is being logged."""
-        self._position_rate: float | None = None
-        """Learning rate of position parameters in the step that was taken last."""
-        self.saver = self._make_saver(identity or {})
-        file = Path(self.args.output_dir) / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
-        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, self._samples_of)
-        self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
-        self._protection: SkipCounter | None = None
-        """Of an optimizer that would step on gradients which are not finite."""
-        self._skipped = 0
-        """Steps left out up to the last one."""
-        self._spike: Spike | None = None
-        """What the loss of this step is."""
-        self._spared: torch.Tensor | None = None
-        """This rank's loss of a spike whose step is being left out."""
-        self.watchdog: Watchdog | None = None
-        """Ends the process where it makes no progress; whoever trains sets it."""
-        self.add_callback(_GoOn(self))
-        self._resumed: Path | None = None
-        """The checkpoint that training goes on from."""
-        self._stop = stop
-        self._stop_reason: str | None = None
-        self._save_name: str | None = None
-        self.saved: Path | None = None
-        """The checkpoint of the last save, if it was committed."""
-        self._agreed = 0
-        """The last step at whose end the ranks spoke."""
-        self._own_loss = torch.zeros((), device=self.args.device)
-        """Of this rank's part of the step that is being taken."""
-        self._clock: tuple[int, float] | None = None
-        self._begin: tuple[int, float] | None = None
+        self.rank_sync = RankSync()
 
-    def _share_sequences(self) -> None:
+        # ranks that work on the same sequences
+        self.layout = Layout(self.rank_sync.world) if layout is None else layout
+        self._share_of_flops = 1 / self.layout.ways
+        """This rank's share of the floating-point operations that transformers counts from its parameters."""
         timeout = timedelta(seconds=self.args.ddp_timeout)
         if self.layout.sequence > 1:
             use_sequence_parallel(self.model, self.layout, self.rank_sync.rank, timeout)
@@ -202,14 +120,61 @@ class TapeTrainer(Trainer):
             self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
             distributed_map.set_team_size(self.layout.tensor)
 
+        # saving and resuming
+        output = Path(self.args.output_dir)
+        plugin = getattr(self.args, "hf_deepspeed_config", None)
+        stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
+        about: dict[str, Any] = {"processes": self.rank_sync.world, "stage": stage, "tensor": self.layout.tensor}
+        about |= {"identity": dict(identity or {}), "versions": results.versions()}
+        keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every}
+        keep |= {"steps": tuple(self.safety.keep_steps)}
+        self.saver = Saver(output, self.rank_sync, about, keep, say=say, background=self.safety.async_save)
+        self.saved: Path | None = None
+        """The checkpoint of the last save, if it was committed."""
+        self._save_name: str | None = None
+        self._resumed: Path | None = None
+        self.add_callback(RestoreState(self))
+
+        # guards
+        file = output / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
+        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, self._samples_of)
+        self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
+        self.watchdog: Watchdog | None = None
+        """Ends the process where it makes no progress; set for training."""
+        self._protection: SkipCounter | None = None
+        """Of an optimizer that would step on gradients that are not finite."""
+        self._skipped = 0
+        """Steps left out before this one."""
+        self._spike: Spike | None = None
+        """Spike in the loss of this step."""
+        self._skipped_loss: torch.Tensor | None = None
+        """This rank's loss of a spike whose step is being left out."""
+        self._own_loss = torch.zeros((), device=self.args.device)
+        """Loss of this rank's part of this step."""
+        self._synced = 0
+        """Last step at whose end the ranks exchanged their state."""
+        self._stop = stop
+        self._stop_reason: str | None = None
+
+        # metrics
+        self.peak_memory_bytes: int | None = None
+        """The most that any rank needed while it trained; known when training has ended."""
+        self._parts = torch.zeros(2, device=self.args.device)
+        """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
+        self._logged_before = 0
+        """The logging step before the one that is being logged."""
+        self._position_rate: float | None = None
+        """Learning rate of position parameters in the last step."""
+        self._clock: tuple[int, float] | None = None
+        self._begin: tuple[int, float] | None = None
+
     @property
     def skipped_steps(self) -> int:
-        """Optimizer steps left out so far, on all ranks alike."""
         own = 0 if self._protection is None else self._protection.total
         return own + int(getattr(self.model_wrapped, "skipped_steps", 0))
 
     def go_without_training(self) -> None:
-        """What surrounds training (scoring, saving), without a step between: for a method that trains nothing."""
+        """Score and save without a step between, for a method that trains nothing."""
         self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.is_local_process_zero()
         control = self.callback_handler.on_train_begin(self.args, self.state, TrainerControl())
@@ -221,99 +186,79 @@ class TapeTrainer(Trainer):
         return [group.for_optimizer() for group in groups]
 
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
-        """As the base class's, with this project's groups of parameters; some optimizers have their own."""
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-        return kind, {"params": self._groups} | settings
+        return kind, {"params": self._groups} | settings  # some optimizers have groups of their own
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """As the base class's; one that the engine's configuration names gets the same groups."""
         optimizer = super().create_optimizer(model)
-        if isinstance(optimizer, DummyOptim):
+        if isinstance(optimizer, DummyOptim):  # the engine's JSON names the optimizer
             optimizer.params = self._groups
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Some schedules (``polynomial``) read where they start from in ``optimizer.defaults``, which an engine's
-        optimizer does not have; the one inside does."""
+        # Some schedules (polynomial) read their first rate in optimizer.defaults, which an engine's optimizer does not
+        # have; the one inside does.
         engine = getattr(self.optimizer if optimizer is None else optimizer, "optimizer", None)
         if engine is not None and not hasattr(engine, "defaults"):
             engine.defaults = engine.optimizer.defaults
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if not self.is_deepspeed_enabled:  # before the base class loads a checkpoint's; an engine's are made elsewhere
-            self._restored_hparams = RestoredHparams.of(self.optimizer, self.lr_scheduler)
-        return scheduler
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def get_train_dataloader(self) -> Any:
-        """As the base class's; ranks that work on the same sequences read them, and its workers live through signals
-        that are meant for their rank."""
         loader = super().get_train_dataloader()
-        if self.layout.ways > 1:  # accelerate has dealt the batches to all ranks in turn
-            dealt = loader.batch_sampler
-            dealt.num_processes, dealt.process_index = self.layout.data, self.layout.data_rank(self.rank_sync.rank)
-        inner = getattr(loader, "base_dataloader", loader)  # accelerate's adapter iterates this one
+        if self.layout.ways > 1:
+            # accelerate deals the batches to all ranks in turn, but ranks of a group read the same sequences
+            sampler = loader.batch_sampler
+            sampler.num_processes, sampler.process_index = self.layout.data, self.layout.data_rank(self.rank_sync.rank)
+        # its workers ignore signals that are meant for their rank; accelerate's adapter iterates the inner loader
+        inner = getattr(loader, "base_dataloader", loader)
         inner.worker_init_fn = functools.partial(shield_worker, init=inner.worker_init_fn)
         return loader
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[Any, Any]:
-        """Return an engine saves and loads by our files, and is resumed without frozen weights: the base class would
-        ask for every weight of the model."""
-        self._resumed = folder = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
-        if folder is not None:
-            _refuse_functions(folder, self._rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
+        """Prepare as the base class does, but save and load by this project's files."""
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if not self.is_deepspeed_enabled:
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
             self._protection = guards.protect(self.optimizer)
         else:
-            if folder is not None:
-                self._require_same_record(str(folder))
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
             saving.adopt(self.model_wrapped)
             if self.layout.tensor > 1:
                 # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
                 self.model_wrapped.first_dataloader_check.remove()
             if not guards.protects_itself(self.model_wrapped):
                 self._protection = guards.protect(self.model_wrapped.optimizer)
-            if folder is not None:
-                self._restored_hparams = RestoredHparams.of(self.optimizer, self.lr_scheduler)
-                job = {name: self.saver.about[name] for name in ("processes", "stage")}
-                load_engine(self.model_wrapped, folder, self.state.global_step, **job)
-                self._load_optimizer_and_scheduler(str(folder))
-                self._load_scaler(str(folder))
-        if folder is not None:
-            self._restored_hparams.put_back(self.optimizer, self.lr_scheduler)
+        if resume_from_checkpoint is not None:
+            self._resumed = Path(resume_from_checkpoint)
+            load.restore(self, self._resumed)
         return prepared
 
-    def load_rank_state(self) -> None:
-        """Go on from what :meth:`_rank_state` left; how often is logged and saved is this run's to say.
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load nothing: :meth:`_prepare_for_training` restores the weights together with everything else."""
 
-        What all ranks hold alike comes from one file. Where another number of ranks saved, their sums become the mean,
-        and every rank's random numbers start from the seed, the step and its own number.
+    def load_rank_state(self) -> None:
+        """Continue the sums of :meth:`_rank_state`; logging and saving intervals are this run's own.
+
+        Where another number of ranks saved, every rank's random numbers start from the seed, the step and its number.
         """
         self.state.compute_steps(self.args, self.state.max_steps)
-        self._agreed = self.state.global_step
+        self._synced = self.state.global_step
         if self._resumed is None:
             return
-        if not (self._resumed / self._rng_file).is_file():
+        if not (self._resumed / self.rng_file).is_file():
             set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.rank_sync.rank) % 2**32)
-        ranks = range(len(list(self._resumed.glob("rank_state_*.json"))))
-        files = [self._resumed / f"rank_state_{rank}.json" for rank in ranks]
-        if not files:
+        state = load.rank_state(self._resumed, self.rank_sync.rank, self.rank_sync.world)
+        if state is None:
             return
-        states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        left = states[0]
-        own = [states[self.rank_sync.rank]] if len(states) == self.rank_sync.world else states
-        self._tr_loss.fill_(sum(float.fromhex(state["loss"]) for state in own) / len(own))
-        parts = [[float.fromhex(part) for part in state.get("parts", ())] for state in own]
+        self._tr_loss.fill_(state["loss"])
         if self.teacher is not None:
-            self._parts = torch.tensor(parts).mean(dim=0).to(self._parts)
-        self._total_loss_scalar = float.fromhex(left["total_loss"])
-        self._globalstep_last_logged = left["last_logged"]
-        self.nonfinite.load_state(left["nonfinite"])
-        self.spikes.load_state(left["spikes"])
-        if self._protection is not None and left["protection"] is not None:
-            self._protection.load_state(left["protection"])
+            self._parts = state["parts"].to(self._parts)
+        self._total_loss_scalar = state["total_loss"]
+        self._globalstep_last_logged = state["last_logged"]
+        self.nonfinite.load_state(state["nonfinite"])
+        self.spikes.load_state(state["spikes"])
+        if self._protection is not None and state["protection"] is not None:
+            self._protection.load_state(state["protection"])
         self._skipped = self.skipped_steps
 
     def _rank_state(self) -> dict[str, Any]:
@@ -330,115 +275,80 @@ class TapeTrainer(Trainer):
         }
 
     @property
-    def _rng_file(self) -> str:
+    def rng_file(self) -> str:
+        """Name of this rank's file of random states, as transformers chooses it."""
         return f"rng_state_{self.args.process_index}.pth" if self.args.world_size > 1 else "rng_state.pth"
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Without an engine the weights come back from the folder of trained weights."""
-        self._require_same_record(resume_from_checkpoint)
-        trained.apply_trained(resume_from_checkpoint, self.model if model is None else model, self.record.names)
-
-    def _require_same_record(self, folder: str) -> None:
-        saved = trained.read_record(folder)
-        fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(self.record, name)]
-        if saved.base_files and saved.base_files == self.record.base_files:  # the same one, wherever it was moved
-            fields = [name for name in fields if name != "base"]
-        bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        fields += trained.differing_fields(folder, bare.config)
-        if isinstance(self.model, PeftModel) and saved.method == self.record.method:
-            fields += trained.differing_adapters(folder, self.model)
-        if fields:
-            wrong = f"it was saved by a run that differs in {', '.join(fields)}"
-            remedy = "resume with the recipe of that run, or start in another output_dir"
-            raise UserError(Problem("resume_from_checkpoint", folder, wrong, remedy))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write a folder of trained weights; every rank takes part in gathering it."""
         folder = output_dir or self.args.output_dir
         trained.save_trained(folder, self.model, self.record, self.processing_class)
 
-    def _make_saver(self, identity: Mapping[str, Any]) -> Saver:
-        plugin = getattr(self.args, "hf_deepspeed_config", None)
-        stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
-        about: dict[str, Any] = {"processes": self.rank_sync.world, "stage": stage, "tensor": self.layout.tensor}
-        about |= {"identity": dict(identity), "versions": results.versions()}
-        steps = tuple(self.safety.keep_steps)
-        keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every, "steps": steps}
-        output = Path(self.args.output_dir)
-        return Saver(output, self.rank_sync, about, keep, say=say, background=self.safety.async_save)
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write this rank's part of a checkpoint, and commit it with all others."""
         name, self._save_name, self.saved = self._save_name, None, None
-        counted = [cuts.whole_numel(p) for p in self.model.parameters() if p.requires_grad]
-        element = next(self.model.parameters()).element_size()
         self.beat("saving")
         self.store_flos()
-        need = saving.need(sum(counted), element, self.is_deepspeed_enabled)
+        counted = sum(cuts.whole_numel(p) for p in self.model.parameters() if p.requires_grad)
+        need = saving.need(counted, next(self.model.parameters()).element_size(), self.is_deepspeed_enabled)
         part = self.saver.begin(self.state.global_step, need, name)
         if part is None:
             return
         part.attempt(lambda: self.save_model(str(part.folder)))  # first: its collectives meet no rank in trouble
         if self.is_deepspeed_enabled:
-            self._save_engine(part)
-        for file, task in self._small_files().items():
+            engine = self.model_wrapped
+            engine.checkpoint_engine.part = part
+            info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
+            tensor_parallel = cuts.described(engine.module)
+            engine.save_checkpoint(
+                str(part.folder),
+                tag=f"global_step{self.state.global_step}",
+                client_state={UNIVERSAL_CHECKPOINT_INFO: info, engine_state.TENSOR_PARALLEL: tensor_parallel},
+                save_latest=False,
+                exclude_frozen_parameters=True,
+            )
+            engine.checkpoint_engine.part = None
+
+        files: dict[str, Callable[[Path], Any]] = {
+            self.rng_file: lambda path: self._save_rng_state(str(path.parent)),
+            f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
+        }
+        if self.args.should_save:
+            own_schedule = not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper)
+            states = {
+                OPTIMIZER_NAME: None if self.is_deepspeed_enabled else self.optimizer,
+                SCHEDULER_NAME: self.lr_scheduler if own_schedule else None,
+                SCALER_NAME: getattr(self.accelerator, "scaler", None),
+            }
+            for file, state in states.items():
+                if state is not None:
+                    files[file] = functools.partial(saving.save, state.state_dict())
+            files[TRAINER_STATE_NAME] = lambda path: self.state.save_to_json(str(path))
+        for file, task in files.items():
             part.write(file, task, at_once=True)
         part.go()
         if not self.saver.background:
             self.saved = self.saver.finish()
 
-    def _small_files(self) -> dict[str, Callable[[Path], Any]]:
-        """Return what this rank writes of a checkpoint beside the folder of trained weights and the engine's files, by
-        name."""
-        files: dict[str, Callable[[Path], Any]] = {
-            self._rng_file: lambda path: self._save_rng_state(str(path.parent)),
-            f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
-        }
-        if not self.args.should_save:
-            return files
-        states = {OPTIMIZER_NAME: None if self.is_deepspeed_enabled else self.optimizer}
-        states[SCHEDULER_NAME] = None if isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper) else self.lr_scheduler
-        states[SCALER_NAME] = getattr(self.accelerator, "scaler", None)
-        for name, state in states.items():
-            if state is not None:
-                files[name] = functools.partial(saving.save, state.state_dict())
-        return files | {TRAINER_STATE_NAME: lambda path: self.state.save_to_json(str(path))}
-
-    def _save_engine(self, part: saving.SavedPart) -> None:
-        engine = self.model_wrapped
-        engine.checkpoint_engine.part = part
-        info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
-        engine.save_checkpoint(
-            str(part.folder),
-            tag=f"global_step{self.state.global_step}",
-            client_state={UNIVERSAL_CHECKPOINT_INFO: info, engine_state.TENSOR_PARALLEL: cuts.described(engine.module)},
-            save_latest=False,
-            exclude_frozen_parameters=True,
-        )
-        engine.checkpoint_engine.part = None
-
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the base class's; remembers this rank's loss."""
         loss = super().training_step(*args, **kwargs)
         self.beat("step")
-        if self._spared is not None:
-            loss, self._spared = self._spared, None
+        if self._skipped_loss is not None:
+            loss, self._skipped_loss = self._skipped_loss, None
         self._own_loss += loss
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class's, which counts the targets of a sequence once for every rank that has a part of its
-        loss."""
         self.beat("data")
         samples, targets = super().get_batch_samples(*args, **kwargs)
+        # counted once for every rank that has a part of the sequence's loss
         return samples, targets if targets is None else targets / self.layout.sequence
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Return sequences of an optimizer step, each counted once; the base class knows of tensor parallelism."""
+        # each sequence once; the base class divides by tensor-parallel ranks itself
         return super().get_total_train_batch_size(args) // self.layout.sequence
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """This rank's share of them."""
         return super().floating_point_ops(inputs) * self._share_of_flops
 
     def compute_loss(
@@ -448,8 +358,8 @@ class TapeTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """As the base class's. Where spikes are left out, all ranks look at the step's loss before the last backward
-        pass of it; a loss times NaN is what every engine leaves out."""
+        """Add the divergence from a teacher; where spikes are skipped, make the loss NaN before the step's last
+        backward pass, so that every engine leaves the step out."""
         self.beat("forward")
         if self.teacher is None:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -463,30 +373,27 @@ class TapeTrainer(Trainer):
         if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
             return loss
         own = (self._own_loss + loss.detach()).item()
-        self._judge([numbers[0] for numbers in self.rank_sync.numbers([own])])
+        self._check_spike([numbers[0] for numbers in self.rank_sync.numbers([own])])
         if self._spike is None:
             return loss
-        self._spared = loss.detach()
+        self._skipped_loss = loss.detach()
         return loss * math.nan
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
-        """End a step: agree, log, save, and stop if that was agreed.
-
-        Each mean starts at zero: the base class subtracts the sum from itself, and NaN - NaN stays NaN for good.
-        """
-        if self.state.global_step > self._agreed:
-            self._agreed = self.state.global_step
-            self._agree(grad_norm)
+        """End a step: exchange states, log, save, and stop if any rank was asked to."""
+        if self.state.global_step > self._synced:
+            self._synced = self.state.global_step
+            self._sync_step(grad_norm)
         logged = self._logged_before = self._globalstep_last_logged
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
         if self._globalstep_last_logged != logged:
-            tr_loss.zero_()
+            tr_loss.zero_()  # the base class subtracts the sum from itself, and NaN - NaN stays NaN for good
         if self._stop_reason is not None:
             folder = self.saver.finish() or self.saved
             raise Stopped(self.state.global_step, self._stop_reason, lost=folder is None)
 
-    def _agree(self, grad_norm: Any) -> None:
-        """Tell all ranks how the step went here, hear how it went there, and decide alike."""
+    def _sync_step(self, grad_norm: Any) -> None:
+        """Exchange how the step went on each rank, and decide on all alike: skip, save, stop."""
         self.beat("agreement")
         asked = asked_to_save(Path(self.args.output_dir)) if self.rank_sync.rank == 0 else None
         reason = self._stop.reason if self._stop is not None else None
@@ -496,7 +403,7 @@ class TapeTrainer(Trainer):
         own = [float(reason is not None), float(asked is not None), float(self.saver.done), loss, norm]
         stops, saves, done, losses, norms = zip(*self.rank_sync.numbers(own), strict=True)
         try:
-            self._guard(losses, norms)
+            self._check_finite(losses, norms)
         except StoppedByGuard:
             self.saver.finish()  # of a step before, and good
             raise
@@ -513,39 +420,36 @@ class TapeTrainer(Trainer):
             self._stop_reason = self.rank_sync.any(reason)
             self.control.should_save = self.control.should_training_stop = True
 
-    def _judge(self, losses: Sequence[float]) -> None:
+    def _check_spike(self, losses: Sequence[float]) -> None:
         self._spike = self.spikes.observe(sum(losses) / len(losses))
 
-    def _guard(self, losses: Sequence[float], norms: Sequence[float]) -> None:
-        """Say what was wrong with the step.
-
-        Raises:
-            StoppedByGuard: it has been wrong too often.
-        """
+    def _check_finite(self, losses: Sequence[float], norms: Sequence[float]) -> None:
+        """Report a step with a spike or with numbers that are not finite. Raises StoppedByGuard after too many of
+        them."""
         step, before = self.state.global_step, self._skipped
         self._skipped = self.skipped_steps
         scaled = getattr(self.accelerator, "scaler", None) is not None
         skipped = self._skipped > before or (scaled and bool(self.accelerator.optimizer_step_was_skipped))
         if self.safety.spike_action == "warn":
-            self._judge(losses)
-        elif self._spike is not None:  # left out for that, and not for a gradient of its own
-            self._tell(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
+            self._check_spike(losses)
+        elif self._spike is not None:  # skipped for the spike, not for its gradients
+            self._print(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
             self._spike = None
             return
         if self._spike is not None:
-            self._tell(f"step {step}: {self._spike}")
+            self._print(f"step {step}: {self._spike}")
             self._spike = None
         rescaled = skipped and (scaled or bool(getattr(self.model_wrapped, "fp16_enabled", lambda: False)()))
         message = self.nonfinite.observe(step, losses, norms, skipped, rescaled=rescaled)
         if message is not None:
-            self._tell(message)
+            self._print(message)
 
     def beat(self, phase: str) -> None:
-        """Tell the watchdog what this rank is about to do, in which step: the next, until that is counted."""
+        """Tell the watchdog what this rank is about to do, and in which step: the next one while it is under way."""
         if self.watchdog is not None:
             self.watchdog.beat(self.state.global_step + (phase in _WITHIN), phase)
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.rank_sync.rank == 0:
             say(text)
 
@@ -556,48 +460,42 @@ class TapeTrainer(Trainer):
         return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
 
     def note_position_rate(self) -> None:
-        """Keep the learning rate of the step that was just taken; position parameters are the last group."""
         if self.optimization.position_learning_rate is not None:
-            self._position_rate = self.optimizer.param_groups[-1]["lr"]
+            self._position_rate = self.optimizer.param_groups[-1]["lr"]  # their group is the last
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add speed, use of the hardware, memory and skipped steps to the metrics of a logging step."""
         if "loss" in logs:  # trackers warn of a None each time, so what is not available is left out
             logs = logs | {name: value for name, value in self._measure().items() if value is not None}
-            logs = logs | ({} if self._position_rate is None else {"position_learning_rate": self._position_rate})
-            logs = logs | ({} if self.teacher is None else self._both_parts())
+            if self._position_rate is not None:
+                logs["position_learning_rate"] = self._position_rate
+            if self.teacher is not None:  # the parts of the loss, before they are weighted
+                steps = self.state.global_step - self._logged_before
+                sums = zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)
+                logs["cross_entropy"], logs["divergence"] = (sum(own) / len(own) / steps for own in sums)
+                self._parts.zero_()
         if "train_loss" in logs:  # the base class divides the sum over all steps by those since the resume
             logs = logs | {"train_loss": self._total_loss_scalar / max(self.state.global_step, 1)}
         super().log(logs, start_time)
 
-    def _both_parts(self) -> dict[str, float]:
-        """Return the parts of the loss since the last logging step, before they are weighed; every rank calls it."""
-        steps = self.state.global_step - self._logged_before
-        means = [
-            sum(each) / len(each) / steps for each in zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)
-        ]
-        self._parts.zero_()
-        return dict(zip(("cross_entropy", "divergence"), means, strict=True))
-
     def _measure(self) -> dict[str, Any]:
         """Return figures since the last logging step; the first ones start with training, model set-up excluded."""
-        step, now = self.state.global_step, time.perf_counter()
+        step, now, device = self.state.global_step, time.perf_counter(), self.args.device
         before = self._clock or (step, now)
         self._clock = (step, now)
-        begin = self._begin or before
+        first, started = self._begin or before
         speed = metrics.tokens_per_second((step - before[0]) * self.tokens_per_step, now - before[1])
-        device = self.args.device
         peak = metrics.device_peak_flops(device)
+        done = step - first
         return {
             "tokens_per_second": speed,
             "mfu": metrics.model_flops_utilisation(speed, self.flops_per_token, self.args.world_size, peak),
             "memory_bytes": metrics.memory_bytes(device),
-            "eta_seconds": metrics.eta_seconds(step - begin[0], self.state.max_steps - begin[0], now - begin[1]),
+            "eta_seconds": (now - started) / done * (self.state.max_steps - step) if done > 0 else None,
             "skipped": self.skipped_steps,
             "tokens": step * self.tokens_per_step,
         }
 
     def start_clock(self) -> None:
-        """Begin to measure: called when the first step is about to run."""
+        """Start to measure speed and memory."""
         processes.reset_peak_memory(self.args.device)
         self._clock = self._begin = (self.state.global_step, time.perf_counter())

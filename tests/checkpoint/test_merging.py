@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 from tape_ds import TapeConfig, TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.cli import merge
 from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tests.disks import files, mounted
 from tests.methods.test_methods import settings
 from tests.models.helpers import VOCABULARY, tiny_config
-from tools import merge_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = torch.randint(3, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(2))
@@ -132,7 +132,7 @@ def test_the_tool_writes_one_line_to_a_log(tmp_path, capsys, recwarn):
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))).save_pretrained(folder)
     capsys.readouterr()
     recwarn.clear()
-    assert merge_adapter.main([str(folder), str(tmp_path / "whole")]) == 0
+    assert merge.main([str(folder), str(tmp_path / "whole")]) == 0
     said = capsys.readouterr()
     assert said.out.count("\n") == 1 and said.err == ""
     assert not [each for each in recwarn if "is_gradient_checkpointing" in str(each.message)]
@@ -145,7 +145,7 @@ def test_the_tool_on_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatc
     _, folder = trained_folder(tmp_path, "lora", tied=True)
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))).save_pretrained(folder)
     with mounted(tmp_path / "disk", "16k") as disk:
-        assert merge_adapter.main([str(folder), str(disk / "whole")]) == 2
+        assert merge.main([str(folder), str(disk / "whole")]) == 2
         assert files(disk) == []
         assert f"out = '{disk / 'whole'}': the disk of {disk / 'whole'} is full (" in capsys.readouterr().err
 
@@ -153,7 +153,7 @@ def test_the_tool_on_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatc
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(TapeForCausalLM, "save_pretrained", refuse)
-    assert merge_adapter.main([str(folder), str(tmp_path / "whole")]) == 2
+    assert merge.main([str(folder), str(tmp_path / "whole")]) == 2
     assert not list(tmp_path.glob("whole*"))
     assert "is full" in capsys.readouterr().err
 

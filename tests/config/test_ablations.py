@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
+from tape_ds.cli import prepare_test_set
 from tape_ds.config import pretraining
 from tape_ds.encodings.tape import TapeOptions
 from tests.config import helpers
-from tools import prepare_test_set
 
 BASES = {"c4_155m_tape": 12, "tiny_tape": 4}
 """Both scales: how their recipes' names begin, and how many heads they have."""

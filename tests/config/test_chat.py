@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tape_ds.cli import train
 from tape_ds.config import finetuning, kinds
 from tape_ds.config.finetuning import load_chat
-from tape_ds.training import plan
 from tests.config import helpers
 
 GOOD = {"model": "smollm2", "train_data": ["stdlib"], "max_steps": 4, "global_batch_size": 8}
@@ -78,7 +78,7 @@ def test_the_whole_recipe_loads_to_the_same_run():
 def test_the_default_needs_nothing_but_what_is_installed():
     recipe = load_chat([])
     assert (recipe.name, recipe.model.model, recipe.data.train_data) == ("chat_tiny", "smollm2", ["stdlib"])
-    assert "conversations of stdlib" in plan.describe(recipe)
+    assert "conversations of stdlib" in train.describe(recipe)
 
 
 def test_the_settings_of_longalign():

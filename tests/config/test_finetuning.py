@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tape_ds.cli import train
 from tape_ds.config.finetuning import load
 from tape_ds.data.scrolls.examples import DATASETS
-from tape_ds.training import plan
 from tests.config import helpers
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "scrolls"
@@ -91,7 +91,7 @@ def test_shipped_recipes_are_the_published_settings(name):
     }
     assert {key: recipe.trainer_value(key) for key in settings} == settings
     assert recipe.deepspeed["zero_optimization"]["stage"] == 2
-    assert "up to 524,288 tokens a step" in plan.describe(recipe)
+    assert "up to 524,288 tokens a step" in train.describe(recipe)
 
 
 def test_the_seven_differ_in_nothing_but_the_data_set():
@@ -103,4 +103,4 @@ def test_the_seven_differ_in_nothing_but_the_data_set():
 def test_the_default_needs_nothing_but_what_is_installed():
     recipe = load([])
     assert (recipe.name, recipe.model.model, recipe.data.dataset) == ("scrolls_tiny", "smollm2", "stdlib")
-    assert "Python's own sources" in plan.describe(recipe)
+    assert "Python's own sources" in train.describe(recipe)

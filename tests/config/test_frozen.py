@@ -12,7 +12,7 @@ import pytest
 
 from tape_ds.config import extension, finetuning, generated, pretraining
 from tape_ds.errors import Problem, UserError
-from tape_ds.training import forecast
+from tape_ds.planning import recipe_job
 
 FROZEN = Path(__file__).parents[1] / "assets" / "recipes"
 LOAD = {
@@ -57,7 +57,7 @@ def test_every_recipe_has_the_values_it_had():
             expected = same | case["differences"]
         else:
             whole[case["launcher"]] = expected
-        found = json.loads(json.dumps(forecast.settle(load(case), None, None).as_dict(), default=str))
+        found = json.loads(json.dumps(recipe_job.settle(load(case), None, None).as_dict(), default=str))
         found = {name: value for name, value in found.items() if name not in NEW_FIELDS}
         assert found == expected, case["argv"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tape_ds import encodings
+from tape_ds.cli import train
 from tape_ds.config import files
 from tape_ds.config.generated import load
 from tape_ds.data.generated.tasks import TASKS
-from tape_ds.training import plan
 from tests.config import helpers
 
 GOOD = {
@@ -152,7 +152,7 @@ def test_drawn_positions_reach_the_tests():
 @pytest.mark.parametrize("encoding", encodings.available())
 def test_every_encoding_can_be_asked_for(task, encoding):
     recipe = loaded(task=task, position_encoding=encoding, attention_backend="sdpa")
-    described = plan.describe(recipe)
+    described = train.describe(recipe)
     assert f"encoding  {encoding}" in described and f"data      {task}: " in described
     if encoding == "randpe":
         assert recipe.checked_config().position_options["evaluation_length"] == recipe.test_tokens

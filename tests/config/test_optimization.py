@@ -2,10 +2,10 @@
 
 import pytest
 
+from tape_ds.cli import train
 from tape_ds.config import extension, finetuning, generated, pretraining
 from tape_ds.config.sections import Optimization, check_trained
 from tape_ds.errors import UserError
-from tape_ds.training import plan
 from tests.config.helpers import json_file, problems_of, write
 
 FIELDS = {"position_learning_rate", "position_weight_decay"}
@@ -52,7 +52,7 @@ def test_decay_is_not_negative():
 def test_nothing_to_step_is_refused_by_both_names(load, arguments):
     """Where nobody gives them, such a recipe is fine, and its plan names no position parameters."""
     arguments = [*arguments, "--position_options", "{}"] if "--position_encoding" in arguments else arguments
-    assert "position parameters" not in plan.describe(load(arguments))
+    assert "position parameters" not in train.describe(load(arguments))
     given = ["--position_learning_rate", "10x", "--position_weight_decay", "0.1"]
     found, text = problems_of(*arguments, *given, load=load)
     assert set(found) == FIELDS and "or train an encoding with parameters: tape" in text
@@ -71,7 +71,7 @@ def test_nothing_to_step_is_refused_by_both_names(load, arguments):
 )
 def test_every_launcher_takes_them_and_its_plan_says_them(load, arguments):
     given = ["--learning_rate", "2e-4", "--position_learning_rate", "10x"]
-    shown = plan.describe(load([*arguments, *given]))
+    shown = train.describe(load([*arguments, *given]))
     assert "learning rate 0.0002" in shown
     assert "; position parameters: learning rate 0.002 (10x), weight decay 0" in shown
 
@@ -80,7 +80,7 @@ def test_a_model_of_which_only_its_files_tell_is_asked_later():
     """Fine-tuning takes any model, with its own encoding; the dry run asks it where it is known."""
     recipe = finetuning.load(["--recipe", "scrolls_tiny", "--position_learning_rate", "10x"])
     with pytest.raises(UserError, match="position_learning_rate"):
-        plan.describe(recipe)
+        train.describe(recipe)
     given = Optimization(position_learning_rate=1e-3)
     assert [problem.field for problem in check_trained(given, trained=False)] == ["position_learning_rate"]
     assert list(check_trained(given, trained=True)) == list(check_trained(Optimization(), trained=False)) == []

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tape_ds import TapeForCausalLM, encodings
+from tape_ds.cli import train
 from tape_ds.config import extension, files, pretraining
 from tape_ds.config.pretraining import load
-from tape_ds.training import plan
 from tests.config import helpers
 
 ENCODINGS = (
@@ -166,7 +166,7 @@ def test_every_shipped_recipe_is_of_one_launcher():
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_shipped_recipes_load_and_can_be_planned(name):
     recipe = load(["--recipe", name, "--dry_run"], world_size=2)
-    described = plan.describe(recipe)
+    described = train.describe(recipe)
     assert f"runs/{name}" in described and f"encoding   {recipe.model.position_encoding}" in described
     assert f"2 processes x {recipe.accumulation()} accumulation" in described
 

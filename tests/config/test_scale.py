@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tape_ds.cli import train
 from tape_ds.config import extension, pretraining
 from tape_ds.config.scale import Scale, check_model
 from tape_ds.errors import UserError
-from tape_ds.training import plan
 from tests.config.helpers import json_file, problems_of, write
 
 
@@ -26,7 +26,7 @@ def test_a_batch_that_nobody_writes_is_a_sequence_of_each_group():
 
 def test_the_plan_says_who_reads():
     recipe = extension.load(["--recipe", write(sequence_parallel_size=3)], world_size=6)
-    assert "2 per device x 2 groups of 3 processes x 2 accumulation" in plan.describe(recipe)
+    assert "2 per device x 2 groups of 3 processes x 2 accumulation" in train.describe(recipe)
 
 
 def test_another_number_of_processes_must_fit_too():

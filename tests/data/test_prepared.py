@@ -337,8 +337,8 @@ def arguments(spec, silent, tmp_path):
 
 
 def test_two_workers_write_what_one_does(arguments, tmp_path, capfd):
+    from tape_ds.cli import prepare_data
     from tape_ds.data.tokenizer import load
-    from tools import prepare_data
 
     prepare([arguments[1]], load(str(arguments[3])), tmp_path / "one", **SETTINGS)
     options = [*map(str, arguments), "--output", str(tmp_path / "two")]
@@ -350,7 +350,7 @@ def test_two_workers_write_what_one_does(arguments, tmp_path, capfd):
 
 
 def test_check_names_the_shard_and_exits_with_two(done, capsys):
-    from tools import prepare_data
+    from tape_ds.cli import prepare_data
 
     assert prepare_data.main(["--check", str(done), "--workers", "2"]) == 0
     assert "all of them whole" in capsys.readouterr().out
@@ -360,7 +360,7 @@ def test_check_names_the_shard_and_exits_with_two(done, capsys):
 
 
 def test_options_are_checked(done, tmp_path, capsys):
-    from tools import prepare_data
+    from tape_ds.cli import prepare_data
 
     assert prepare_data.main(["--data", "stdlib"]) == 2
     shown = capsys.readouterr().err

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
-from evaluation import generate
+from tape_ds.cli.evaluate import generate
 from tape_ds.data import passkey
 from tape_ds.data.prompting import appended, around, prompt_ids
 from tape_ds.data.scrolls import examples as scrolls_data

@@ -323,7 +323,7 @@ def test_a_tokenizer_of_another_form_is_named(trained, tmp_path, file, content):
 
 
 def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, capsys):
-    from tools import train_tokenizer
+    from tape_ds.cli import train_tokenizer
 
     new = str(tmp_path / "new")
     assert train_tokenizer.main(["--data", "stdlib", "nope", "--vocab_size", "300", "--output", new]) == 2

@@ -21,7 +21,7 @@ from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
 from tape_ds.errors import UserError
 from tape_ds.kernels import linear_cross_entropy
-from tape_ds.training.memory_savings import MemorySavings
+from tape_ds.methods.memory_savings import MemorySavings
 from tests.distributed.covering import cover
 from tests.models.helpers import VOCABULARY, gradients, tiny_model
 

@@ -111,7 +111,7 @@ def test_a_model_in_pieces_goes_on_at_another_stage(group, interrupted, tmp_path
 
 
 def test_a_checkpoint_of_pieces_holds_whole_weights(group, interrupted, tmp_path):
-    """The folder of trained weights in it, and what tools/consolidate.py makes of the engine's parts in fp32."""
+    """The folder of trained weights in it, and what tape-ds consolidate makes of the engine's parts in fp32."""
     _, checkpoint = interrupted("TP2")
     half = group.run(train, str(tmp_path / "half"), Plan("TP2", stage=2, steps=2))[0]
     saved = load_file(checkpoint / "model.safetensors")

@@ -22,7 +22,7 @@ from tape_ds.config.sections import Memory, Optimization
 from tape_ds.data.order import IGNORED, collate
 from tape_ds.distributed import distributed_map
 from tape_ds.distributed.layout import Layout
-from tape_ds.training.memory_savings import ApplyMemorySavings
+from tape_ds.training.callbacks import ApplyMemorySavings
 from tape_ds.training.trainer import TapeTrainer
 from tests.distributed.covering import cover
 from tests.integration.workers.common import arguments, end

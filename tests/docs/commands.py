@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import Any
 from unittest import mock
 
-from tape_ds.__main__ import COMMANDS, split
+from tape_ds.cli.program import COMMANDS, TRAINING, split
 from tape_ds.errors import Problem, UserError
 from tape_ds.resilience.stopping import SIGNALS
 from tests.docs import pages
@@ -42,9 +42,9 @@ WORLDS = (1, 2, 8, 16)
 # What stops a program, by module: it is called and then stopped, or stopped instead of being called.
 READERS = {
     None: "argparse.ArgumentParser.parse_args",
-    "launchers": "tape_ds.config.loading.load",
+    "tape_ds.cli.train": "tape_ds.config.loading.load",
     "tools.experiments.pose_coverage": "tape_ds.config.loading.load",
-    "tools.plan": "tape_ds.config.loading.load",
+    "tape_ds.cli.plan": "tape_ds.config.loading.load",
 }
 WORK = {
     "tools.experiment": tuple(f"tools.experiment.__main__.{name}" for name in ("outline", "listing", "write_overview")),
@@ -53,9 +53,9 @@ PAST = re.compile(
     r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.(reproduce|stability|visualise|flops)\b|tools/flops\.py"
 )
 """What made results that are stored, at the commit that stands with them, and is there no more."""
-OWN = ("make ", "tape-ds ")
+OWN = ("make ", "tape-ds ", ".venv/bin/tape-ds ")
 """What begins a command of ours without a script's name."""
-WRAPPERS = ("launchers.keep_alive",)
+WRAPPERS = ("tape_ds.cli.keep_alive",)
 """Read their own options, and hand on a command."""
 NOT_HERE = re.compile(r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline")
 """Said of what this machine lacks, and the reader has: data, models, checkpoints, a GPU."""
@@ -154,7 +154,7 @@ def check(words: Sequence[str], is_partial: bool = False) -> None:
     if program == "make":
         check_make(words[1:])
     elif program == "tape-ds":
-        check_tape_ds(words[1:])
+        check_tape_ds(words[1:], is_partial)
     elif program == "deepspeed":
         check_deepspeed(words)
     elif program == "torchrun":
@@ -178,18 +178,18 @@ def check_make(words: Sequence[str]) -> None:
             raise WrongCommandError(f"the Makefile has no {word}")
 
 
-def check_tape_ds(words: Sequence[str]) -> None:
-    """The command is there, and its words are its script's and the launcher's."""
+def check_tape_ds(words: Sequence[str], is_partial: bool) -> None:
+    """The command is there, and its words are its own and the launcher's."""
     if words[0] in ("--help", "--folder"):
         return
-    if words[0] not in COMMANDS:
+    name = words[0].replace("_", "-")
+    if name not in COMMANDS:
         raise WrongCommandError(f"tape-ds has no {words[0]}")
-    asked = COMMANDS[words[0]]
-    options, arguments = split(words[1:]) if asked.spreads else ([], words[1:])
+    options, arguments = split(words[1:]) if name in TRAINING or name == "evaluate" else ([], words[1:])
     if options:
-        check_deepspeed(["deepspeed", *options, *(["--module"] if asked.is_module else []), asked.target, *arguments])
+        check_deepspeed(["deepspeed", *options, "--module", "tape_ds", name, *arguments])
     else:
-        check_program(asked.target, arguments, None)
+        check_program("tape_ds", [name, *arguments], None, is_partial)
 
 
 def check_deepspeed(words: Sequence[str]) -> None:
@@ -216,13 +216,13 @@ def check_torchrun(words: Sequence[str]) -> None:
 
 def check_program(word: str, arguments: Sequence[str], world: int | None, is_partial: bool = False) -> None:
     """One of ours, started with these arguments, as far as it reads them."""
-    module = module_of(word)
+    module = word if word == "tape_ds" else module_of(word)
     if module is None:
         must_be_there(word)
         return
     if word.endswith(".py"):
         must_be_there(word)
-    if module in WRAPPERS:
+    if door(module, arguments)[0] in WRAPPERS:
         found = read(module, arguments, None)
         if getattr(found, "command", None) not in ([], ["COMMAND"]):
             check(found.command)
@@ -247,12 +247,30 @@ def must_be_there(path: str) -> None:
         raise WrongCommandError(f"{path} is not there")
 
 
+def door(module: str, arguments: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
+    """The module that has a program's ``main``, and what that is called with."""
+    if module == "tape_ds":
+        name, rest = arguments[0], list(arguments[1:])
+        if name == "experiment":
+            return "tools.experiment", (rest,)
+        return f"tape_ds.cli.{COMMANDS[name].module}", (TRAINING[name], rest) if name in TRAINING else (rest,)
+    if module == "evaluation":
+        return "tape_ds.cli.evaluate", (list(arguments),)
+    script = pages.ROOT / f"{module.replace('.', '/')}.py"
+    text = script.read_text(encoding="utf-8") if script.is_file() else ""
+    found = re.search(r"from (tape_ds\.cli\.\w+) import main\s+sys\.exit\(main\((?:\"(\w+)\")?\)\)", text)
+    if found is None:
+        return module, ()
+    return found[1], (found[2], list(arguments)) if found[2] else (list(arguments),)
+
+
 def read(module: str, arguments: Sequence[str], world: int | None, is_partial: bool = False) -> Any:
     """What a program makes of its command line; None where it ends before any work.
 
     Raises:
         UserError, WrongCommandError: it refuses it.
     """
+    module, given = door(module, arguments)
     is_package = (pages.ROOT / module.replace(".", "/") / "__main__.py").is_file()
     with contextlib.ExitStack() as patched:
         patched.enter_context(handlers_kept())
@@ -268,7 +286,7 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
         if group in READERS:
             patched.enter_context(mock.patch(READERS[group], reading(READERS[group], world)))
         try:
-            main()
+            main(*given)
         except Read as done:
             return done.args[0] if done.args else None
     return None

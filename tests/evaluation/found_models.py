@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from tape_ds.scoring import models
+
 
 @dataclass
 class Found:
@@ -36,7 +38,7 @@ def asker(command, monkeypatch, folder):
 
     def run(model, *words, **facts):
         found = Found(model, **facts)
-        monkeypatch.setattr(command.models, "find", lambda options, problems=(): found)
+        monkeypatch.setattr(models, "find", lambda options, problems=(): found)
         return command.main(["a/model", "--output", str(folder), *words]), found
 
     return run

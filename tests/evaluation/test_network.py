@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from tape_ds.cli.prepare_test_set import TEST_SETS
 from tape_ds.data.sources import parse_all
-from tools.prepare_test_set import TEST_SETS
 
 pytestmark = pytest.mark.network
 PUBLISHED = [name for name, each in TEST_SETS.items() if each.data]

@@ -96,12 +96,12 @@ def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
 
 
 def test_the_room_for_a_reply_is_one_number():
-    from evaluation import passkey_options
+    from tape_ds.cli.evaluate import passkey as passkey_command
 
     told = yaml.load((TASKS / "passkey" / "tape_passkey.yaml").read_text(), Loader=_Lenient)
     code = (TASKS / "passkey" / "passkey_task.py").read_text()
-    assert told["generation_kwargs"]["max_gen_toks"] == passkey_options.NEW_TOKENS == 10
-    assert f"REPLY = {passkey_options.NEW_TOKENS}\n" in code
+    assert told["generation_kwargs"]["max_gen_toks"] == passkey_command.NEW_TOKENS == 10
+    assert f"REPLY = {passkey_command.NEW_TOKENS}\n" in code
 
 
 class _Lenient(yaml.SafeLoader):

@@ -12,7 +12,7 @@ from html import escape
 
 import pytest
 
-from evaluation import report
+from tape_ds.cli.evaluate import report
 from tests.evaluation import report_examples as examples
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

@@ -22,10 +22,10 @@ from typing import Any, Literal, get_args, get_origin
 import torch._dynamo  # noqa: F401  # --dry_run imports it, and it makes a folder of its own then
 import yaml
 
+from tape_ds.cli import train
 from tape_ds.config import extension, files, finetuning, generated, pretraining
 from tape_ds.errors import command
 from tape_ds.exit_codes import ExitCode
-from tape_ds.training import plan
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.strange import BYTES, STRANGE, TEXTS, WORDS
 from tests.faults.writes import watched
@@ -221,7 +221,7 @@ def _in_process(entered: Typed) -> tuple[int, str]:
     def main() -> int:
         recipe = load(entered.words, world_size=1)
         print(recipe.to_yaml())
-        print(plan.describe(recipe))
+        print(train.describe(recipe))
         return 0
 
     errors = io.StringIO()

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from evaluation import arithmetic
 from tape_ds import results
+from tape_ds.cli.evaluate import arithmetic
 from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.data.generated.tasks import TASKS
 from tests.integration.conftest import forked, start

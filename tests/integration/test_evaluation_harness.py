@@ -10,12 +10,12 @@ import torch
 from lm_eval import simple_evaluate, tasks
 from lm_eval.tasks import TaskManager
 
-from evaluation import harness
 from tape_ds import TapeConfig, TapeForCausalLM
-from tests.evaluation.test_harness import WRITE
+from tape_ds.cli import export
+from tape_ds.cli.evaluate import harness
+from tests.cli.evaluate.test_harness import WRITE
 from tests.integration.conftest import ROOT, forked
 from tests.models.helpers import randomised
-from tools import export_hf
 
 CHOOSE = """
 task: own_choose
@@ -84,7 +84,7 @@ def exported(tiny, tmp_path_factory):
     randomised(model).save_pretrained(folder / "model")
     for file in (tiny / "model").glob("tokenizer*"):
         (folder / "model" / file.name).write_bytes(file.read_bytes())
-    assert export_hf.main([str(folder / "model"), str(folder / "exported")]) == 0
+    assert export.main([str(folder / "model"), str(folder / "exported")]) == 0
     return folder
 
 

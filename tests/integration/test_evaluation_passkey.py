@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation import passkey
+from tape_ds.cli.evaluate import passkey
 from tests.integration.conftest import ROOT, launch
 
 ASKED = ["--lengths", "400", "500", "--depths", "0", "0.5", "1", "--trials", "1"]

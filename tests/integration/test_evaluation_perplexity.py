@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from evaluation import perplexity
 from tape_ds import results
+from tape_ds.cli.evaluate import perplexity
 from tests.integration.conftest import forked, start
 
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
+from tape_ds.cli import export
 from tape_ds.models.loading import configuration
 from tests.integration import clean_environment
 from tests.integration.conftest import ROOT
 from tests.models.helpers import randomised, rounding
-from tools import export_hf
 
 FORMS = {
     "own code": {"position_encoding": "tape"},
@@ -96,7 +96,7 @@ def exported(tiny, tmp_path_factory):
         source = folder / f"source {name}"
         model.save_pretrained(source)
         AutoTokenizer.from_pretrained(tiny / "model").save_pretrained(source)
-        assert export_hf.main([str(source), str(folder / name)]) == 0
+        assert export.main([str(source), str(folder / name)]) == 0
         if name == "own code":
             expected["rounding"] = torch.tensor(rounding(model, ids))
     save_file(expected, folder / "expected.safetensors")
@@ -180,6 +180,7 @@ from transformers import AutoModelForCausalLM
 folder, stored = sys.argv[1], load_file(sys.argv[2])
 if sys.argv[3] == "before":
     import tape_ds
+    tape_ds.register()
 exported = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 import tape_ds
 own = tape_ds.TapeForCausalLM.from_pretrained(folder).eval()

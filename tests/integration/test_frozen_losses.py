@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tape_ds import results
+from tape_ds.cli import consolidate
 from tests.integration import freeze_losses
 from tests.integration.conftest import forked
 from tests.integration.freeze_losses import LAUNCHERS, NAMES, SAVED, SHARING
-from tools import consolidate
 
 DAILY = {"extend_llama-zero3", "pretrain_c4-zero1", "finetune_scrolls-zero2", "train_arithmetic-null"}
 """Of each launcher, one engine; the others are slow."""

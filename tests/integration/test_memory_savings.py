@@ -10,8 +10,6 @@ from tests.integration.workers.common import LENGTH
 from tests.integration.workers.memory_savings import SAVINGS, STEPS
 
 pytestmark = pytest.mark.slow
-ROW = re.compile(r"^\| gloo:(\w+) \| ([\d.,]+) \| ([\d.,]+) \|$", re.M)
-"""A line of the profile's table of collectives: name, count a step, milliseconds a step."""
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +43,9 @@ def test_a_saving_changes_no_number(outcomes, stage, saving):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_both_states_are_moved_and_come_back(outcomes, stage):
     """Of three blocks of 32 columns and two groups of 8: with every block, hidden states of two and the state of one,
-    the last block's own staying; with every second (the first and the last), those of the first alone."""
+    the last block's own staying."""
     hidden, state = (2 * LENGTH * columns * 4 for columns in (32, 16))
-    expected = {"tiles": 2 * hidden + state, "selective, moved": 2 * hidden + state, "second, moved": hidden}
+    expected = {"tiles": 2 * hidden + state, "selective, moved": 2 * hidden + state, "moved": 2 * hidden + state}
     for saving, each in expected.items():
         moved = outcomes[stage, saving]["moved"]
         assert moved == [STEPS * each, STEPS * each, 0], saving
@@ -66,12 +64,8 @@ def test_what_is_recorded_changes_nothing(outcomes):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_says_what_it_communicated(launched, rank):
-    """ZeRO-3 gathers weights and reduces gradients; gloo, which has no reduction that scatters, reduces for all."""
+def test_each_rank_stores_its_profile(launched, rank):
     folder, printed = launched
     summary = (folder / "3-selective, moved" / "profile" / f"summary_rank{rank}.md").read_text()
-    collectives = {name: (float(count), float(time)) for name, count, time in ROW.findall(summary)}
-    assert collectives["all_gather"][0] > 10 and collectives["all_gather"][1] > 0
-    assert collectives["all_reduce"][0] > 0 and collectives["all_reduce"][1] > 0
-    assert re.search(r"\| attention \| [\d.]+ \| [\d.]*[1-9]", summary)
+    assert re.search(r"\| forward \| [\d.]*[1-9]", summary)
     assert printed.count("profile of rank 0") == 1 and "rank 1: " not in printed

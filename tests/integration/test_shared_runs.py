@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tape_ds.checkpoint import trained
+from tape_ds.cli import consolidate
 from tests.integration.conftest import forked
 from tests.integration.shared_runs import arguments, assert_scored_alike, assert_trained_alike
-from tools import consolidate
 
 SCRIPT = "launchers/extend_llama.py"
 

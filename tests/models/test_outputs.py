@@ -103,7 +103,7 @@ def test_masks_of_the_wrong_shape_are_refused(arguments, words):
 
 @pytest.mark.slow
 def test_a_sharded_folder_loads_in_a_fresh_process(tmp_path):
-    """``import tape_ds`` is all a stranger's script needs."""
+    """``tape_ds.register()`` is all that another program's script needs."""
     kinds = {"tied": {"tie_word_embeddings": True}, "untied": {}, "bipe": {"encoding": "bipe_rope"}}
     for name, changes in kinds.items():
         model, ids = tiny_model(**changes), tokens(1, 9)
@@ -115,6 +115,7 @@ from pathlib import Path
 import torch, tape_ds
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+tape_ds.register()
 for name in {list(kinds)}:
     folder = Path({str(tmp_path)!r}, name)
     model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)

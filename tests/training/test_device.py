@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from tape_ds import installation
+from tape_ds.cli import train
 from tape_ds.config import extension, pretraining
 from tape_ds.distributed import process_info
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
-from tape_ds.planning import shape
+from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
-from tape_ds.training import device, execution, forecast, plan
+from tape_ds.training import device, execution
 from tape_ds.training.checks import libraries
 
 LARGE = ["--recipe", "llama2_7b_8k"]
@@ -23,7 +24,7 @@ def no_gpu(monkeypatch):
     """A machine without a GPU, and nobody who has said anything."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(stopping, "launcher_option", lambda name: None)
-    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
+    monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
     for name in ("DS_ACCELERATOR", installation.FOUND_NO_GPU, "LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -86,14 +87,14 @@ def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch)
 
 def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused(capsys):
     """It ended as a recipe with a mistake does, though there is nothing to mend in this one."""
-    assert plan.shown(extension.load([*LARGE, "--attention_backend", "flash", "--dry_run"]))
+    assert train.shown(extension.load([*LARGE, "--attention_backend", "flash", "--dry_run"]))
     out = capsys.readouterr().out
     assert "device    1 process on the CPU (no GPU is visible)\n" in out
     refused = out.partition("\nThis machine would refuse the run:\n")[2]
     assert "attention_backend = 'flash'" in refused and "--allow_cpu" in refused
-    assert plan.shown(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
+    assert train.shown(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
     assert "refuse" not in capsys.readouterr().out
-    assert plan.shown(extension.load([*LARGE, "--print_config"]))
+    assert train.shown(extension.load([*LARGE, "--print_config"]))
 
 
 def test_a_run_is_refused_before_anything_is_assembled():

@@ -18,8 +18,7 @@ from tape_ds.errors import UserError
 from tape_ds.resilience import spikes
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.training import execution
-from tape_ds.training.run import NothingToDo
-from tape_ds.training.runs import extension
+from tape_ds.training.runs.assembly import NothingToDo, assemble
 from tape_ds.training.trainer import TapeTrainer
 from tests.training.runs.test_extension import model, recipe
 
@@ -40,7 +39,7 @@ def train(model):
 
     def execute(output="run", stop=None, **changes):
         asked = recipe(model, **(FIELDS | {"output_dir": str(model.parent / output)} | changes))
-        return execution.execute(extension.assemble(asked), stop)
+        return execution.execute(assemble(asked), stop)
 
     execute.folder = model.parent
     return execute
@@ -327,4 +326,4 @@ def test_a_rank_that_lost_another_says_so_in_a_line(train, monkeypatch, capsys):
     assert train() == 1
     printed = capsys.readouterr().out
     assert "another rank is gone (Connection reset by peer)" in printed
-    assert "ends with it at step 3; --resume auto goes on from checkpoint-2" in printed
+    assert "this one ends at step 3; --resume auto goes on from checkpoint-2" in printed

@@ -12,7 +12,7 @@ from tape_ds.distributed import rendezvous
 from tape_ds.resilience import stopping
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.training import execution
-from tape_ds.training.runs import extension
+from tape_ds.training.runs.assembly import assemble
 from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
@@ -29,7 +29,7 @@ def test_a_method_that_trains_nothing_scores_and_leaves_a_model(model, method, c
     """No step, no engine, no training data read; its angles are in the folder, and merge onto the base."""
     settings = {"method": method, "deepspeed": "zero3", "target_length": 128, "train_data": "hub:nobody/nothing"}
     asked = recipe(model, **settings, eval_data=f"text:{model.parent}/text.txt", eval_length=96, eval_span=32)
-    assert execution.execute(extension.assemble(asked)) == 0
+    assert execution.execute(assemble(asked)) == 0
     printed = capsys.readouterr().out
     assert "nothing is trained" in printed and f"{method} x2, untrained" in printed
     output = model.parent / "run"
@@ -49,7 +49,7 @@ def test_an_unscaled_run_has_one_start(model):
     """``theta`` by its defaults: rope_theta 1e6, and both variants before it is scored."""
     (model.parent / "held.txt").write_text("three one two " * 60)
     asked = recipe(model, method="theta", eval_data=f"text:{model.parent}/held.txt", max_steps=2, report_to="none")
-    assert execution.execute(extension.assemble(asked)) == 0
+    assert execution.execute(assemble(asked)) == 0
     figures = json.loads((model.parent / "run" / "results" / "run.json").read_text())["figures"]
     assert list(figures["loss_by_position"]) == ["untouched", "theta 1e+06, untrained", "theta, trained"]
     config = TapeConfig.from_pretrained(model.parent / "run" / "trained")
@@ -62,7 +62,7 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
     (model.parent / "held.txt").write_text("three one two " * 60)
     fields = {"eval_data": f"text:{model.parent}/held.txt", "max_steps": 2, "report_to": "none", "method": "norms"}
     result = model.parent / "run" / "results" / "run.json"
-    execution.execute(extension.assemble(recipe(model, **fields)))
+    execution.execute(assemble(recipe(model, **fields)))
     assert result.is_file()
 
     def fails(*_, **__):
@@ -70,7 +70,7 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
 
     monkeypatch.setattr("tape_ds.training.callbacks.LossByPosition.on_train_end", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
-        execution.execute(extension.assemble(recipe(model, **fields, learning_rate=0.5, start_anew=True)))
+        execution.execute(assemble(recipe(model, **fields, learning_rate=0.5, start_anew=True)))
     assert not result.exists() and (model.parent / "run" / "trained" / "trained.json").is_file()
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, 
     monkeypatch.setattr(rendezvous, "leave_when", lambda asked: None)
     asked = recipe(model, method="norms", max_steps=2, report_to="none", resume="auto", expandable_segments=False)
     for told in ("results:", "finished already, at step 2"):
-        assert execution.launch(asked, extension.assemble) == 0
+        assert execution.launch(asked, assemble) == 0
         assert told in capsys.readouterr().out
         assert list((model.parent / "run" / "ranks").iterdir()) == []
 

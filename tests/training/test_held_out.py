@@ -4,7 +4,7 @@ import pytest
 
 from tape_ds import methods
 from tape_ds.results import WITHOUT_UPDATES
-from tape_ds.training.held_out import HeldOut, score_variants
+from tape_ds.training.held_out import EvalDocument, score_variants
 from tests.methods.test_methods import settings
 from tests.models.helpers import tiny_model, tokens
 
@@ -13,7 +13,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0, "original_max_pos
 
 
 def scores(model, ids):
-    found = score_variants(model, [HeldOut("text", ids)], VARIANTS, 32)
+    found = score_variants(model, [EvalDocument("text", ids)], VARIANTS, 32)
     return {variant: found[variant]["text"].nll for variant in VARIANTS}
 
 

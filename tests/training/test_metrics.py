@@ -26,11 +26,9 @@ def fresh_memory(mebibytes):
     return pages
 
 
-def test_speed_eta_and_memory():
+def test_speed_and_memory():
     assert metrics.tokens_per_second(1000, 4.0) == 250
     assert math.isnan(metrics.tokens_per_second(1000, 0.0))
-    assert metrics.eta_seconds(10, 40, 20.0) == 60
-    assert metrics.eta_seconds(0, 40, 20.0) is None
     cpu = torch.device("cpu")
     before = metrics.memory_bytes(cpu)
     block = fresh_memory(64)

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from tape_ds.config.sections import Memory, Profile
+from tape_ds.config.sections import Profile
 from tape_ds.training import profiling
-from tape_ds.training.memory_savings import ApplyMemorySavings
+from tape_ds.training.callbacks import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tests.training.test_trainer import STEPS, build, losses
 
@@ -26,46 +26,10 @@ def train(folder, profile=None, memory=None, **arguments):
 
 
 @pytest.fixture(scope="module")
-def tables():
-    """The last table of each head, in microseconds: the text has tenths of a millisecond, in which a fast CPU does all
-    that some parts have to do."""
-    made, write = {}, profiling._table
-
-    def table(head, rows, steps):
-        made[head] = {name: dict(times) for name, times in rows.items()}
-        return write(head, rows, steps)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "_table", table)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory, tables):
-    """One recorded run: its folder, its trainer, its tables."""
+def recorded(tmp_path_factory):
+    """One recorded run: its folder and its trainer."""
     folder = tmp_path_factory.mktemp("profiled")
-    trainer = train(folder, Profile(profile=True))
-    return folder, trainer, dict(tables)
-
-
-def names_of(trainer):
-    """Attributes that recording may have left on instances."""
-    objects = {id(of): of for of, _, _ in profiling.marks_of(trainer)}.values()
-    return {(type(of).__name__, name) for of in objects for name in vars(of) if callable(vars(of)[name])}
-
-
-def rows(folder, head):
-    """A table of the summary: first cell of a row -> its other cells by column."""
-    lines = (folder / "profile" / "summary_rank0.md").read_text().splitlines()
-    begin = next(at for at, line in enumerate(lines) if line.startswith(f"| {head}"))
-    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines[begin:]]
-    names = cells[0][1:]
-    end = next(at for at, each in enumerate(cells) if each == [""])
-    return {each[0]: dict(zip(names, map(as_number, each[1:]), strict=True)) for each in cells[2:end]}
-
-
-def as_number(cell):
-    return float(cell.rstrip("%").replace(",", ""))
+    return folder, train(folder, Profile(profile=True))
 
 
 def test_what_is_left_in_the_folder(recorded):
@@ -74,28 +38,12 @@ def test_what_is_left_in_the_folder(recorded):
 
 
 def test_the_window_has_the_steps_that_were_named(recorded):
-    """The third and fourth of six, the reading of their sequences among them."""
+    """The third and fourth of six."""
     folder, *_ = recorded
     with gzip.open(folder / "profile" / "trace_rank0.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
-    names = [event["name"] for event in events if event["name"].startswith(("phase: ", "ProfilerStep"))]
-    phases = {f"phase: {name}": 2 for name in profiling.PHASES}
-    assert Counter(names) == {"ProfilerStep#2": 1, "ProfilerStep#3": 1, **phases}
-
-
-def test_the_summary_says_where_the_time_went(recorded):
-    folder, _, tables = recorded
-    parts, phases = tables["part"], tables["phase"]
-    for part in ("attention", "rotation", "position updates", "feed-forward", "norms", "head and loss"):
-        assert parts[part]["forward"] > 0 and parts[part]["backward"] > 0, part
-    assert parts["embedding"]["forward"] > 0
-    # on a CPU both are all of the main thread's time
-    whole = sum(row["all"] for row in phases.values())
-    assert sum(time for row in parts.values() for time in row.values()) == pytest.approx(whole, rel=0.02)
-    for phase in ("forward", "backward", "optimizer"):
-        assert sum(row[phase] for row in parts.values()) == pytest.approx(phases[phase]["all"], rel=0.02, abs=1e3)
-    for part, row in rows(folder, "part").items():  # of two steps, rounded
-        assert row["all"] == pytest.approx(sum(parts[part].values()) / 2e3, abs=0.051)
+    names = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
+    assert Counter(names) == {"ProfilerStep#2": 1, "ProfilerStep#3": 1}
 
 
 def test_the_text_is_printed(tmp_path, capsys, monkeypatch):
@@ -104,26 +52,13 @@ def test_the_text_is_printed(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert (tmp_path / "profile" / "summary_rank0.md").read_text().strip() in printed
     assert re.search(r"profile of rank 0: \S+trace_rank0\.json\.gz\n\n1 steps of", printed)
-    assert "No collective ran." in printed and "aten::mm" in printed
+    assert "aten::mm" in printed
 
 
-def test_a_run_is_the_same_and_nothing_of_it_stays(recorded, tmp_path):
+def test_a_run_is_the_same(recorded, tmp_path):
     plain = train(tmp_path)
-    _, trainer, _ = recorded
+    _, trainer = recorded
     assert losses(trainer) == losses(plain)
-    assert names_of(trainer) == names_of(plain)
-
-
-@pytest.mark.slow
-def test_blocks_that_are_computed_again_and_tiles(tmp_path, tables):
-    """Times still add up where dispatch modes are at work, and forwards are other functions already."""
-    memory = Memory(checkpoint_layers="selective", checkpoint_offload=True, mlp_tiles=2)
-    trainer = train(tmp_path, Profile(profile=True), memory)
-    parts = tables["part"]
-    whole = sum(row["all"] for row in tables["phase"].values())
-    assert sum(time for row in parts.values() for time in row.values()) == pytest.approx(whole, rel=0.03)
-    assert parts["feed-forward"]["backward"] > 0
-    assert ("LlamaMLP", "forward") in names_of(trainer)  # the tiles', still there
 
 
 def test_a_window_that_the_run_does_not_reach_is_said(tmp_path, capsys):

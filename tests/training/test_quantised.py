@@ -8,7 +8,7 @@ import torch
 from tape_ds.checkpoint import merging
 from tape_ds.checkpoint.trained import read_record
 from tape_ds.training import execution
-from tape_ds.training.runs import extension
+from tape_ds.training.runs.assembly import assemble
 from tests.training.runs.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
@@ -28,11 +28,11 @@ def test_adapters_train_over_four_bits_and_merge_onto_the_base(model, method, mo
     onto the base as it is stored."""
     monkeypatch.setattr(execution, "leave_process_group", lambda: None)
     settings = {"method": method, "max_steps": 3, "train_embeddings": False, "learning_rate": 0.02, "save_steps": 2}
-    run = extension.assemble(recipe(model, load_in_4bit=True, **settings))
+    run = assemble(recipe(model, load_in_4bit=True, **settings))
     packed = {name for name, module in run.model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
     assert any(name.endswith("down_proj") for name in packed)
     assert not any(".position." in name or "lm_head" in name for name in packed)
-    full = extension.assemble(recipe(model, **settings))
+    full = assemble(recipe(model, **settings))
     assert run.parameter_counts == full.parameter_counts
     assert execution.execute(run) == 0
     losses = train_losses(run)
@@ -43,5 +43,5 @@ def test_adapters_train_over_four_bits_and_merge_onto_the_base(model, method, mo
     assert {parameter.dtype for parameter in merged.parameters()} == {torch.float32}
     assert set(read_record(trained).names) == set(full.names)
     resumed = recipe(model, load_in_4bit=True, resume_from_checkpoint=run.output / "checkpoint-2", **settings)
-    assert execution.execute(extension.assemble(resumed)) == 0
+    assert execution.execute(assemble(resumed)) == 0
     assert train_losses(run) == losses, "no checkpoint of such a run could be resumed: its base is held otherwise"

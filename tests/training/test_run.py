@@ -10,6 +10,7 @@ from tape_ds.config import extension
 from tape_ds.errors import Problem, UserError
 from tape_ds.resilience.run_lock import RunLock
 from tape_ds.training import run
+from tape_ds.training.runs import assembly
 
 
 def test_weights_are_16_bit_only_under_an_engine():
@@ -49,7 +50,7 @@ def test_liger_is_used_where_it_is_wanted_and_can_be(wanted, reason, used, monke
     model = torch.nn.Linear(1, 1)
     recipe = SimpleNamespace(model=SimpleNamespace(liger=wanted))
     with caplog.at_level("INFO", logger="tape_ds"):
-        run._use_liger(SimpleNamespace(recipe=recipe, model=model, arguments=SimpleNamespace(device="cuda:0")))
+        run.use_liger(SimpleNamespace(recipe=recipe, model=model, arguments=SimpleNamespace(device="cuda:0")))
     assert models == [model] * used
     said = [record.message for record in caplog.records if "Liger" in record.message]
     assert said == ["Liger's kernels in place of: RMSNorm (7), SwiGLU (3)"] * used
@@ -74,8 +75,8 @@ def test_what_one_rank_is_refused_all_are(tmp_path):
     """A rank that went on would wait for it for ever; what both say is said once."""
     problem = Problem("output_dir", str(tmp_path), "rank 1 lives in it", "wait")
     with pytest.raises(UserError, match=r"(?s)1 problem found.*rank 1 lives in it"):
-        run._claim(tmp_path, TwoRanks([problem]))
-    assert run._everyones([problem], TwoRanks([problem])) == [problem]
+        assembly.lock(tmp_path, TwoRanks([problem]))
+    assert assembly.from_all_ranks([problem], TwoRanks([problem])) == [problem]
     RunLock(tmp_path, 0).release()
 
 
@@ -86,5 +87,5 @@ def test_a_rank_on_another_machine_is_another_whatever_its_number(tmp_path):
     holder = json.loads(lock.path.read_text())
     lock.path.write_text(json.dumps(holder | {"host": "elsewhere"}))
     with pytest.raises(UserError, match=r"rank 3: process \d+ on elsewhere"):
-        run._claim(tmp_path, TwoRanks([]))
+        assembly.lock(tmp_path, TwoRanks([]))
     lock.release()

@@ -1,9 +1,7 @@
 """The trainer without an engine: data in order, exact resume, honest logs."""
 
-import functools
 import json
 import math
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,14 +14,12 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization
 from tape_ds.data.order import collate
 from tape_ds.data.passkey import PasskeyPrompt
-from tape_ds.distributed import distributed_map
 from tape_ds.errors import UserError
 from tape_ds.methods.distillation import Teacher
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.scoring.passkey import score
-from tape_ds.training import callbacks
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, PositionUpdates, Progress
-from tape_ds.training.held_out import HeldOut, read_passkeys, read_scores, tokens_to_score
+from tape_ds.training.held_out import EvalDocument, read_passkeys, read_scores, scored_together
 from tape_ds.training.trainer import TapeTrainer
 from tests.data.letters import Letters
 from tests.methods.test_methods import settings
@@ -311,7 +307,7 @@ def test_loss_by_position_before_and_after(tmp_path):
     file = tmp_path / "scores.json"
     rope = dict(trainer.model.config.rope_parameters)
     stretched = rope | {"rope_type": "linear", "factor": 2.0}
-    documents = [HeldOut("a", tokens(1, 40)), HeldOut("b", tokens(1, 40))]
+    documents = [EvalDocument("a", tokens(1, 40)), EvalDocument("b", tokens(1, 40))]
     before = {"untouched": rope, "linear x2, untrained": stretched}
     after = {"tape, trained, updates off": WITHOUT_UPDATES, "tape, trained": None}
     trainer.add_callback(LossByPosition(documents, 16, before, after, file))
@@ -323,33 +319,14 @@ def test_loss_by_position_before_and_after(tmp_path):
     assert scores["untouched"]["a"].nll != scores["linear x2, untrained"]["a"].nll != scores["tape, trained"]["a"].nll
 
 
-def test_scoring_shows_how_far_it_is_on_a_terminal(tmp_path, monkeypatch, capsys):
-    """Layer by layer, up to every token that is read; nothing is left on the model, nothing is shown to a file."""
-    trainer = build(tmp_path, max_steps=1)
-    monkeypatch.setattr(callbacks, "tqdm", functools.partial(callbacks.tqdm, mininterval=0, miniters=1))
-    prompts = [PasskeyPrompt(30, trial, 5, 0.5, "", tuple(tokens(1, 22)[0].tolist())) for trial in range(2)]
-    losses = LossByPosition([HeldOut("a", tokens(1, 40))], 16, {}, {"trained": None}, tmp_path / "scores.json")
-    asking = PasskeyRetrieval(prompts, Letters(), {}, {"trained": None}, tmp_path / "passkey.json")
-    for callback, read in ((losses, "40.0/40.0"), (asking, "58.0/74.0")):  # prompts may have 30 tokens, and have 22
-        for terminal in (False, True):
-            monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)  # noqa: B023
-            callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
-            shown = capsys.readouterr().err
-            assert (read in shown) == terminal and ("token" in shown) == terminal
-    layers = trainer.model.model.layers
-    assert not any(layer._forward_hooks for layer in layers)
-
-
 def test_ranks_score_at_the_same_time_what_waits_for_the_same_weights(tmp_path, monkeypatch):
-    """Of two ranks one scores the model with its updates and one without, but under ZeRO-3 both do first one, then the
-    other."""
-    model, documents = build(tmp_path).model, [HeldOut("a", tokens(1, 40))]
-    monkeypatch.setattr(distributed_map, "_team_and_teams", lambda: (0, 2))
+    """The model with its updates and without, but under ZeRO-3 first one, then the other."""
+    model = build(tmp_path).model
     after = {"off": WITHOUT_UPDATES, "trained": None}
-    assert tokens_to_score(model, documents, after) == 40
+    assert scored_together(model, after) == [["off", "trained"]]
     monkeypatch.setattr(model.model.norm.weight, "ds_id", 0, raising=False)  # as DeepSpeed marks what it shards
-    assert tokens_to_score(model, documents, after) == 80
-    assert tokens_to_score(model, documents, {"untouched": {}, "start": {}}) == 40
+    assert scored_together(model, after) == [["off"], ["trained"]]
+    assert scored_together(model, {"untouched": {}, "start": {}}) == [["untouched", "start"]]
 
 
 @pytest.mark.slow
@@ -358,17 +335,19 @@ def test_scores_of_another_run_are_not_kept(tmp_path):
     file = tmp_path / "scores.json"
     rope = dict(build(tmp_path).model.config.rope_parameters)
     first = build(tmp_path)
-    first.add_callback(LossByPosition([HeldOut("a", tokens(1, 40))], 16, {"untouched": rope}, {"first": None}, file))
+    first.add_callback(
+        LossByPosition([EvalDocument("a", tokens(1, 40))], 16, {"untouched": rope}, {"first": None}, file)
+    )
     first.train()
     assert set(read_scores(file)) == {"untouched", "first"}
     resumed = build(tmp_path)
     resumed.add_callback(
-        LossByPosition([HeldOut("b", tokens(1, 40))], 16, {"untouched": rope}, {"resumed": None}, file)
+        LossByPosition([EvalDocument("b", tokens(1, 40))], 16, {"untouched": rope}, {"resumed": None}, file)
     )
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert set(read_scores(file)) == {"resumed"}
     fresh = build(tmp_path)
-    fresh.add_callback(LossByPosition([HeldOut("b", tokens(1, 40))], 16, {}, {"fresh": None}, file))
+    fresh.add_callback(LossByPosition([EvalDocument("b", tokens(1, 40))], 16, {}, {"fresh": None}, file))
     fresh.train()
     assert set(read_scores(file)) == {"fresh"}
 
@@ -454,7 +433,7 @@ def test_ranks_without_stored_random_numbers_begin_anew_each_with_its_own(tmp_pa
         trainer.load_rank_state()
         drawn.append(torch.rand(()).item())
     assert drawn[0] == drawn[2] != drawn[1]
-    torch.save({}, tmp_path / trainer._rng_file)
+    torch.save({}, tmp_path / trainer.rng_file)
     torch.manual_seed(3)
     expected = torch.rand(())
     torch.manual_seed(3)

@@ -82,11 +82,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> "runs.ExperimentWork":
-    """Return the experiment with the changes of the command line.
-
-    Raises:
-        UserError: everything wrong with either.
-    """
+    """Return the experiment with the changes of the command line."""
     from tools.experiment import runs
 
     found = table.read(options.experiment, options.scale)
@@ -152,17 +148,11 @@ def listing() -> str:
 
 
 def write_overview() -> None:
-    """Write ``docs/results/README.md``.
-
-    Raises:
-        UserError: this is no checkout.
-    """
+    """Write ``docs/results/README.md``."""
     from tape_ds import storage
-    from tape_ds.installation import ROOT, work
+    from tape_ds.installation import ROOT
     from tools.experiment import pages
 
-    if work() != ROOT:
-        raise UserError(Problem("page", True, "the page is a checkout's, and there is none", "run it in a checkout"))
     storage.write_text(ROOT / pages.OVERVIEW, pages.overview())
     print(f"written: {pages.OVERVIEW}", flush=True)
 

@@ -1,9 +1,9 @@
 """``arrow``: documents as token ids in a folder of ``datasets``, and the manifest of a prepared one.
 
-``tools/prepare_data.py`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). ``datasets`` loads its
+``tape-ds prepare-data`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). ``datasets`` loads its
 folder (``state.json``, ``dataset_info.json``, ``*.arrow``), which also has a ``manifest.json``, written last: the
 fingerprints of tokenizer and data, and the documents, tokens, size and SHA-256 of every shard. Every run compares the
-sizes; only ``tools/prepare_data.py --check`` reads the shards completely.
+sizes; only ``tape-ds prepare-data --check`` reads the shards completely.
 """
 
 import hashlib
@@ -21,10 +21,12 @@ from tape_ds import paths, storage
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
 
+SHARD_TOKENS = 100_000_000  # 400 MB
+PARTS = 64  # tasks of a preparation
 FORMAT = 2  # raise it when other output is written for the same input
 MANIFEST = "manifest.json"
 RECORDS = "records"  # folder of the state that an interrupted preparation resumes from
-PREPARE_AGAIN = "delete that file and run tools/prepare_data.py again with the same settings: it makes what is missing"
+PREPARE_AGAIN = "delete that file and run tape-ds prepare-data again with the same settings: it makes what is missing"
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,12 @@ def _hash(content: Any) -> str:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether ``folder`` was made by ``tools/prepare_data.py``, finished or not."""
+    """Return whether ``folder`` was made by ``tape-ds prepare-data``, finished or not."""
     return (folder / MANIFEST).is_file() or (folder / RECORDS).is_dir()
 
 
 def read_manifest(folder: Path) -> DataManifest:
-    """Return the manifest of a finished folder.
-
-    Raises:
-        ValueError: with the reason why it cannot be read.
-    """
+    """Return the manifest of a finished folder; raise ValueError if it cannot be read."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if content.pop("check") != _hash(content):
@@ -127,7 +125,7 @@ def check_manifest(folder: Path, field: str, value: str) -> list[Problem]:
     """Return the problems of a prepared folder that file sizes show; messages call it ``field`` and ``value``."""
     if not (folder / MANIFEST).is_file():
         wrong = f"its preparation is not finished: there is no {MANIFEST}"
-        remedy = "run tools/prepare_data.py again with the same settings: it resumes where it was"
+        remedy = "run tape-ds prepare-data again with the same settings: it resumes where it was"
         return [Problem(field, value, wrong, remedy)]
     try:
         shards = read_manifest(folder).shards
@@ -148,7 +146,7 @@ def wrong_size(folder: Path, shard: ShardEntry) -> str | None:
 
 class ArrowFolder(TokenSource):
     """``arrow:DIR``: written by ``Dataset.save_to_disk`` with a column ``input_ids`` (and perhaps ``name``), or by
-    ``tools/prepare_data.py``."""
+    ``tape-ds prepare-data``."""
 
     kind = "arrow"
     form = "arrow:DIR"
@@ -199,17 +197,15 @@ class ArrowFolder(TokenSource):
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        return self.reading(self._rows(), "it cannot be read", "write the folder again")
-
-    def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
         import datasets
 
-        number = 0
+        remedy = "write the folder again"
         try:
             dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
         except Exception as error:  # datasets raises anything for a folder of another version
-            raise UserError(self.problem(f"it cannot be read: {error!r}", "write the folder again")) from error
-        for batch in dataset.iter(batch_size=64):
+            raise UserError(self.problem(f"it cannot be read: {error!r}", remedy)) from error
+        number = 0
+        for batch in self.reading(dataset.iter(batch_size=64), "it cannot be read", remedy):
             rows = batch.column("input_ids").combine_chunks()
             names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
             for name, row in zip(names, rows, strict=True):
@@ -217,7 +213,7 @@ class ArrowFolder(TokenSource):
                 if row.is_valid and not row.values.null_count:
                     yield name, row.values.to_numpy()
                 else:
-                    self.leave_out(f"{name} has a null for a token id", "write the folder again")
+                    self.leave_out(f"{name} has a null for a token id", remedy)
                 number += 1
 
     def check_tokenizer(self, identity: str) -> list[Problem]:

@@ -53,11 +53,7 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> TokenFileRecord | None:
-    """Return the record of a file, if it exists.
-
-    Raises:
-        ValueError: an invalid record.
-    """
+    """Return the record of a file, if it exists; raise ValueError if it is invalid."""
     record = record_path(path)
     if not record.exists():
         return None
@@ -83,9 +79,6 @@ def write(
 
     Both files are complete before they get their names, the record first: after a crash in between, readers refuse the
     file that does not fit its record.
-
-    Raises:
-        UserError: no document has a token.
     """
     width = next(name for name, width in WIDTHS.items() if vocabulary - 1 <= np.iinfo(width).max)
     counts = {"tokens": 0, "documents": 0}
@@ -118,7 +111,7 @@ def write(
 
 
 class TokenFile(TokenSource):
-    """``bin:FILE``: written by LongLoRA's authors, or by ``tools/prepare_test_set.py`` with a record.
+    """``bin:FILE``: written by LongLoRA's authors, or by ``tape-ds prepare-test-set`` with a record.
 
     Its documents have no separator, so that the file is one document here.
     """
@@ -159,7 +152,7 @@ class TokenFile(TokenSource):
         seconds = ids[1::2]
         if record is None and len(seconds) and seconds.max() < (_HIGH if len(seconds) >= _ENOUGH else 1):
             wrong = f"every second id is at most {seconds.max()}: these are ids of 32 or 64 bits, read as 16"
-            return [self.problem(wrong, "write 16-bit ids, or use tools/prepare_test_set.py, which notes the width")]
+            return [self.problem(wrong, "write 16-bit ids, or use tape-ds prepare-test-set, which notes the width")]
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:

@@ -11,6 +11,7 @@ from tape_ds.models import gptj_configuration
 from tape_ds.models.loading import baichuan
 from tape_ds.models.loading.config_file import unreadable
 from tape_ds.models.loading.families import BAICHUAN, has_llamas_names
+from tape_ds.registration import register
 
 
 def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
@@ -27,6 +28,7 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
             raise ValueError("it is no mapping")
         if content.get("model_type") == BAICHUAN:
             return baichuan.llama_config(content, str(source))
+        register()  # AutoConfig reads folders of this package as well
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
         config = gptj_configuration.with_rope(config)
     except UserError:

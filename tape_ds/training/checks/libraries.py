@@ -21,18 +21,18 @@ _NEED_THE_MODEL = ("galore", "apollo", "lomo", "adalomo")
 
 
 def check(recipe: Recipe) -> list[Problem]:
-    """Everything below, as far as it is known before the data are read."""
+    """Check everything that is known before the data are read."""
     if not recipe.trains:
         return []
     steps = recipe.trainer_value("max_steps")
-    found = [*_optimizer(recipe), *_compiler(recipe), *_data_loader(recipe), *_checkpointing(recipe)]
+    found = [*_optimizer(recipe), *_compiler(recipe), *_checkpointing(recipe)]
     found += [] if recipe.elsewhere else _machine(recipe)
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 
 
 def warmup_steps(asked: float, steps: int) -> int:
-    """Return the steps of warm-up among ``steps``, at least 1. A share (below 1) is rounded up, but leaves the last
-    step its full rate: in a run of one step, whose only rate would be 0, there is no warm-up."""
+    """Return the warm-up among ``steps`` (at least 1). A share (below 1) is rounded up, but leaves the last step its
+    full rate: a run of one step, whose only rate would be 0, has no warm-up."""
     return int(asked) if asked >= 1 else min(math.ceil(asked * steps), steps - 1)
 
 
@@ -60,17 +60,10 @@ def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: in
     from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
     from transformers.trainer_utils import SchedulerType
 
-    ours = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
-    takes = {each: parameter for each, parameter in parameters.items() if each not in ours}
-    for each, value in given.items():
-        if each not in takes:
-            remedy = did_you_mean(each, takes) if takes else "remove it, it takes none"
-            yield Problem(f"lr_scheduler_kwargs.{each}", value, f"no argument of {name}", remedy)
-    for each, parameter in takes.items():
-        if parameter.default is inspect.Parameter.empty and each not in given:
-            remedy = f"write lr_scheduler_kwargs: {{{each}: ...}}"
-            yield Problem(f"lr_scheduler_kwargs.{each}", None, f"missing: {name} needs it", remedy)
+    ours = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+    for each in given.keys() - (takes := parameters.keys() - {*ours}):  # some schedules ignore what they do not take
+        yield Problem(f"lr_scheduler_kwargs.{each}", given[each], f"no argument of {name}", did_you_mean(each, takes or ("nothing",)))
     decay = given.get("num_decay_steps")
     if isinstance(decay, int) and "num_stable_steps" not in given and warmup + decay > steps:
         wrong = f"with a warm-up of {warmup:,} it is longer than the run: max_steps = {steps:,}"
@@ -78,7 +71,7 @@ def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: in
 
 
 def _factors(recipe: Recipe, name: str, given: dict[str, Any], warmup: int, steps: int) -> dict[int, Any]:
-    """Return what the learning rate is multiplied by, at some steps from 0 to ``steps``."""
+    """Return the factors of the learning rate at some steps from 0 to ``steps``."""
     import torch
     from transformers import get_scheduler
 
@@ -121,7 +114,6 @@ def _optimizer(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer's class and its settings."""
     from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
@@ -158,16 +150,6 @@ def _compiler(recipe: Recipe) -> Iterator[Problem]:
 
         if mode not in (known := _inductor.list_mode_options()):
             yield Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known))
-
-
-def _data_loader(recipe: Recipe) -> Iterator[Problem]:
-    given = recipe.trainer_value("accelerator_config")
-    if given:
-        from transformers.trainer_pt_utils import AcceleratorConfig
-
-        known = AcceleratorConfig().to_dict()
-        for each in given.keys() - known.keys():
-            yield Problem(f"accelerator_config.{each}", given[each], "unknown key", did_you_mean(each, known))
 
 
 def _checkpointing(recipe: Recipe) -> Iterator[Problem]:

@@ -1,1 +1,1 @@
-"""The kinds of runs, a file each: from a checked recipe to a :class:`tape_ds.training.run.Run`."""
+"""Runs of every kind, assembled from their recipes by :mod:`.assembly`."""

@@ -1,139 +1,227 @@
-"""From a checked fine-tuning recipe to a run: a whole model, sequences of prompts and answers; of SCROLLS: its
-questions."""
+"""Runs that fine-tune a whole model on answers: of SCROLLS' questions, or of the assistant in conversations.
 
+Sequences hold prompts and answers, and answers alone are targets; held-out answers are scored before and after.
+"""
+
+import hashlib
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from datasets import Dataset
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
 
-from tape_ds import methods, paths
+from tape_ds import encodings, paths, storage
 from tape_ds.checkpoint import trained
+from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.scrolls import examples, sequences
+from tape_ds.data.chat import conversations, template
+from tape_ds.data.chat import sequences as chat_sequences
+from tape_ds.data.chat.sequences import CutConversations
+from tape_ds.data.scrolls import examples
+from tape_ds.data.scrolls import sequences as scrolls_sequences
+from tape_ds.data.order import AnswerSequences
+from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.data.selection import token_counts
+from tape_ds.data.tokenized import FIELD_OF
+from tape_ds.distributed.distributed_map import distributed_map
+from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import rows as rows_of_vocabulary
-from tape_ds.models.loading import configuration, extendable, model_folder
+from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
-from tape_ds.encodings import scaling, trained_rope
-from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
-from tape_ds.scoring.answers import Prompt
-from tape_ds.training import identity, model_config
-from tape_ds.training.runs.answering import Finetuning, Tokenized
-from tape_ds.training.runs.chat import ChatTuning
-from tape_ds.training.runs.extension import base_path
-from tape_ds.training.run import Started, sample_count, start, weights_dtype
+from tape_ds.scoring import answers
+from tape_ds.scoring.answers import AnswerLoss, Prompt
+from tape_ds.training import identity, model_config, tables
+from tape_ds.training.callbacks import ScoredAround
+from tape_ds.training.held_out import Variants
+from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
+from tape_ds.training.runs.extension import base_path, resolve_base
+
+SCORES = "results/answers.json"
+
+
+class AnswerScores(ScoredAround[AnswerLoss]):
+    """Scores reference answers before and after training."""
+
+    def __init__(self, asked: Sequence[Prompt], file: Path):
+        super().__init__({"before": None}, {"after": None}, file, read_scores, write_scores)
+        self.questions = asked
+
+    def announcement(self, variants: Variants) -> str:
+        return f"scoring {len(self.questions):,} answers {', '.join(variants)} training"
+
+    def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
+        return {when: answers.score(model, self.questions, each=distributed_map) for when in variants}
+
+    def asked(self, found: AnswerLoss) -> Any:
+        return found.examples, found.targets
+
+
+def write_scores(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
+    storage.write_json(path, {when: loss.to_dict() for when, loss in scores.items()})
+
+
+def read_scores(path: Path) -> dict[str, AnswerLoss]:
+    plain = json.loads(path.read_text()) if path.exists() else {}
+    return {when: AnswerLoss.from_dict(stored) for when, stored in plain.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScrollsTuning(Finetuning):
-    """A run that learns to answer the questions of one data set."""
+class Tokenized:
+    """The data of a run, tokenised."""
 
-    recipe: ScrollsRecipe
+    sequences: Dataset
+    """Training sequences."""
+    lengths: np.ndarray
+    """Tokens of each text in them, int64 [n]: of sequences, or of the conversations packed into them."""
+    asked: list[Prompt]
+    """Held-out prompts with their answers."""
+    cut: Mapping[str, CutText | CutConversations]
+    """Texts that did not fit, by split."""
+    ends: tuple[int, ...]
+    """Tokens that end an answer."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Further lines of the announcement."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts that decide the run's numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuning(Run):
+    """A run that fine-tunes a whole model on answers."""
+
+    SERVING: ClassVar[type[AnswerSequences]] = AnswerSequences
+    """Serves the training sequences of :class:`Tokenized`."""
+    TEXTS: ClassVar[str] = "sequences"
+    """Texts that positions are counted in."""
+
+    asked: list[Prompt]
+    cut: Mapping[str, CutText | CutConversations]
+    ends: tuple[int, ...]
+    notes: Mapping[str, str]
 
     @staticmethod
-    def fingerprints_of(recipe: ScrollsRecipe, *, held_out: bool) -> dict[str, str]:
-        """Of each split that is read."""
-        data = recipe.data
-        return {
-            f"scrolls:{data.dataset}/{split}": examples.fingerprint(data.dataset, split, data.data_dir)
-            for split in ([TRAIN, HELD_OUT] if held_out else [TRAIN])
-        }
+    @abstractmethod
+    def fit(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+        """Prepare the model's tokenizer for the recipe's sequences; return why that is impossible."""
 
     @staticmethod
-    def fit(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        """An answer must be able to end."""
-        if tokenizer.eos_token_id is not None:
-            return []
-        remedy = "give a model whose tokenizer names its eos_token"
-        return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
+    @abstractmethod
+    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
+        """Tokenise the data; ``day`` is that of the run's first start.
 
-    @staticmethod
-    def tokenized(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
-        """A sequence for each reference answer; of the held-out questions one for each."""
-        data = recipe.data
-        read = partial(
-            sequences.tokenize,
-            data.dataset,
-            data_dir=data.data_dir,
-            tokenizer=tokenizer,
-            form=sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format),
-            cache_dir=paths.data_cache(data.data_cache),
-            bad_rows=bad_rows,
-        )
-        train = read(TRAIN)
-        held_out = read(HELD_OUT, questions=data.eval_examples) if data.eval_examples else []
-        return Tokenized(
-            sequences=train,
-            lengths=token_counts(train),
-            asked=[Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
-            cut={"train": sequences.cut(train)} | ({"held out": sequences.cut(held_out)} if held_out else {}),
-            ends=(int(tokenizer.eos_token_id),),
-        )
+        Raises:
+            UserError: the data.
+        """
 
+    @abstractmethod
     def describe_data(self) -> dict[str, str]:
-        """Sequences and questions."""
+        """Return ``data`` and ``held out`` for the announcement."""
+
+    @classmethod
+    def resolve(cls, recipe: FinetuningRecipe) -> RunContext:
+        base, native = resolve_base(recipe)
+        tokenizer = tokenizers.load(base, "model")
+        raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *cls.fit(recipe, tokenizer)])
+        chat = isinstance(recipe, ChatRecipe)
+        return RunContext(
+            recipe=recipe,
+            base=base,
+            native=native,
+            origin=trained.origin(base_path(recipe.model.model), base),
+            config=model_config.finetuned(recipe, native),
+            tokenizer=tokenizer,
+            bad_rows=BadRows(recipe.data.skip.bad_rows),
+            # the model's own template, or the recipe's
+            identity={"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()} if chat else {},
+        )
+
+    @classmethod
+    def read(cls, context: RunContext) -> "Finetuning":
+        recipe, native, resumed = context.recipe, context.native, context.resumed
+        # a chat template may write today's date: a resumed run goes on with that of its first start
+        first_day = resumed.manifest.identity.get(identity.DATE) if resumed else None
+        day = date.fromisoformat(context.rank_sync.first(first_day or date.today().isoformat()))
+        found = cls.tokenized(recipe, context.tokenizer, day, context.bad_rows)
+        notes = {**found.notes, **_note_beyond(recipe, found.lengths, native, context.config, cls.TEXTS)}
+        sequences = cls.SERVING(
+            found.sequences,
+            samples=sample_count(recipe, len(found.sequences)),
+            seed=context.arguments.seed,
+            step_sequences=recipe.global_batch_size,
+        )
+        settled = {
+            "config": model_config.finetuned(recipe, native, int(found.lengths.max())),
+            "identity": {**context.identity, **found.identity},
+        }
+        return cls(
+            **(vars(context) | settled),
+            sequences=sequences,
+            asked=found.asked,
+            cut=found.cut,
+            ends=found.ends,
+            notes=notes,
+        )
+
+    def load_model(self) -> extendable.Model:
+        """Load the base, and name the tokens that end an answer among the ends of its generation, which are saved with
+        it."""
+        assert self.base is not None
+        model = extendable.load(self.base, self.config, dtype=weights_dtype(self.arguments))
+        generation = model.generation_config
+        own = generation.eos_token_id
+        known = [] if own is None else own if isinstance(own, list) else [own]
+        if missing := [token for token in self.ends if token not in known]:
+            generation.eos_token_id = [*known, *missing]
+            generation._from_model_config = False  # else transformers may take the configuration's single one instead
+        return model
+
+    @property
+    def mean_tokens(self) -> int:
+        return round(float(self.sequences.lengths.mean()))
+
+    @property
+    def most_tokens(self) -> int:
+        return int(self.sequences.lengths.max())
+
+    def outline(self) -> dict[str, str]:
+        config = self.config
         return {
-            "data": f"{self.recipe.data.named}: {len(self.sequences.lengths):,} sequences",
-            "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
-            **tokenizers.bos_note(self.tokenizer, self.config),
+            "model": f"{self.recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, "
+            f"{config.max_position_embeddings:,} positions",
+            "encoding": encodings.described(config),
+            **self.describe_data(),
+            **{f"cut, {name}": str(cut) for name, cut in self.cut.items()},
+            **self.notes,
         }
 
+    def scoring(self) -> list[TrainerCallback]:
+        return [AnswerScores(self.asked, self.output / SCORES)] if self.asked else []
 
-def assemble(recipe: FinetuningRecipe) -> Finetuning:
-    """Build everything up to the trainer.
+    def figures(self) -> dict[str, Any]:
+        """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
+        found = read_scores(self.output / SCORES) if self.asked else {}
+        return {
+            "tokens": self.sequences.tokens,
+            "answer_loss": [{"when": when, **loss.to_dict()} for when, loss in found.items()],
+            "cut": {name: asdict(cut) for name, cut in self.cut.items()},
+        }
 
-    Raises:
-        UserError: whatever only the model's own files or the data can tell, on every rank alike.
-    """
-    kind: type[Finetuning] = ChatTuning if isinstance(recipe, ChatRecipe) else ScrollsTuning
-    base = model_folder.resolve(base_path(recipe.model.model))
-    native = configuration.read(base)
-    raise_if_any(model_config.check_fit(recipe, native))
-    config = model_config.finetuned(recipe, native)
-    tokenizer = tokenizers.load(base, "model")
-    raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *kind.fit(recipe, tokenizer)])
-    read = partial(kind.fingerprints_of, recipe, held_out=False)
-    decides = identity.of(recipe, tokenizer, read(), base) | kind.decides(tokenizer)
-    started = start(recipe, config, decides, read)
-    arguments, bad_rows = started.arguments, BadRows(recipe.data.skip.bad_rows)
-    found = kind.tokenized(recipe, tokenizer, _first_day(started), bad_rows)
-    length_note = _note_beyond(recipe, found.lengths, native, config, kind.TEXTS)
-    samples = sample_count(recipe, len(found.sequences))
-    config = model_config.finetuned(recipe, native, int(found.lengths.max()))
-    model = extendable.load(base, config, dtype=weights_dtype(arguments))
-    _stop_at(found.ends, model.generation_config)
-    prepared = methods.prepare("full", model, settings=None)
-    return kind(
-        recipe=recipe,
-        arguments=arguments,
-        origin=trained.origin(base_path(recipe.model.model), base),
-        config=config,
-        model=prepared.model,
-        names=prepared.names,
-        tokenizer=tokenizer,
-        sequences=kind.SERVING(
-            found.sequences, samples=samples, seed=arguments.seed, step_sequences=recipe.global_batch_size
-        ),
-        bad_rows=bad_rows,
-        asked=found.asked,
-        cut=found.cut,
-        notes={**found.notes, **length_note},
-        identity={**decides, **found.decides},
-        resumed=started.resumed,
-    )
-
-
-def _first_day(started: Started) -> date:
-    """Return the day on which the run was first started, the same on all ranks."""
-    saved = started.resumed.manifest.identity.get(identity.DATE) if started.resumed else None
-    return date.fromisoformat(started.rank_sync.first(saved or date.today().isoformat()))
+    def show(self) -> None:
+        found = read_scores(self.output / SCORES) if self.asked else {}
+        template = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
+        if found:
+            tables.print_rows({f"answers {when}": template.format(loss) for when, loss in found.items()})
 
 
 def reach(native: PreTrainedConfig, config: Config) -> float:
@@ -148,11 +236,8 @@ def reach(native: PreTrainedConfig, config: Config) -> float:
 def _note_beyond(
     recipe: FinetuningRecipe, lengths: np.ndarray, native: PreTrainedConfig, config: Config, texts: str
 ) -> dict[str, str]:
-    """Return a line of the outline where texts are longer than the model reaches, and the run is forced.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
+    announcement."""
     reached = reach(native, config)
     beyond = int((lengths > reached).sum())
     if not beyond:
@@ -170,10 +255,151 @@ def _note_beyond(
     return {"length": wrong}
 
 
-def _stop_at(ends: Sequence[int], generation: GenerationConfig) -> None:
-    """Name what ends an answer among the ends of a model's generation, which are saved with it."""
-    own = generation.eos_token_id
-    known = [] if own is None else own if isinstance(own, list) else [own]
-    if missing := [each for each in ends if each not in known]:
-        generation.eos_token_id = [*known, *missing]
-        generation._from_model_config = False  # else transformers may take the configuration's single one instead
+@dataclass(frozen=True, kw_only=True)
+class ScrollsTuning(Finetuning):
+    """A run that learns to answer the questions of one data set."""
+
+    @classmethod
+    def fingerprints_of(cls, recipe: ScrollsRecipe, *, held_out: bool = False) -> dict[str, str]:
+        data = recipe.data
+        return {
+            f"scrolls:{data.dataset}/{split}": examples.fingerprint(data.dataset, split, data.data_dir)
+            for split in ([TRAIN, HELD_OUT] if held_out and data.eval_examples else [TRAIN])
+        }
+
+    @staticmethod
+    def fit(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+        if tokenizer.eos_token_id is not None:
+            return []
+        remedy = "give a model whose tokenizer names its eos_token"
+        return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
+
+    @staticmethod
+    def tokenized(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
+        """A training sequence for each reference answer; of the held-out questions one for each."""
+        data = recipe.data
+        read = partial(
+            scrolls_sequences.tokenize,
+            data.dataset,
+            data_dir=data.data_dir,
+            tokenizer=tokenizer,
+            form=scrolls_sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format),
+            cache_dir=paths.data_cache(data.data_cache),
+            bad_rows=bad_rows,
+        )
+        held_out = read(HELD_OUT, questions=data.eval_examples) if data.eval_examples else []
+        train = read(TRAIN)
+        cut = {"train": scrolls_sequences.cut(train)}
+        return Tokenized(
+            sequences=train,
+            lengths=token_counts(train),
+            asked=[Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
+            cut=cut | ({"held out": scrolls_sequences.cut(held_out)} if held_out else {}),
+            ends=(int(tokenizer.eos_token_id),),
+        )
+
+    def describe_data(self) -> dict[str, str]:
+        return {
+            "data": f"{self.recipe.data.named}: {len(self.sequences.lengths):,} sequences",
+            "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
+            **tokenizers.bos_note(self.tokenizer, self.config),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTuning(Finetuning):
+    """A run that learns the assistant's turns of conversations, rendered by the model's own chat template."""
+
+    SERVING = chat_sequences.ChatSequences
+    TEXTS = "conversations"
+
+    @classmethod
+    def fingerprints_of(cls, recipe: ChatRecipe, *, held_out: bool = False) -> dict[str, str]:
+        data, found = recipe.data, {}
+        for split, specs in {"train": data.train_data, "heldout": data.eval_data}.items():
+            if split == "heldout" and not (held_out and data.eval_examples):
+                continue
+            for spec in specs:
+                source = conversations.parse(spec, FIELD_OF[split])
+                found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
+        return found
+
+    @staticmethod
+    def fit(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+        return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
+
+    @staticmethod
+    def tokenized(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
+        """Packed training sequences, and every answer of the conversations that are held out."""
+        data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
+        other = None
+        if data.eval_examples and data.eval_data:
+            other = chat_sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day, bad_rows)
+        stored = chat_sequences.rendered(data.train_data, tokenizer, "train", cache, day, bad_rows)
+        aside = chat_sequences.held_out(len(stored), data.eval_share)
+        train = chat_sequences.choose(
+            stored, np.setdiff1d(np.arange(len(stored)), aside), data.max_tokens, data.too_long
+        )
+        if len(train.numbers) == 0:
+            remedy = "raise it, or give other data"
+            raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
+
+        chosen = None
+        if other is not None:
+            chosen = chat_sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
+        elif data.eval_examples and data.eval_share:
+            chosen = chat_sequences.choose(stored, aside, data.max_tokens, data.too_long)
+        asked = []
+        if chosen is not None:
+            if len(chosen.numbers) == 0:
+                field = "eval_data" if data.eval_data else "eval_share"
+                wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
+                raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
+            for conversation in chosen.spread(data.eval_examples):
+                for ids, targets in chat_sequences.answers(conversation):
+                    asked.append(Prompt(torch.tensor(ids[None]), targets))
+
+        ends, note = _ends(stored, tokenizer)
+        notes, dated = {"end of an answer": note}, template.is_dated(tokenizer)
+        if dated:
+            notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
+        if unread := chat_sequences.unread(stored):
+            notes["not read"] = f"the columns {', '.join(unread)}"
+        return Tokenized(
+            sequences=chat_sequences.packed(train, cache),
+            lengths=train.lengths,
+            asked=asked,
+            cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
+            ends=ends,
+            notes=notes,
+            identity={identity.DATE: day.isoformat()} if dated else {},
+        )
+
+    def describe_data(self) -> dict[str, str]:
+        data, cut = self.recipe.data, self.cut["train"]
+        assert isinstance(cut, CutConversations)
+        packed = f"{cut.taken:,} conversations in {len(self.sequences.lengths):,} sequences"
+        origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
+        return {
+            "data": f"{', '.join(data.train_data)}: {packed}",
+            "held out": f"{len(self.asked):,} answers of {origin}" if self.asked else "nothing",
+        }
+
+
+def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:
+    """Return the special tokens that end answers, and a sentence that names them and counts the answers without one,
+    at which a generation could not stop."""
+    # how many answers end with which token, -1 for none that ends an answer
+    found, added = chat_sequences.ends(stored), tokenizer.added_tokens_decoder
+    if found[-1]:  # the template puts no end: a token that was added as a word is one of these answers' words
+        for token in [token for token in found if token in added and not added[token].special]:
+            found[-1] += found.pop(token)
+    tokens = tuple(sorted(found.keys() - {-1}))
+    named = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} (id {token})" for token in tokens)
+    if not found[-1]:
+        return tokens, f"{named}; the trained model stops there"
+    first = next(row for row in stored if -1 in row["ends"])
+    learnt = tokenizer.decode([first["input_ids"][place] for place in np.flatnonzero(first["targets"])[-8:]])
+    wrong = f"{found[-1]:,} of {found.total():,} answers have no special token at the end of what is learnt "
+    wrong += f"(as {learnt!r})"
+    return tokens, f"{named}; but {wrong}" if named else f"{wrong}: a generation will not stop there by itself"

@@ -1,17 +1,16 @@
-"""From a checked recipe of a generated task to a run: a new model, all of it trained on sequences drawn as needed, and
-how many held-out answers are right."""
+"""Runs on a generated task: a new model trained on sequences drawn as needed, and the share of right held-out answers."""
 
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
+from torch import nn
 from transformers import TrainerCallback
 
-from tape_ds import methods
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
 from tape_ds.data.generated.task import GeneratedSample, Test
@@ -26,9 +25,9 @@ from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.exact_match import AnswerCount
-from tape_ds.training import identity, tables
+from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAfter
-from tape_ds.training.run import Run, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
 
 SEED = 0
 """Of the tests, the same in every run."""
@@ -41,16 +40,40 @@ class GeneratedRun(Run):
     FILE: ClassVar[str]
     """Name of the stored scores."""
 
-    recipe: GeneratedRecipe
-    sequences: GeneratedSequences
+    @classmethod
+    def resolve(cls, recipe: GeneratedRecipe) -> RunContext:
+        config = recipe.checked_config()
+        raise_if_any(check_model(recipe.scale, config))
+        return RunContext(recipe=recipe, config=config, tokenizer=recipe.tokenizer())
+
+    @classmethod
+    def read(cls, context: RunContext) -> "GeneratedRun":
+        recipe = context.recipe
+        sequences = GeneratedSequences(  # nothing is read: they are drawn as needed
+            recipe.lengths.task,
+            recipe.lengths.trained,
+            samples=sample_count(recipe, sequences=0),
+            seed=context.arguments.seed,
+            step_sequences=recipe.global_batch_size,
+        )
+        return cls(**vars(context), sequences=sequences)
+
+    def load_model(self) -> nn.Module:
+        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
+
+    @classmethod
+    def fingerprints_of(cls, recipe: GeneratedRecipe, *, held_out: bool = False) -> dict[str, str]:
+        lengths = recipe.lengths
+        family = "arithmetic" if isinstance(lengths.task, ArithmeticTask) else "addressing"
+        return {f"{family}:{lengths.task.name}": lengths.task.fingerprint(lengths.trained)}
 
     @abstractmethod
     def scores(self, found: Sequence[tuple[Test, list[list[bool]]]]) -> Any:
-        """Return what is stored of each test and which answers of its sequences are right."""
+        """Return the stored scores, from each test and which answers of its sequences are right."""
 
     @cached_property
     def held_out(self) -> list[tuple[Test, list[GeneratedSample]]]:
-        """The tests that the trained model is asked, with their sequences."""
+        """Tests of the trained model, with their sequences."""
         tests, each = self.recipe.tests
         return [(test, test.task.held_out(test.size, each, SEED)) for test in tests]
 
@@ -68,9 +91,6 @@ class GeneratedRun(Run):
             "data": described["data"],
             "held out": described["held out"],
         }
-
-    def fingerprints(self) -> dict[str, str]:
-        return fingerprints_of(self.recipe)
 
     def scoring(self) -> list[TrainerCallback]:
         tests, each = self.recipe.tests
@@ -144,42 +164,5 @@ class AddressingRun(GeneratedRun):
         tables.print_rows({f"right at {each.label}": str(each) for each in found})
 
 
-def fingerprints_of(recipe: GeneratedRecipe) -> dict[str, str]:
-    lengths = recipe.lengths
-    family = "arithmetic" if isinstance(lengths.task, ArithmeticTask) else "addressing"
-    return {f"{family}:{lengths.task.name}": lengths.task.fingerprint(lengths.trained)}
-
-
-def assemble(recipe: GeneratedRecipe) -> GeneratedRun:
-    """Build everything up to the trainer.
-
-    Raises:
-        UserError: problems that only this machine or the run's folder shows, on every rank alike.
-    """
-    lengths = recipe.lengths
-    kind = ArithmeticRun if isinstance(lengths.task, ArithmeticTask) else AddressingRun
-    tokenizer, config, read = recipe.tokenizer(), recipe.checked_config(), partial(fingerprints_of, recipe)
-    raise_if_any(check_model(recipe.scale, config))
-    decides = identity.of(recipe, tokenizer, read())
-    started = start(recipe, config, decides, read)
-    arguments = started.arguments
-    model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
-    prepared = methods.prepare("full", model, settings=None)
-    sequences = GeneratedSequences(
-        lengths.task,
-        lengths.trained,
-        samples=sample_count(recipe, sequences=0),
-        seed=arguments.seed,
-        step_sequences=recipe.global_batch_size,
-    )
-    return kind(
-        recipe=recipe,
-        arguments=arguments,
-        config=config,
-        model=prepared.model,
-        names=prepared.names,
-        tokenizer=tokenizer,
-        sequences=sequences,
-        identity=decides,
-        resumed=started.resumed,
-    )
+def kind_of_task(recipe: GeneratedRecipe) -> type[GeneratedRun]:
+    return ArithmeticRun if isinstance(recipe.lengths.task, ArithmeticTask) else AddressingRun

@@ -1,14 +1,13 @@
-"""From a checked pretraining recipe to a run: a tokenizer, a new model, sequences packed or streamed, documents to
-score."""
+"""Runs that pretrain a new model: its tokenizer, sequences packed or streamed, and perplexity on held-out documents."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from tape_ds import methods, paths
+from tape_ds import paths
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.order import TrainingSequences
@@ -22,10 +21,10 @@ from tape_ds.methods import init_weights
 from tape_ds import encodings
 from tape_ds.config.pretraining import PretrainingRecipe
 from tape_ds.config.scale import check_model
-from tape_ds.training import identity, tables
+from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAfter
-from tape_ds.training.held_out import HeldOut, perplexities, read_perplexities
-from tape_ds.training.run import Run, fingerprints, sample_count, start, weights_dtype
+from tape_ds.training.held_out import EvalDocument, perplexities, read_perplexities
+from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
 
 SCORES = "results/perplexity.json"
 
@@ -34,13 +33,28 @@ SCORES = "results/perplexity.json"
 class Pretraining(Run):
     """A run that trains a model from nothing."""
 
-    recipe: PretrainingRecipe
-    held_out: list[HeldOut]
+    held_out: list[EvalDocument]
     left_out: int
     """Held-out documents that are too short for the longest length."""
 
+    @classmethod
+    def resolve(cls, recipe: PretrainingRecipe) -> RunContext:
+        tokenizer = choose_tokenizer(recipe)
+        config = recipe.model_config(tokenizer)
+        raise_if_any(check_model(recipe.scale, config))
+        bad_rows = BadRows(recipe.data.skip.bad_rows)
+        return RunContext(recipe=recipe, config=config, tokenizer=tokenizer, bad_rows=bad_rows)
+
+    @classmethod
+    def read(cls, context: RunContext) -> "Pretraining":
+        held_out, left_out = held_out_documents(context.recipe, context.tokenizer, context.bad_rows)
+        sequences = training_sequences(context.recipe, context.tokenizer, context.bad_rows)
+        return cls(**vars(context), held_out=held_out, left_out=left_out, sequences=sequences)
+
+    def load_model(self) -> nn.Module:
+        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
+
     def outline(self) -> dict[str, str]:
-        """Model, encoding, tokenizer, sequences and documents."""
         data, config = self.recipe.data, self.config
         if isinstance(self.sequences, MixedSequences):
             read = self.sequences.origin
@@ -61,7 +75,6 @@ class Pretraining(Run):
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        """Return perplexity by length, where there is text to score."""
         if not self.held_out:
             return []
         lengths = self.recipe.evaluation.eval_lengths
@@ -74,56 +87,16 @@ class Pretraining(Run):
         return [ScoredAfter(announcement, measure, self.output / SCORES)]
 
     def figures(self) -> dict[str, Any]:
-        """Return perplexity, by length."""
         found = read_perplexities(self.output / SCORES) if self.held_out else {}
         return {"perplexity": {str(length): one.to_dict() for length, one in found.items()}}
 
     def show(self) -> None:
-        """A table, a row per length."""
         if self.held_out:
             tables.print_perplexity(read_perplexities(self.output / SCORES), self.recipe.window)
 
 
-def assemble(recipe: PretrainingRecipe) -> Pretraining:
-    """Build everything up to the trainer.
-
-    Raises:
-        UserError: whatever only the tokenizer's files or the data can tell, on every rank alike.
-    """
-    tokenizer = choose_tokenizer(recipe)
-    config = recipe.model_config(tokenizer)
-    raise_if_any(check_model(recipe.scale, config))
-    read = partial(fingerprints, weights.specs_of(recipe.data.train_data))
-    decides = identity.of(recipe, tokenizer, read())
-    started = start(recipe, config, decides, read)
-    arguments = started.arguments
-    bad_rows = BadRows(recipe.data.skip.bad_rows)
-    sequences = training_sequences(recipe, tokenizer, bad_rows)
-    held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
-    model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
-    prepared = methods.prepare("full", model, settings=None)
-    return Pretraining(
-        recipe=recipe,
-        arguments=arguments,
-        config=config,
-        model=prepared.model,
-        names=prepared.names,
-        tokenizer=tokenizer,
-        sequences=sequences,
-        bad_rows=bad_rows,
-        held_out=held_out,
-        left_out=left_out,
-        identity=decides,
-        resumed=started.resumed,
-    )
-
-
 def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
-    """Return the recipe's tokenizer; where it names none, one trained on its data, by whichever run comes first.
-
-    Raises:
-        UserError: it cannot be read or trained, or has another number of entries than the recipe says.
-    """
+    """Return the recipe's tokenizer; where it names none, one trained on its data and cached."""
     data, size = recipe.data, recipe.model.vocab_size
     if data.tokenizer is None:
         assert size is not None, "checked with the recipe"
@@ -138,51 +111,36 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
 
 
 def training_sequences(
-    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
+    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> TrainingSequences | StreamedSequences | MixedSequences:
     """Return the run's samples: as many as its steps (or epochs) consume."""
-    bad_rows = bad_rows or BadRows(recipe.data.skip.bad_rows)
-    samples, seed = sample_count(recipe, sequences=0), recipe.trainer_value("seed")
-    sequences_of = partial(_sequences_of, recipe, tokenizer, bad_rows)
-    return mix(recipe.data.train_data, sequences_of, samples=samples, seed=seed)
-
-
-def _sequences_of(
-    recipe: PretrainingRecipe,
-    tokenizer: PreTrainedTokenizerBase,
-    bad_rows: BadRows,
-    specs: list[str],
-    seed: int,
-) -> TrainingSequences | StreamedSequences:
-    """Return samples of these sources together, with this seed."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-    if data.streaming:
-        return StreamedSequences(
-            specs,
-            tokenizer,
-            data.window,
-            samples=sample_count(recipe, sequences=0),
-            seed=seed,
-            workers=data.stream_workers,
-            skip_bad_rows=data.skip.bad_rows,
-        )
-    sequences = pack(tokenize(specs, tokenizer, "train", cache, bad_rows), data.window, cache, specs=specs)
-    return TrainingSequences(sequences, samples=sample_count(recipe, len(sequences)), seed=seed)
+    samples = sample_count(recipe, sequences=0)
+
+    def sequences_of(specs: list[str], seed: int) -> TrainingSequences | StreamedSequences:
+        if data.streaming:
+            return StreamedSequences(
+                specs,
+                tokenizer,
+                data.window,
+                samples=samples,
+                seed=seed,
+                workers=data.stream_workers,
+                skip_bad_rows=data.skip.bad_rows,
+            )
+        sequences = pack(tokenize(specs, tokenizer, "train", cache, bad_rows), data.window, cache, specs=specs)
+        return TrainingSequences(sequences, samples=sample_count(recipe, len(sequences)), seed=seed)
+
+    return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer_value("seed"))
 
 
 def held_out_documents(
-    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
-) -> tuple[list[HeldOut], int]:
-    """Return documents for perplexity, and how many were too short for the longest length; ``eval_tokens`` ends the
-    list.
-
-    Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens.
-
-    Raises:
-        UserError: no document is long enough.
-    """
+    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
+) -> tuple[list[EvalDocument], int]:
+    """Return documents for perplexity, ``eval_tokens`` at most, and how many were too short for the longest length.
+    Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens."""
     longest, room = max(recipe.evaluation.eval_lengths), recipe.evaluation.eval_tokens
-    documents: list[HeldOut] = []
+    documents: list[EvalDocument] = []
     if not recipe.data.eval_data:
         return documents, 0
     left_out = best = 0
@@ -192,7 +150,7 @@ def held_out_documents(
         left_out, best = left_out + (found < longest), max(best, found)
         kept = min(found, room) // longest * longest
         if kept:
-            documents.append(HeldOut(row["name"], torch.tensor([row["input_ids"][:kept]])))
+            documents.append(EvalDocument(row["name"], torch.tensor([row["input_ids"][:kept]])))
             room -= kept
         if room < longest:
             break

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from tape_ds.cli import prepare_data
 from tape_ds.config import pretraining
 from tape_ds.data.sources import check_lists, weights
 from tape_ds.errors import UserError
-from tools import prepare_data
 
 GOOD = {"source": "stdlib:ast.py", "weight": 1}
 OTHER = {"source": "stdlib:ssl.py", "weight": 3.0}

@@ -6,7 +6,7 @@ import lm_eval.tasks
 import pytest
 from lm_eval import evaluator
 
-from evaluation import harness
+from tape_ds.cli.evaluate import harness
 from tape_ds.data.scrolls import examples
 from tape_ds.scoring.harness_tasks import TASKS
 from tape_ds.scoring.language_model import HarnessModel

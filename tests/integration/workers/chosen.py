@@ -2,19 +2,18 @@
 
 import sys
 
-from launchers import extend_llama
-from tape_ds.planning import hardware
-from tape_ds.training import forecast
+from tape_ds.cli import train
+from tape_ds.planning import hardware, recipe_job
 
 
 def main() -> int:
     """The launcher's."""
 
     def settle_here(recipe, config_of):
-        return forecast.settle(recipe, config_of(recipe), hardware.find("a100-80"))
+        return recipe_job.settle(recipe, config_of(recipe), hardware.find("a100-80"))
 
-    forecast.settle_here = settle_here
-    return extend_llama.main()
+    recipe_job.settle_here = settle_here
+    return train.main("extend_llama")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tape_ds.config.sections import Memory, Profile
 from tape_ds.data.order import collate
 from tape_ds.models import convert
 from tape_ds.models.loading import configuration
-from tape_ds.training.memory_savings import ApplyMemorySavings
+from tape_ds.training.callbacks import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Sequences, arguments, end, run_worker
@@ -26,9 +26,9 @@ from tests.integration.workers.engine import Settings, base_folder
 
 SAVINGS = {
     "nothing": None,
-    "second, moved": Memory(checkpoint_layers=2, checkpoint_offload=True),
+    "moved": Memory(checkpoint_offload=True),
     "selective, moved": Memory(checkpoint_layers="selective", checkpoint_offload=True),
-    "matmuls": Memory(checkpoint_layers="selective_matmuls"),
+    "selective": Memory(checkpoint_layers="selective"),
     "tiles": Memory(checkpoint_offload=True, mlp_tiles=5),
 }
 STEPS = 3

@@ -11,7 +11,7 @@ from tape_ds.distributed.processes import leave_process_group
 from tape_ds.errors import command
 from tape_ds.training.environment import end_process, say
 from tape_ds.training.identity import of_data
-from tape_ds.training.run import fingerprints
+from tape_ds.training.run import Run
 
 
 @command
@@ -23,7 +23,7 @@ def main() -> int:
     recipe = pretraining.load(words)
     if breaks:
         raise KeyError("a library is broken here")
-    identity = of_data(fingerprints(recipe.data.train_data))
+    identity = of_data(Run.fingerprints_of(recipe))
     comparison.check(recipe.as_dict(), identity, recipe.trainer_value("ddp_timeout"))
     distributed.init_process_group("gloo")
     summed = torch.ones(1)

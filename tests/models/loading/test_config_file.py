@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from tape_ds.cli import train
 from tape_ds.config import extension, finetuning
 from tape_ds.models.loading import config_file
 from tape_ds.models.loading import hub as hub_module
-from tape_ds.training import plan
 from tests.config.conftest import in_a_folder_of_its_own  # noqa: F401
 from tests.config.helpers import problems_of, write
 
@@ -89,7 +89,7 @@ def test_a_run_s_folder_is_told_from_a_model_s(folder, name):
     (Path("runs/x/trained")).mkdir(parents=True)
     Path("runs/x/trained/trained.json").write_text("{}")
     (problem,) = config_file.check(name, online=False)
-    assert problem.remedy.endswith("python tools/merge_adapter.py runs/x/trained OUT")
+    assert problem.remedy.endswith("tape-ds merge runs/x/trained OUT")
     shard(Path("runs/x/trained/model.safetensors"), "a")
     (problem,) = config_file.check(name, online=False)
     assert problem.remedy == "give what it trained: runs/x/trained"
@@ -130,7 +130,7 @@ def empty(folder):
         file.unlink()
 
 
-def train(folder):
+def leave_trained(folder):
     """Leave what a run leaves that trained a part of a model."""
     empty(folder)
     (folder / "trained.json").write_text("{}")
@@ -144,7 +144,7 @@ def train(folder):
         (empty, "model", "no weights in it"),
         (lambda folder: (folder / "config.json").write_text("["), "model", "config.json is not readable"),
         (lambda folder: (folder / "config.json").write_text("[1]"), "model", "config.json is not readable (it is no m"),
-        (train, "model", "it holds only what a run trained"),
+        (leave_trained, "model", "it holds only what a run trained"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "model", "there is no tokenizer"),
     ],
 )
@@ -233,18 +233,18 @@ def look(name, *words):
 
 
 def test_a_dry_run_reads_one_file_of_a_hub_id(hub):
-    shown = plan.describe(look("owner/llama", "--dry_run"))
+    shown = train.describe(look("owner/llama", "--dry_run"))
     assert "owner/llama, 8,192 -> 16,384 positions, x2\n" in shown and "GiB a process" in shown
     files = {line.split()[1] for line in Hub.asked if "/api/" not in line}
     assert files == {"/owner/llama/resolve/main/config.json"}
     Hub.asked.clear()
     hub_module.config.cache_clear()
-    assert "8,192 -> 16,384" in plan.describe(look("owner/llama", "--dry_run"))
+    assert "8,192 -> 16,384" in train.describe(look("owner/llama", "--dry_run"))
     assert not Hub.asked, "what is in the hub's cache is not asked for again"
 
 
 def test_a_revision_is_asked_for(hub):
-    assert "8,192 -> 16,384" in plan.describe(look("owner/llama@v1", "--dry_run"))
+    assert "8,192 -> 16,384" in train.describe(look("owner/llama@v1", "--dry_run"))
     assert {line.split()[1] for line in Hub.asked if "/api/" not in line} == {"/owner/llama/resolve/v1/config.json"}
     found, _ = problems_of("--recipe", write(model="owner/moved@v9"), "--dry_run")
     assert set(found) == {"model"} and "no revision 'v9'" in found["model"].wrong
@@ -277,7 +277,7 @@ def test_what_the_hub_has_not_is_a_mistake(hub, name, wrong):
 def test_what_the_hub_does_not_say_is_no_mistake(hub, name, why, monkeypatch):
     monkeypatch.setattr(hub_module, "SECONDS", 0.5 if name == "slow" else 5.0)
     began = time.monotonic()
-    shown = plan.describe(look(f"owner/{name}", "--dry_run"))
+    shown = train.describe(look(f"owner/{name}", "--dry_run"))
     assert "its config.json was not read: " in shown and why in shown and "extended to 16,384 positions" in shown
     assert "not known before" in shown  # what it needs
     assert time.monotonic() - began < 20, "the hub client alone tries a busy hub for longer"
@@ -288,7 +288,7 @@ def test_without_a_network_the_plan_says_so(hub, forbidden, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", forbidden)
     hub.shutdown()
     hub.server_close()
-    shown = plan.describe(look("owner/llama", "--dry_run"))
+    shown = train.describe(look("owner/llama", "--dry_run"))
     assert "(its config.json was not read: offline" in shown and ("HF_HUB_OFFLINE" in shown) is forbidden
 
 

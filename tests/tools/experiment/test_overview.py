@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tape_ds import results
+from tape_ds.cli import plan
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
-from tools import plan
 from tools.experiment import __main__ as experiment
 from tools.experiment import pages, published, table
 from tools.experiment.pages import Measured, StoredSource

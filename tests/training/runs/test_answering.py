@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.scoring.answers import Prompt
-from tape_ds.training.runs.answering import AnswerScores, read_scores
+from tape_ds.training.runs.finetuning import AnswerScores, read_scores
 from tests.models.helpers import tokens
 from tests.training.test_trainer import build
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.data.chat import sequences
@@ -19,7 +20,7 @@ from tape_ds.scoring import answers
 from tape_ds.scoring.generation import ends_of
 from tape_ds.training import report
 from tape_ds.training.runs import finetuning
-from tape_ds.training.runs.chat import _ends
+from tape_ds.training.runs.finetuning import _ends
 from tape_ds.training.run import build_trainer
 from tests.data.chat.chatml import CHATML, DATED, MARKED, by_hand, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
@@ -94,7 +95,7 @@ def one_by_one(item):
 @pytest.mark.parametrize("model", ["llama", *ENCODINGS])
 def test_packed_is_one_by_one(place, model):
     """Loss and gradients; under encodings of absolute positions as well, since each conversation begins with 0."""
-    run = finetuning.assemble(recipe(place, model, max_tokens=250))
+    run = assemble(recipe(place, model, max_tokens=250))
     items = [run.sequences[index] for index in range(4)]
     alone = [each for item in items for each in one_by_one(item)]
     assert len(alone) > 2 * len(items), "sequences are shared"
@@ -107,30 +108,30 @@ def test_packed_is_one_by_one(place, model):
 
 def test_held_out_answers_are_scored_as_they_are_learnt(place):
     """Each behind its own prompt gives the loss that the whole conversation's labels give."""
-    run = finetuning.assemble(recipe(place, eval_data=f"jsonl:{place}/held_out.jsonl", eval_examples=1))
+    run = assemble(recipe(place, eval_data=f"jsonl:{place}/held_out.jsonl", eval_examples=1))
     assert len(run.asked) == 2
     (callback,) = run.scoring()
     found = answers.score(run.model, run.asked)
     turns = json.loads((place / "held_out.jsonl").read_text().splitlines()[0])["messages"]
     write(place / "same.jsonl", [turns])
-    same = finetuning.assemble(recipe(place, train_data=f"jsonl:{place}/same.jsonl"))
+    same = assemble(recipe(place, train_data=f"jsonl:{place}/same.jsonl"))
     expected, _ = gradients(run.model.eval(), [collate([same.sequences[0]])])
     assert found.nll == pytest.approx(expected, rel=1e-6) and callback.questions == run.asked
     assert found.targets == int((same.sequences[0]["labels"] != IGNORED).sum())
 
 
 def test_a_share_is_held_out_of_the_sequences(place):
-    whole, less = (finetuning.assemble(recipe(place, eval_share=share)) for share in (0.0, 0.25))
+    whole, less = (assemble(recipe(place, eval_share=share)) for share in (0.0, 0.25))
     assert whole.asked == [] and whole.cut["train"].read == 40
     assert (less.cut["train"].read, less.cut["held out"].read) == (30, 10)
-    assert finetuning.assemble(recipe(place, eval_share=0.25, eval_examples=0)).asked == []
+    assert assemble(recipe(place, eval_share=0.25, eval_examples=0)).asked == []
 
 
 def test_a_run_from_end_to_end(place, tmp_path, capsys):
     """A model without a template learns with a given one, and is saved with it."""
     (tmp_path / "mine.jinja").write_text(MARKED)
     settings = {"output_dir": tmp_path / "run", "max_steps": 30, "eval_data": f"jsonl:{place}/held_out.jsonl"}
-    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", **settings))
+    run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", **settings))
     trainer = build_trainer(run)
     started = report.begin(run)
     trainer.train()
@@ -150,10 +151,10 @@ def test_a_run_from_end_to_end(place, tmp_path, capsys):
 
 def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
     settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "output_dir": tmp_path / "whole"}
-    whole = build_trainer(finetuning.assemble(recipe(place, **settings)))
+    whole = build_trainer(assemble(recipe(place, **settings)))
     whole.train()
     (tmp_path / "whole" / "checkpoint-4" / "trainer_state.json").unlink()
-    again = finetuning.assemble(recipe(place, resume_from_checkpoint="true", **settings))
+    again = assemble(recipe(place, resume_from_checkpoint="true", **settings))
     rest = build_trainer(again)
     rest.train(resume_from_checkpoint=str(again.resumed.folder))
     losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (whole, rest)]
@@ -177,7 +178,7 @@ PLAIN_ENDS = CHATML.replace("<|im_end|>", "|end|")
 def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text, named, ends):
     """The saved model went on after its answers: only the base's EOS, which no conversation has, was an end."""
     (tmp_path / "mine.jinja").write_text(text)
-    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", output_dir=tmp_path / "run"))
+    run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", output_dir=tmp_path / "run"))
     assert named in run.outline()["end of an answer"]
     trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
     saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
@@ -190,10 +191,11 @@ def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, 
     of = tokenizer(PLAIN_ENDS)
     of.add_tokens(["letter 1", "|end|"])
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    assert _ends(stored, of) == {of.convert_tokens_to_ids("|end|"): 53}
+    assert _ends(stored, of) == ((of.convert_tokens_to_ids("|end|"),), "|end| (id 303); the trained model stops there")
     of.chat_template = CHATML.replace("<|im_end|>", "")
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    assert len(sequences.ends(stored)) == 2 and _ends(stored, of) == {-1: 53}
+    ends, sentence = _ends(stored, of)
+    assert len(sequences.ends(stored)) == 2 and ends == () and sentence.startswith("53 of 53 answers")
 
 
 def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
@@ -203,7 +205,7 @@ def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_e
     (tmp_path / "vicuna" / "generation_config.json").write_text(json.dumps(published))
     (tmp_path / "mine.jinja").write_text(CHATML)
     settings = {"chat_template": tmp_path / "mine.jinja", "output_dir": tmp_path / "run"}
-    run = finetuning.assemble(recipe(place, tmp_path / "vicuna", **settings))
+    run = assemble(recipe(place, tmp_path / "vicuna", **settings))
     trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
     saved = json.loads((tmp_path / "trained" / "generation_config.json").read_text())
     assert published | {"eos_token_id": [1, 301]} == {name: saved[name] for name in published}
@@ -211,7 +213,7 @@ def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_e
 
 def test_an_end_that_the_base_has_changes_nothing(place, tmp_path):
     (tmp_path / "mine.jinja").write_text(CHATML.replace("<|im_end|>", "</s>"))
-    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja"))
+    run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja"))
     assert run.model.generation_config.eos_token_id == 1
 
 
@@ -228,22 +230,22 @@ def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkey
     """A template that writes today's date gave other tokens once a run went on after midnight."""
     (tmp_path / "dated.jinja").write_text(DATED)
     settings = {"chat_template": tmp_path / "dated.jinja", "output_dir": tmp_path / "run", "save_steps": 2}
-    first = finetuning.assemble(recipe(place, data_cache=tmp_path / "one", **settings))
+    first = assemble(recipe(place, data_cache=tmp_path / "one", **settings))
     build_trainer(first).train()
     monkeypatch.setattr(finetuning, "date", Tomorrow)
     more = {"max_steps": 4, "resume_anyway": "true", "resume_from_checkpoint": "true"}
-    rest = finetuning.assemble(recipe(place, data_cache=tmp_path / "other", **settings | more))
+    rest = assemble(recipe(place, data_cache=tmp_path / "other", **settings | more))
     assert rest.identity["chat_date"] == first.identity["chat_date"] == date.today().isoformat()
     assert rest.outline()["date"] == first.outline()["date"]
     for index in range(len(first.sequences)):
         assert torch.equal(first.sequences[index]["input_ids"], rest.sequences[index]["input_ids"])
-    anew = finetuning.assemble(recipe(place, **settings | {"output_dir": tmp_path / "anew"}))
+    anew = assemble(recipe(place, **settings | {"output_dir": tmp_path / "anew"}))
     assert not torch.equal(first.sequences[0]["input_ids"], anew.sequences[0]["input_ids"]), "it starts a day later"
 
 
 def test_columns_that_are_not_read_are_named(place, tmp_path):
     spec = write(tmp_path / "x.jsonl", TALKS[1:2], id=3, source="web")
-    assert finetuning.assemble(recipe(place, train_data=spec)).outline()["not read"] == "the columns id, source"
+    assert assemble(recipe(place, train_data=spec)).outline()["not read"] == "the columns id, source"
 
 
 def test_conversations_beyond_the_native_length_are_refused_unless_forced(place, tmp_path):
@@ -258,16 +260,16 @@ def test_conversations_beyond_the_native_length_are_refused_unless_forced(place,
         in found.wrong
     )
     assert "--max_tokens 128" in found.remedy and "--force" in found.remedy
-    forced = finetuning.assemble(recipe(place, force="true", **settings))
+    forced = assemble(recipe(place, force="true", **settings))
     assert forced.config.max_position_embeddings == size and "native length" in forced.outline()["length"]
-    short = finetuning.assemble(recipe(place, max_tokens=2000))
+    short = assemble(recipe(place, max_tokens=2000))
     assert short.config.max_position_embeddings == 128 and "length" not in short.outline()
-    assert finetuning.assemble(recipe(place, "alibi", **settings)).config.max_position_embeddings == size
+    assert assemble(recipe(place, "alibi", **settings)).config.max_position_embeddings == size
 
 
 def problems(place, **changes):
     with pytest.raises(UserError) as caught:
-        finetuning.assemble(recipe(place, **changes))
+        assemble(recipe(place, **changes))
     return {each.field: each for each in caught.value.problems}
 
 
@@ -292,7 +294,7 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
 def test_a_run_of_one_step_takes_it_at_the_full_rate(place):
     """chat_tiny's polynomial schedule ended in ZeroDivisionError behind its only step, which had a rate of 0."""
     changes = {"lr_scheduler_type": "polynomial", "warmup_steps": 0.1, "output_dir": place / "one"}
-    trainer = build_trainer(finetuning.assemble(recipe(place, max_steps=1, **changes)))
+    trainer = build_trainer(assemble(recipe(place, max_steps=1, **changes)))
     trainer.train()
     (logged,) = [each["learning_rate"] for each in trainer.state.log_history if "learning_rate" in each]
     assert trainer.state.global_step == 1 and logged == 0.01
@@ -304,7 +306,7 @@ def test_rows_with_what_is_not_rendered_count_as_bad_rows_of_the_run(place, tmp_
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"messages": talk} | each) for each in others))
     changes = {"train_data": f"jsonl:{tmp_path}/x.jsonl", "data_cache": tmp_path, "eval_share": 0}
     with pytest.raises(UserError, match=r"x\.jsonl:3: tools .*\n.*raise skip_bad_rows"):
-        finetuning.assemble(recipe(place, skip_bad_rows=1, output_dir=tmp_path / "a", **changes))
-    run = finetuning.assemble(recipe(place, skip_bad_rows=2, output_dir=tmp_path / "b", **changes))
+        assemble(recipe(place, skip_bad_rows=1, output_dir=tmp_path / "a", **changes))
+    run = assemble(recipe(place, skip_bad_rows=2, output_dir=tmp_path / "b", **changes))
     assert [each.wrong[:9] for each in run.bad_rows.problems] == ["x.jsonl:2", "x.jsonl:3"]
     assert run.cut["train"].taken == 2

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.models.loading import weight_files
@@ -61,7 +62,7 @@ def recipe(model, /, **changes):
 
 def test_epochs_are_counted_once(model):
     """The sequences served hold every epoch; transformers ran its own epochs over all of them: 9 passes for 3."""
-    prepared = extension.assemble(recipe(model, max_steps=-1, num_train_epochs=3))
+    prepared = assemble(recipe(model, max_steps=-1, num_train_epochs=3))
     passes = len(prepared.sequences) / len(prepared.sequences.stored)
     assert 3 <= passes < 3.2
     trainer = build_trainer(prepared)
@@ -79,12 +80,12 @@ def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
 def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, monkeypatch):
     """A hub id without a revision names another model tomorrow, and a path whatever lies there."""
     (file,) = weight_files.files(model)
-    own = extension.assemble(recipe(model)).record
+    own = assemble(recipe(model)).record
     assert (own.base, own.base_commit) == (str(model), None)
     assert own.base_files == {file.name: weight_files.fingerprint(file)}
     hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", {"a" * 40: model}, {"main": "a" * 40, "v1": "a" * 40})
     for name in ("org/tiny", "org/tiny@v1"):
-        run = extension.assemble(recipe(model, model=name, output_dir=tmp_path / name))
+        run = assemble(recipe(model, model=name, output_dir=tmp_path / name))
         assert (run.record.base, run.record.base_commit) == ("org/tiny", "a" * 40)
         assert run.record.base_files == own.base_files and f"base.{file.name}" in run.identity
 
@@ -96,15 +97,15 @@ def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path
     options = {"rank": 3, "start": "alibi"}
     base = randomised(TapeForCausalLM(tiny_config(position_options=options))).eval()
     base.save_pretrained(model)
-    prepared = extension.assemble(recipe(model))
+    prepared = assemble(recipe(model))
     assert prepared.config.position_options == options and prepared.variants == {"untouched": None}
     ids = tokens(1, 20)
     with torch.no_grad():
         assert torch.equal(prepared.model.eval()(ids).logits, base(ids).logits)
     linear = '{"rope_type": "linear"}'
-    scaled = extension.assemble(recipe(model, rope_parameters=linear, target_length=128))
+    scaled = assemble(recipe(model, rope_parameters=linear, target_length=128))
     assert scaled.variants == {"linear x2, untrained": None}
-    assert extension.assemble(recipe(model, position_options='{"rank": 3, "start": "rope"}')).variants == {
+    assert assemble(recipe(model, position_options='{"rank": 3, "start": "rope"}')).variants == {
         "theta 10000, untrained": None
     }
 
@@ -114,7 +115,7 @@ def test_a_rate_of_position_parameters_that_the_base_s_own_options_leave_out_is_
     options = {"attention_update": "off", "feed_forward": False}
     TapeForCausalLM(tiny_config(position_options=options)).save_pretrained(model)
     with pytest.raises(UserError, match="position_learning_rate = '10x': no parameters of a positional encoding"):
-        extension.assemble(recipe(model, position_learning_rate="10x"))
+        assemble(recipe(model, position_learning_rate="10x"))
 
 
 def test_a_trained_folder_is_no_base(model):
@@ -122,7 +123,7 @@ def test_a_trained_folder_is_no_base(model):
     (model / "model.safetensors").unlink()
     (model / "trained.json").write_text("{}")
     with pytest.raises(UserError, match="merge_adapter"):
-        extension.assemble(recipe(model))
+        assemble(recipe(model))
 
 
 def test_a_model_without_a_tokenizer_is_one_message(model):
@@ -130,7 +131,7 @@ def test_a_model_without_a_tokenizer_is_one_message(model):
         file.unlink()
     (model / "tokenizer_of_another_library.json").write_text("{}")
     with pytest.raises(UserError, match="no tokenizer could be read"):
-        extension.assemble(recipe(model))
+        assemble(recipe(model))
 
 
 def test_held_out_documents_of_one_name_are_told_apart(model):
@@ -140,14 +141,14 @@ def test_held_out_documents_of_one_name_are_told_apart(model):
         (model.parent / folder).mkdir()
         (model.parent / folder / "long.txt").write_text(folder + " " + TEXT)
         specs.append(f"text:{model.parent}/{folder}/*.txt")
-    prepared = extension.assemble(recipe(model, eval_data=",".join(specs)))
+    prepared = assemble(recipe(model, eval_data=",".join(specs)))
     names = [document.name for document in prepared.held_out]
     assert names == ["long.txt", f"long.txt ({specs[1]})"]
 
 
 def test_scores_of_an_earlier_run_are_not_this_one_s(model):
     """A run that scores nothing in a folder that holds another's scores."""
-    prepared = extension.assemble(recipe(model))
+    prepared = assemble(recipe(model))
     write_scores(prepared.output / extension.SCORES, {"untouched": {"old.py": SpanLosses(16, (0,), (2.0,), (15,))}})
     write_passkeys(prepared.output / extension.PASSKEYS, {"untouched": [Passkey(64, (Reply(0, 64, 0.5, 7, " 7"),))]})
     assert prepared.figures() == {"native_length": 64, "loss_by_position": {}, "passkey": []}
@@ -157,11 +158,11 @@ def test_scores_of_an_earlier_run_are_not_this_one_s(model):
 def test_passkeys_are_asked_of_every_method_alike(model):
     """Prompts follow from the seed and the recipe's lengths; no held-out text is needed for them."""
     asked = {"passkey_lengths": "400,500", "passkey_trials": 3, "seed": 5}
-    one, other = (extension.assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
+    one, other = (assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
     assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
     assert one.prompts == other.prompts
     (asking,) = one.scoring()
     assert isinstance(asking, PasskeyRetrieval) and list(asking.before) == ["untouched"]
     assert list(asking.after) == ["norms, trained"]
     with pytest.raises(UserError, match="without any filler"):
-        extension.assemble(recipe(model, passkey_lengths="5"))
+        assemble(recipe(model, passkey_lengths="5"))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tape_ds.training.runs.assembly import assemble
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
 from tape_ds.checkpoint import source_model
@@ -66,7 +67,7 @@ def family(request, words):  # noqa: F811
 def executed(base, **changes):
     """What was prepared, once its run is over."""
     evaluated = {"eval_data": f"text:{base.parent}/held.txt", "passkey_lengths": "[]"}
-    prepared = extension.assemble(recipe(base, **(POSE | evaluated | changes)))
+    prepared = assemble(recipe(base, **(POSE | evaluated | changes)))
     assert execute(prepared) == 0
     return prepared
 
@@ -111,4 +112,4 @@ def test_the_start_is_scaled_without_training(family):
 )
 def test_what_a_family_has_not_is_refused(family, changes, wrong):
     with pytest.raises(UserError, match=wrong):
-        extension.assemble(recipe(family, **(POSE | changes)))
+        assemble(recipe(family, **(POSE | changes)))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
+from tape_ds.training.runs.assembly import assemble
 from tape_ds import ScaledGPTJForCausalLM
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
@@ -48,7 +49,7 @@ def gptj(words):  # noqa: F811
 def executed(folder, **changes):
     """The run's folder, once it is over, and what was prepared."""
     evaluated = {"eval_data": f"text:{folder.parent}/held.txt"}
-    prepared = extension.assemble(recipe(folder, **(POSE | evaluated | changes)))
+    prepared = assemble(recipe(folder, **(POSE | evaluated | changes)))
     assert execute(prepared) == 0
     return prepared
 
@@ -94,4 +95,4 @@ def test_scaled_without_training(gptj, method):
 )
 def test_what_a_gptj_has_not_is_refused(gptj, changes, wrong):
     with pytest.raises(UserError, match=wrong):
-        extension.assemble(recipe(gptj, **(POSE | changes)))
+        assemble(recipe(gptj, **(POSE | changes)))

@@ -8,13 +8,15 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
 from tape_ds import encodings
 from tape_ds.config.finetuning import load
-from tape_ds.training import report, run
+from tape_ds.training import report
+from tape_ds.training.runs import assembly
 from tape_ds.training.runs import finetuning
 from tape_ds.training.run import build_trainer
 from tests.data.conftest import build_tokenizer
@@ -75,7 +77,7 @@ def recipe(place, model="llama", **changes):
 
 def one_step(place, output, **changes):
     """The logged loss and gradient's norm of one step, and the weights after it."""
-    run = finetuning.assemble(recipe(place, max_steps=1, eval_examples=0, output_dir=output, **changes))
+    run = assemble(recipe(place, max_steps=1, eval_examples=0, output_dir=output, **changes))
     trainer = build_trainer(run)
     trainer.train()
     logged = next(entry for entry in trainer.state.log_history if "loss" in entry)
@@ -86,7 +88,7 @@ def one_step(place, output, **changes):
 def test_every_target_of_a_step_weighs_the_same_however_the_batch_is_cut(place, tmp_path):
     """A mean of micro-batches' means would favour the targets of short answers: loss and gradient are those of the
     whole batch, the mean over all of its targets, computed here directly."""
-    run = finetuning.assemble(recipe(place, eval_examples=0))
+    run = assemble(recipe(place, eval_examples=0))
     batch = collate([run.sequences[index] for index in range(8)])
     targets = (batch["labels"] != -100).sum(dim=1)
     assert len(set(targets.tolist())) > 1
@@ -107,16 +109,16 @@ def test_every_target_of_a_step_weighs_the_same_however_the_batch_is_cut(place, 
 
 def test_position_parameters_have_a_rate_where_the_model_has_any(place):
     """The recipe does not say which encoding a model has: that is found before the run's folder is touched."""
-    run = finetuning.assemble(recipe(place, "tape", position_learning_rate="10x"))
+    run = assemble(recipe(place, "tape", position_learning_rate="10x"))
     assert "position parameters: learning rate 0.1, weight decay 0, of " in run.rates
     with pytest.raises(UserError) as caught:
-        finetuning.assemble(recipe(place, "llama", position_learning_rate="10x", output_dir=place / "never"))
+        assemble(recipe(place, "llama", position_learning_rate="10x", output_dir=place / "never"))
     assert [problem.field for problem in caught.value.problems] == ["position_learning_rate"]
     assert not (place / "never").exists()
 
 
 def test_sequences_of_a_micro_batch_are_of_similar_length(place):
-    run = finetuning.assemble(recipe(place, per_device_train_batch_size=2))
+    run = assemble(recipe(place, per_device_train_batch_size=2))
     lengths = [len(run.sequences[index]["input_ids"]) for index in range(8)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] > 1.5 * lengths[-1]
 
@@ -124,7 +126,7 @@ def test_sequences_of_a_micro_batch_are_of_similar_length(place):
 @pytest.mark.parametrize("model", ["llama", "tape", "randpe", "alibi"])
 def test_a_model_keeps_its_encoding_and_its_weights(place, model):
     """Sequences are longer than any of these was made for, which its configuration then says."""
-    run = finetuning.assemble(recipe(place, model))
+    run = assemble(recipe(place, model))
     assert run.config.position_encoding == ("rope" if model == "llama" else model)
     assert run.config.max_position_embeddings == 80
     ids = torch.tensor([[0, 5, 9, 200, 31]])
@@ -138,7 +140,7 @@ def test_a_model_keeps_its_encoding_and_its_weights(place, model):
 def test_sequences_beyond_the_native_length_are_refused_where_rope_has_no_scaling(place):
     found = problems(place, force="false", output_dir=place / "refused")["max_tokens"]
     assert "12 of 16 sequences are longer than the model's native length, 32 tokens (the longest: 80)" in found.wrong
-    assert finetuning.assemble(recipe(place, "yarn", force="false")).config.max_position_embeddings == 80
+    assert assemble(recipe(place, "yarn", force="false")).config.max_position_embeddings == 80
 
 
 def test_a_length_that_config_json_leaves_open_is_asked_for(place, tmp_path):
@@ -151,7 +153,7 @@ def test_a_length_that_config_json_leaves_open_is_asked_for(place, tmp_path):
     found = problems(place, model=tmp_path / "open", force="false", output_dir=tmp_path / "refused")["max_tokens"]
     assert "unless its linear x4" in found.wrong and "max_sequence_length: 128" in found.remedy
     file.write_text(json.dumps(config | {"max_sequence_length": 128}))
-    finetuning.assemble(recipe(place, tmp_path / "open", force="false"))
+    assemble(recipe(place, tmp_path / "open", force="false"))
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32_768}
@@ -180,24 +182,24 @@ def test_the_end_of_an_answer_is_an_end_of_generation(place, tmp_path):
     """Also where the base's settings name another token than its tokenizer does."""
     shutil.copytree(place / "llama", tmp_path / "model")
     GenerationConfig(eos_token_id=7).save_pretrained(tmp_path / "model")
-    assert finetuning.assemble(recipe(place, tmp_path / "model")).model.generation_config.eos_token_id == [7, 1]
+    assert assemble(recipe(place, tmp_path / "model")).model.generation_config.eos_token_id == [7, 1]
 
 
 def test_shorter_sequences_leave_the_length_of_a_model(place):
-    run = finetuning.assemble(recipe(place, max_tokens=30))
+    run = assemble(recipe(place, max_tokens=30))
     assert run.config.max_position_embeddings == 32
 
 
 def test_an_encoding_that_is_scaled_at_a_length_is_so_trained(place):
     """``yarn`` was trained on plain angles for 32 tokens; sequences of 80 are read at the angles that it has for 80."""
-    run = finetuning.assemble(recipe(place, "yarn"))
+    run = assemble(recipe(place, "yarn"))
     assert run.config.rope_parameters["factor"] == pytest.approx(80 / 32)
     assert encodings.config_at(run.config, 80) is run.config
 
 
 @pytest.mark.slow
 def test_a_run_from_end_to_end(place, tmp_path, capsys):
-    run = finetuning.assemble(recipe(place, "tape", output_dir=tmp_path, max_steps=20, per_device_train_batch_size=4))
+    run = assemble(recipe(place, "tape", output_dir=tmp_path, max_steps=20, per_device_train_batch_size=4))
     trainer = build_trainer(run)
     started = report.begin(run)
     trainer.train()
@@ -224,11 +226,11 @@ def test_a_run_from_end_to_end(place, tmp_path, capsys):
 def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
     """The first part's score of the model as it came stays."""
     settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}
-    whole = build_trainer(finetuning.assemble(recipe(place, output_dir=tmp_path / "whole", **settings)))
+    whole = build_trainer(assemble(recipe(place, output_dir=tmp_path / "whole", **settings)))
     whole.train()
     kept = json.loads((tmp_path / "whole" / "results" / "answers.json").read_text())
     (tmp_path / "whole" / "checkpoint-4" / "trainer_state.json").unlink()
-    again = finetuning.assemble(recipe(place, output_dir=tmp_path / "whole", resume_from_checkpoint="true", **settings))
+    again = assemble(recipe(place, output_dir=tmp_path / "whole", resume_from_checkpoint="true", **settings))
     rest = build_trainer(again)
     rest.train(resume_from_checkpoint=str(again.resumed.folder))
     losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (whole, rest)]
@@ -240,7 +242,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
 
 def problems(place, **changes):
     with pytest.raises(UserError) as caught:
-        finetuning.assemble(recipe(place, **changes))
+        assemble(recipe(place, **changes))
     return {each.field: each for each in caught.value.problems}
 
 
@@ -259,10 +261,10 @@ def test_what_only_the_model_can_tell(place, tmp_path):
 
 def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
     """It came after hours of it."""
-    monkeypatch.setattr(run.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
+    monkeypatch.setattr(assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
     monkeypatch.setattr(finetuning.ScrollsTuning, "tokenized", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match="too little"):
-        finetuning.assemble(recipe(place))
+        assemble(recipe(place))
 
 
 def test_damaged_data_end_before_anything_is_written(place, tmp_path):

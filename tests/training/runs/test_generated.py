@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.data.order import collate, item
@@ -57,7 +58,7 @@ def problems_of(run):
 
 def test_encodings_share_sequences_and_weights(tmp_path):
     """So that a comparison compares nothing else."""
-    rope, tape = (generated.assemble(recipe(tmp_path, position_encoding=name)) for name in ("rope", "tape"))
+    rope, tape = (assemble(recipe(tmp_path, position_encoding=name)) for name in ("rope", "tape"))
     assert problems_of(rope) == problems_of(tape) and len(rope.sequences) == 48
     mine, others = dict(rope.model.named_parameters()), dict(tape.model.named_parameters())
     assert mine.keys() < others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
@@ -65,13 +66,13 @@ def test_encodings_share_sequences_and_weights(tmp_path):
 
 
 def test_another_seed_asks_other_problems(tmp_path):
-    first, second = (generated.assemble(recipe(tmp_path, seed=seed)) for seed in (7, 8))
+    first, second = (assemble(recipe(tmp_path, seed=seed)) for seed in (7, 8))
     assert problems_of(first) != problems_of(second)
 
 
 def test_held_out_problems_are_of_all_trained_lengths_and_never_trained(tmp_path):
     """The smallest cell has few; the others five each."""
-    run = generated.assemble(recipe(tmp_path, max_digits=3, max_digits_second=2, held_out_samples=30))
+    run = assemble(recipe(tmp_path, max_digits=3, max_digits_second=2, held_out_samples=30))
     counts = {test.size: len(some) for test, some in run.held_out}
     assert 1 <= counts.pop((1, 1)) <= 5 and counts == {
         (i, j): 5 for i in range(1, 4) for j in (1, 2) if (i, j) != (1, 1)
@@ -86,14 +87,14 @@ def test_held_out_problems_are_of_all_trained_lengths_and_never_trained(tmp_path
 
 @pytest.mark.parametrize("task", ["addition", "look_back"])
 def test_nothing_is_asked_where_nothing_is_wanted(tmp_path, task):
-    run = generated.assemble(recipe(tmp_path, task, held_out_samples=0))
+    run = assemble(recipe(tmp_path, task, held_out_samples=0))
     assert run.held_out == [] and run.scoring() == [] and run.figures() == {}
     assert run.outline()["held out"] == "nothing"
 
 
 def test_loss_is_that_of_answers_alone(tmp_path):
     """What the model is told of prompt and padding does not count: other tokens there, the same loss elsewhere."""
-    run = generated.assemble(recipe(tmp_path, position_encoding="tape"))
+    run = assemble(recipe(tmp_path, position_encoding="tape"))
     batch = collate([run.sequences[index] for index in range(8)])
     whole = run.model(**batch).loss
     logits = run.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
@@ -104,7 +105,7 @@ def test_loss_is_that_of_answers_alone(tmp_path):
 
 
 def test_a_run_from_end_to_end(tmp_path, capsys):
-    run = generated.assemble(recipe(tmp_path, position_encoding="tape", max_steps=6))
+    run = assemble(recipe(tmp_path, position_encoding="tape", max_steps=6))
     trainer = build_trainer(run)
     started = report.begin(run)
     trainer.train()
@@ -135,7 +136,7 @@ def test_a_run_from_end_to_end(tmp_path, capsys):
 
 def test_what_is_known_scores_all(tmp_path):
     """The score is of answers: a model that is made to know them gets 100 %, by size and in all."""
-    run = generated.assemble(recipe(tmp_path, held_out_samples=4, max_digits=1, hidden_size=64))
+    run = assemble(recipe(tmp_path, held_out_samples=4, max_digits=1, hidden_size=64))
     ids = ids_of(run.sequences.task.vocabulary)
     known = [sample for _, some in run.held_out for sample in some]
     batch = collate([item([ids[word] for word in sample.words], list(sample.answers)) for sample in known])
@@ -154,10 +155,10 @@ def test_what_is_known_scores_all(tmp_path):
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path):
     settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "position_encoding": "tape"}
-    whole = build_trainer(generated.assemble(recipe(tmp_path, **settings)))
+    whole = build_trainer(assemble(recipe(tmp_path, **settings)))
     whole.train()
     (tmp_path / "run" / "checkpoint-4" / "trainer_state.json").unlink()
-    again = generated.assemble(recipe(tmp_path, resume_from_checkpoint="true", **settings))
+    again = assemble(recipe(tmp_path, resume_from_checkpoint="true", **settings))
     rest = build_trainer(again)
     rest.train(resume_from_checkpoint=str(again.resumed.folder))
     losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (whole, rest)]
@@ -169,24 +170,24 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path):
 def test_longer_problems_are_another_run(tmp_path):
     """A checkpoint is not gone on with where the sequences would be others."""
     settings = {"max_steps": 4, "save_steps": 2}
-    build_trainer(generated.assemble(recipe(tmp_path, **settings))).train()
+    build_trainer(assemble(recipe(tmp_path, **settings))).train()
     (tmp_path / "run" / "checkpoint-4" / "trainer_state.json").unlink()
     with pytest.raises(UserError) as caught:
-        generated.assemble(recipe(tmp_path, resume_from_checkpoint="true", max_digits=3, **settings))
+        assemble(recipe(tmp_path, resume_from_checkpoint="true", max_digits=3, **settings))
     assert {"max_digits", "window", "arithmetic:addition"} <= {each.field for each in caught.value.problems}
 
 
 @pytest.mark.parametrize(("task", "lengths"), [("addition", [10]), ("look_back", [35, 51, 67])])
 def test_tests_beyond_the_window_are_asked_by_length(task, lengths, tmp_path, monkeypatch):
     """An encoding that follows from the length is the trained one within the window; one pass asks all of that."""
-    run, used = generated.assemble(recipe(tmp_path, task, held_out_samples=4)), []
+    run, used = assemble(recipe(tmp_path, task, held_out_samples=4)), []
     monkeypatch.setattr(generated, "evaluated_at", lambda model, length: used.append(length) or nullcontext())
     run.scoring()[0].measure(run.model)
     assert used == lengths and used[0] == run.config.max_position_embeddings
 
 
 def test_scores_by_size_add_up(tmp_path):
-    run = generated.assemble(recipe(tmp_path, held_out_samples=4))
+    run = assemble(recipe(tmp_path, held_out_samples=4))
     right = [[[True, True]], [[True, False], [True]], [[False]], [[True], [True]]]  # of 1x1, 1x2, 2x1, 2x2
     by_longest = run.scores([(test, some) for (test, _), some in zip(run.held_out, right, strict=True)])
     assert by_longest == {
@@ -204,7 +205,7 @@ def test_scores_by_size_add_up(tmp_path):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_can_be_trained(task, tmp_path):
-    run = generated.assemble(recipe(tmp_path, task))
+    run = assemble(recipe(tmp_path, task))
     assert run.config.vocab_size == len(TASKS[task].vocabulary) and len(run.sequences) == 48
     loss = run.model(**collate([run.sequences[index] for index in range(16)])).loss
     assert loss.isfinite() and set(run.names) == {name for name, _ in run.model.named_parameters()}
@@ -213,14 +214,14 @@ def test_every_task_can_be_trained(task, tmp_path):
 @pytest.mark.parametrize("encoding", encodings.available())
 def test_every_encoding_is_trained_and_scored_beyond_its_sequences(encoding, tmp_path):
     settings = {"position_encoding": encoding, "attention_backend": "sdpa", "max_steps": 1, "held_out_samples": 3}
-    run = generated.assemble(recipe(tmp_path, "look_back", **settings))
+    run = assemble(recipe(tmp_path, "look_back", **settings))
     build_trainer(run).train()
     assert [(one["length"], one["rows"]) for one in run.figures()["addressing"]] == [(32, 3), (48, 3), (64, 3)]
 
 
 def test_a_run_of_addressing_from_end_to_end(tmp_path, capsys):
     settings = {"task": "flip_flop", "position_encoding": "tape", "max_steps": 4, "held_out_samples": 10}
-    run = generated.assemble(recipe(tmp_path, **settings))
+    run = assemble(recipe(tmp_path, **settings))
     trainer = build_trainer(run)
     started = report.begin(run)
     trainer.train()
@@ -237,10 +238,10 @@ def test_a_run_of_addressing_from_end_to_end(tmp_path, capsys):
 
 def test_what_is_tested_may_change_on_the_way_and_what_is_trained_may_not(tmp_path):
     settings = {"task": "look_back", "max_steps": 4, "save_steps": 2, "held_out_samples": 2}
-    build_trainer(generated.assemble(recipe(tmp_path, **settings))).train()
+    build_trainer(assemble(recipe(tmp_path, **settings))).train()
     (tmp_path / "run" / "checkpoint-4" / "trainer_state.json").unlink()
     again = {**settings, "resume_from_checkpoint": "true"}
-    assert generated.assemble(recipe(tmp_path, test_lengths="40", **again)).resumed is not None
+    assert assemble(recipe(tmp_path, test_lengths="40", **again)).resumed is not None
     with pytest.raises(UserError) as caught:
-        generated.assemble(recipe(tmp_path, lengths="28 40", **again))
+        assemble(recipe(tmp_path, lengths="28 40", **again))
     assert {"train_lengths", "window", "addressing:look_back"} <= {each.field for each in caught.value.problems}

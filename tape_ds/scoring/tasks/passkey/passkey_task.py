@@ -2,7 +2,7 @@
 
 What lm-eval is told as ``--metadata`` (and the model's arguments, which it adds) decides the prompts: ``lengths``,
 ``depths``, ``trials``, ``seed``, and the ``tokenizer`` (else ``pretrained``, else ``model``: a folder or a hub id).
-The prompts are those of ``python -m evaluation passkey`` with the same settings.
+The prompts are those of ``tape-ds evaluate passkey`` with the same settings.
 """
 
 from collections.abc import Callable, Mapping, Sequence

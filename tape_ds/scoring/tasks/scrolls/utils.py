@@ -3,7 +3,7 @@
 No dataset script and no metric from the hub is run. The questions come from the hub's published archives, or from a
 folder: ``--metadata '{"data_dir": "scrolls/"}'``. lm-eval would cut a long prompt from the left, where SCROLLS has its
 questions; with ``{"max_tokens": 8192}`` the prompt is cut here instead, as in fine-tuning, and needs the tokenizer (the
-one of ``--model_args``, or ``{"tokenizer": ...}``). ``python -m evaluation harness`` gives both.
+one of ``--model_args``, or ``{"tokenizer": ...}``). ``tape-ds evaluate harness`` gives both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,9 +50,6 @@ def load(
         trust_remote_code: whether code that the tokenizer carries may run.
         reference_format: prompts as the published generation cuts them.
         hard_only: of QuALITY, the questions that are marked as hard.
-
-    Raises:
-        UserError: no such data, some questions without answers, ``max_tokens`` without a tokenizer.
     """
     from datasets import Dataset as Documents
 

@@ -1,0 +1,222 @@
+"""The way back from a checkpoint, in order:
+
+1. :func:`choose`: which checkpoint a run resumes; verified by all ranks, before a model is loaded.
+2. :func:`require_fitting`: whether this job's engine and ranks can read it. Whether it is of the same run is
+   :mod:`tape_ds.training.identity`'s question.
+3. :func:`restore`: weights, the engine's or the optimizer's state, schedule and scaler, into a prepared trainer.
+4. :func:`rank_state`: sums that the training loop sets to zero after that, before its first step.
+
+``resume_from_checkpoint`` is a folder, true (the newest committed checkpoint of output_dir) or auto (the same, or a new
+start where there is none). A named folder must be whole. Where the newest is asked for, damaged ones are passed over
+for older ones, and a message names them and the damage.
+"""
+
+import json
+import pickle
+import zipfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, safe_globals
+
+from tape_ds import checkpoint
+from tape_ds.checkpoint import Manifest, saving, trained
+from tape_ds.checkpoint.resharding import load_engine
+from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.errors import Problem, UserError, raise_if_any
+
+FIELD = "resume_from_checkpoint"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a job resumes."""
+
+    folder: Path
+    manifest: Manifest
+    passed_over: list[str] = field(default_factory=list)
+    """Newer ones that are not whole, each with its damage."""
+
+
+def choose(requested: str | bool | None, output: Path, rank_sync: RankSync) -> Resumed | None:
+    """Return the checkpoint to resume (a folder, True, "auto", or False or None for none), every byte of it verified;
+    None for a new start. All ranks must call it, and are refused alike."""
+    if not requested:
+        return None
+    if requested not in (True, AUTO):
+        folder = Path(str(requested)).expanduser()
+        manifest, wrong = _verified(folder, rank_sync)
+        if manifest is not None:
+            return Resumed(folder, manifest)
+        remedy = "give another folder checkpoint-N, or restore this one from a copy"
+        others = [other.name for other in reversed(checkpoint.numbered(folder.parent)) if other.name != folder.name]
+        for name in rank_sync.first(others):
+            if _verified(folder.parent / name, rank_sync)[0] is not None:
+                remedy = f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
+                break
+        raise UserError(Problem(FIELD, str(folder), wrong, remedy))
+
+    passed_over: list[str] = []
+    for name in rank_sync.first([folder.name for folder in reversed(checkpoint.numbered(output))]):
+        manifest, wrong = _verified(output / name, rank_sync)
+        if manifest is not None:
+            return Resumed(output / name, manifest, passed_over)
+        passed_over.append(f"{name}: {wrong}")
+    if passed_over:
+        wrong = f"none of its checkpoints is whole: {'; '.join(passed_over)}"
+        remedy = "restore one from a copy, or start in another output_dir"
+        raise UserError(Problem(FIELD, requested, f"{output}: {wrong}", remedy))
+    if requested is True:
+        remedy = "give the folder of a checkpoint, or auto to start a new run where there is none"
+        raise UserError(Problem(FIELD, True, f"{output} holds no committed checkpoint", remedy))
+    return None
+
+
+def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
+    """Return the manifest of a whole checkpoint, or None and its damage. The first rank lists the files; each is read
+    by one rank, and by those that will load it."""
+    manifest: Manifest | None = None
+    found: list[str] = []
+    try:
+        manifest = checkpoint.read(folder)
+        if rank_sync.rank == 0:
+            found = checkpoint.misfits(folder, manifest)
+    except ValueError as error:
+        found = [str(error)]
+    except OSError as error:  # perhaps on this rank alone: the others must learn of it
+        found = [f"it cannot be read ({error.strerror or error})"]
+    of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
+    if not of_all and manifest is not None:
+        found = checkpoint.damage(folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files))
+        of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
+    if of_all or manifest is None:
+        return None, "; ".join(dict.fromkeys(of_all))
+    return manifest, ""
+
+
+def read_by(rank: int, world: int, files: Collection[str]) -> list[str]:
+    """Return the files that a rank verifies: its share of all, and those that it will load. A stage up to 2 has the
+    model's states once for all ranks, stage 3 in a file for each."""
+    own = {f"rng_state_{rank}.pth", f"rank_state_{rank}.json"}
+    return [
+        name
+        for number, name in enumerate(sorted(files))
+        if number % world == rank
+        or name in own
+        or f"zero_pp_rank_{rank}_" in name
+        or ("model_states" in name and "zero_pp_rank_" not in name)
+    ]
+
+
+def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1) -> None:
+    """Check that a job at this ZeRO stage, with ``tensor`` processes that share a model, can read the engine's state.
+    Shards of stages 1, 2 and 3 load at each of them, on any number of processes (:mod:`.resharding`)."""
+    if resumed is None:
+        return
+    manifest, problems = resumed.manifest, []
+    anew = "start a new run from its weights (tools/consolidate.py)"
+    if (manifest.stage is None) != (stage is None):
+        without = manifest.stage is None
+        wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
+        problems.append((wrong, f"resume as it was saved; or {anew}"))
+    elif bool(manifest.stage) != bool(stage):
+        wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
+        problems.append((wrong, f"deepspeed: zero{manifest.stage}; or {anew}"))
+    if manifest.tensor != tensor:
+        wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
+        problems.append((wrong, f"tensor_parallel_size: {manifest.tensor}, or {anew}"))
+    raise_if_any([Problem(FIELD, str(resumed.folder), wrong, remedy) for wrong, remedy in problems])
+
+
+def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
+    lines = [f"not used: {folder}" for folder in resumed.passed_over]
+    lines += [f"resuming with another value: {difference}" for difference in differences]
+    return [*lines, f"resuming from {resumed.folder} (step {resumed.manifest.step})"]
+
+
+def restore(trainer: Any, folder: Path) -> None:
+    """Load a checkpoint into a :class:`tape_ds.training.trainer.TapeTrainer` whose model, optimizer and schedule were
+    just made from the recipe; all ranks must call it. transformers' own way would ask for every weight of the model,
+    frozen ones included."""
+    refuse_functions(folder, trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
+    require_same_record(folder, trainer.model, trainer.record)
+    # Optimizers and schedulers store their settings with their states, and loading would bring both back: a run with
+    # another learning rate (resume_anyway) would announce the new one and train with the old.
+    optimizer, schedule = trainer.optimizer, getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    names = ("weight_decay", "betas", "eps")
+    settings = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+    rates = list(schedule.base_lrs) if hasattr(schedule, "lr_lambdas") else None
+
+    if trainer.is_deepspeed_enabled:
+        job = {name: trainer.saver.about[name] for name in ("processes", "stage")}
+        load_engine(trainer.model_wrapped, folder, trainer.state.global_step, **job)
+    else:
+        trained.apply_trained(folder, trainer.model, trainer.record.names)
+    trainer._load_optimizer_and_scheduler(str(folder))
+    trainer._load_scaler(str(folder))
+
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
+    if rates is not None:
+        step = schedule.last_epoch
+        now = [rate * scale(step) for rate, scale in zip(rates, schedule.lr_lambdas, strict=True)]
+        schedule.base_lrs, schedule._last_lr = rates, now
+        for group, rate, present in zip(optimizer.param_groups, rates, now, strict=True):
+            group["initial_lr"], group["lr"] = rate, present
+
+
+def refuse_functions(folder: Path, *names: str) -> None:
+    """Refuse a checkpoint if one of these files holds more than tensors and plain values: loading it would run
+    functions that it names. transformers would not load it either, but in the middle of a start, and with an error
+    about pickles alone."""
+    for path in (folder / name for name in names):
+        if not path.is_file():
+            continue
+        try:
+            with safe_globals():  # mapped where torch can, so that the file is not read twice
+                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            wrong = f"{path.name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
+            raise saving.refusal(str(folder), ValueError(wrong)) from error
+
+
+def require_same_record(folder: Path, model: Any, record: TrainedRecord) -> None:
+    """Check that a folder of trained weights has the base, method, names and configuration of this run."""
+    saved = trained.read_record(folder)
+    fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
+    if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved
+        fields = [name for name in fields if name != "base"]
+    wrapped = isinstance(model, PeftModel)
+    fields += trained.differing_fields(folder, (model.get_base_model() if wrapped else model).config)
+    if wrapped and saved.method == record.method:
+        fields += trained.differing_adapters(folder, model)
+    if fields:
+        wrong = f"it was saved by a run that differs in {', '.join(fields)}"
+        remedy = "resume with the recipe of that run, or start in another output_dir"
+        raise UserError(Problem(FIELD, str(folder), wrong, remedy))
+
+
+def rank_state(folder: Path, rank: int, world: int) -> dict[str, Any] | None:
+    """Return the sums and counters that a rank goes on from, numbers to the last digit; None in older checkpoints.
+
+    Where another number of ranks saved, this rank's sums are the mean over theirs; the rest is the same on all ranks.
+    """
+    count = len(list(folder.glob("rank_state_*.json")))
+    files = [folder / f"rank_state_{number}.json" for number in range(count)]
+    if not files:
+        return None
+    states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    own = [states[rank]] if len(states) == world else states
+    parts = [[float.fromhex(part) for part in state.get("parts", ())] for state in own]
+    return {
+        **states[0],
+        "loss": sum(float.fromhex(state["loss"]) for state in own) / len(own),
+        "total_loss": float.fromhex(states[0]["total_loss"]),
+        "parts": torch.tensor(parts).mean(dim=0),
+    }

@@ -1,0 +1,234 @@
+"""Passkeys: whether a model finds a number anywhere in a long text, as a heat map of depth and length.
+
+    tape-ds evaluate passkey runs/demo --lengths 4k 8k 16k
+    tape-ds evaluate passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
+    tape-ds evaluate passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
+    tape-ds evaluate passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
+    tape-ds evaluate passkey MODEL --lengths 32k 64k 128k --num_gpus 8
+
+A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key follows ``depth`` of the filler.
+Replies are greedy, whatever the model's generation settings. A reply is right when its first integer is the key; that
+it begins with the key's token ids (LongLoRA's rule) is counted as well.
+
+Written to the folder of results: ``passkey.json`` (every reply), ``passkey.png``, ``passkey.csv``, ``passkey.md``.
+Exit codes: 0 done; 2 a mistake.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tape_ds.arguments import Parser, add_cache, add_model, add_output, below_one, length
+from tape_ds.data import passkey as prompts
+from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
+from tape_ds.scoring import CHUNK
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tape_ds.data.passkey import PasskeyQuestion
+    from tape_ds.scoring.models import FoundModel
+    from tape_ds.scoring.passkey import Reply
+
+NAME = "passkey"
+LENGTHS = tuple(1024 * thousands for thousands in (1, 2, 4, 8))
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TRIALS = 5
+NEW_TOKENS = 10  # PoSE's number; LongLoRA's rule looks at the first few
+SETTINGS = ("protocol", "form", "depths", "trials", "new_tokens", "use_cache", "chunk")
+"""Options that decide numbers, with the lengths."""
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, ask, count, write, print."""
+    options = parse(argv)
+    problems = check(options)
+
+    from tape_ds.scoring import heat_maps, models, passkey, resumable
+    from tape_ds.scoring.resumable import Cost
+    from tape_ds.training import tables
+
+    found = models.find(options, problems)
+    tokenizer = found.tokenizer()
+    questions = prepare(options, found, tokenizer, problems)
+    work = resumable.Evaluation(
+        NAME,
+        resumable.folder(options.output, found),
+        model=found.about(),
+        config={name: vars(options)[name] for name in SETTINGS} | {"lengths": sorted(options.lengths)},
+        data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
+        seed=None if options.protocol == "published" else options.seed,
+    )
+    models.note_beyond(options.lengths, found)
+    models.note_bos(found)
+    title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
+
+    def ask_all() -> dict[str, Any]:
+        if is_main_process():
+            print(f"passkeys: {count(options)}", flush=True)
+        model = found.load()
+        cost = Cost(found.device)
+        if options.use_cache and not passkey.reads_in_pieces(model) and is_main_process():
+            print("prompts are read in one piece: for this model pieces may give other numbers", flush=True)
+
+        def ask(question: "PasskeyQuestion") -> dict[str, Any]:
+            prompt = question.write()
+            # a nominal length may be less than the tokens
+            tokens = max(question.length, len(prompt.ids) + options.new_tokens)
+            keywords = {name: vars(options)[name] for name in ("chunk", "new_tokens", "use_cache")}
+            with models.used_at(model, tokens):
+                (answered,) = passkey.score(model, tokenizer, [prompt], **keywords)
+            return vars(answered.replies[0])
+
+        longest_first = sorted(questions, key=lambda question: -question.length)
+        replies = work.run_jobs([(question.name, question) for question in longest_first], ask)
+        pairs = [(question, passkey.Reply(**replies[question.name])) for question in questions]
+        lengths = sorted({question.length for question in questions})
+        by_length = [
+            passkey.Passkey(n, tuple(reply for question, reply in pairs if question.length == n)) for n in lengths
+        ]
+        return {
+            "form": options.form,
+            "cells": cells(pairs),
+            "passkeys": [each.to_dict() for each in by_length],
+            "cost": cost.taken(prompt_tokens=sum(reply.tokens for _, reply in pairs)),
+        }
+
+    def show(figures: Mapping[str, Any]) -> None:
+        by_length = [passkey.Passkey.from_dict(each) for each in figures["passkeys"]]
+        written = heat_maps.write_passkeys(figures["cells"], work.folder, title=title, native_length=found.known_length)
+        print(f"\n{title}\n")
+        print(heat_maps.passkey_table(figures["cells"]))
+        tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length)
+        print(", ".join(str(path) for path in written))
+
+    return work.run(ask_all, show, overwrite=options.overwrite)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; those that are not given have the protocol's defaults."""
+    parser = Parser(prog="tape-ds evaluate passkey", description=__doc__)
+    add_model(parser)
+    add_output(parser)
+    group = parser.add_argument_group("passkeys")
+    group.add_argument(
+        "--protocol",
+        default="grid",
+        choices=("grid", "published"),
+        help="grid: keys at chosen depths (default); published: LongLoRA's filler, keys and places, numpy's seeds 0 to "
+        "19, at nominal lengths of which 3.75 characters a token are taken",
+    )
+    group.add_argument(
+        "--lengths",
+        type=length,
+        nargs="+",
+        metavar="N",
+        help="tokens, such as 4096 or 4k; default: 1k 2k 4k 8k, published: 1000 2000 ... 8000",
+    )
+    group.add_argument(
+        "--depths",
+        type=float,
+        nargs="+",
+        metavar="D",
+        help="shares of the filler before the key, 0 to 1; or one whole number above 1: that many, evenly from 0 to 1 "
+        "(default: 0 0.25 0.5 0.75 1)",
+    )
+    group.add_argument(
+        "--trials",
+        type=int,
+        help="prompts at each depth of each length: --trials 4 --lengths 4k 8k asks 4 x 5 depths x 2 lengths = 40 "
+        "(default: 5; published: 20 at each length)",
+    )
+    group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
+    group.add_argument("--new_tokens", type=int, default=NEW_TOKENS, help="of a reply (default: %(default)s)")
+    add_cache(group)
+    group.add_argument(
+        "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
+    )
+    options = parser.parse_args(argv)
+    published = options.protocol == "published"
+    options.depths = options.depths or (None if published else list(DEPTHS))
+    options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)
+    options.trials = options.trials if options.trials is not None else PUBLISHED_TRIALS if published else TRIALS
+    return options
+
+
+def check(options: argparse.Namespace) -> list[Problem]:
+    """Return what is wrong whatever the model, and turn a number of depths into shares."""
+    problems = below_one(options, "new_tokens", "chunk")
+    if options.protocol == "published" and options.depths is not None:
+        remedy = "leave it out, or use --protocol grid"
+        problems.append(Problem("--depths", options.depths, "published prompts draw their depths", remedy))
+    elif options.depths is not None:
+        depths = sorted(options.depths)
+        if len(depths) == 1 and depths[0] > 1 and depths[0].is_integer():
+            depths = [number / (depths[0] - 1) for number in range(int(depths[0]))]
+        if len(set(depths)) < len(depths) or not all(0 <= depth <= 1 for depth in depths):
+            remedy = "give shares such as 0 0.5 1, each once, or one whole number above 1 for an even grid"
+            problems.append(Problem("--depths", options.depths, "no shares from 0 to 1", remedy))
+            depths = list(DEPTHS)  # all else is checked with these
+        options.depths = depths
+    if options.protocol == "published" and options.form != "longlora":
+        problems.append(Problem("--form", options.form, "the published prompts are LongLoRA's", "leave it out"))
+    if len(set(options.lengths)) < len(options.lengths):
+        problems.append(Problem("--lengths", options.lengths, "one is given twice", "give each once"))
+    return problems
+
+
+def count(options: argparse.Namespace) -> str:
+    """Return the number of prompts, as ``4 at each of 5 depths and 2 lengths = 40 prompts``."""
+    lengths, depths = len(options.lengths), len(options.depths or [0])
+    places = [f"{n} {name}{'s' * (n != 1)}" for n, name in ((depths, "depth"), (lengths, "length"))]
+    where = " and ".join(places if options.depths else places[1:])
+    return f"{options.trials} at each of {where} = {options.trials * depths * lengths:,} prompts"
+
+
+def prepare(
+    options: argparse.Namespace, model: "FoundModel", tokenizer: "PreTrainedTokenizerBase", problems: list[Problem]
+) -> list["PasskeyQuestion"]:
+    """Return the protocol's questions."""
+    from tape_ds.scoring.models import check_lengths
+
+    least = len(prompts.answer_ids(tokenizer, prompts.LARGEST_KEY) or ())
+    if 1 <= options.new_tokens < least:
+        wrong = f"{prompts.LARGEST_KEY} alone has {least} tokens"
+        problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
+    questions: list[PasskeyQuestion] = []
+    with collecting(problems, "--{}"):
+        if options.protocol == "published":
+            questions = prompts.published(tokenizer, options.lengths, options.trials)
+        else:
+            drawn = {"seed": options.seed, "form": options.form, "reply": options.new_tokens}
+            questions = prompts.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
+    if options.protocol == "grid" or model.position_limit is None:
+        problems += check_lengths("--lengths", options.lengths, model)
+    else:  # a published prompt has the tokens that its characters give
+        longest = dict.fromkeys(options.lengths, 0)
+        for question in questions:
+            needed = len(question.write().ids) + options.new_tokens
+            longest[question.length] = max(longest[question.length], needed)
+        problems += check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
+    raise_if_any(problems)
+    return questions
+
+
+def cells(pairs: Sequence[tuple["PasskeyQuestion", "Reply"]]) -> list[dict[str, Any]]:
+    """Count the right replies at each length and depth."""
+    found = []
+    for tokens, depth in sorted({(question.length, question.depth) for question, _ in pairs}):
+        replies = [reply for question, reply in pairs if (question.length, question.depth) == (tokens, depth)]
+        known = all(reply.same_ids is not None for reply in replies)
+        found.append(
+            {
+                "length": tokens,
+                "depth": depth,
+                "trials": len(replies),
+                "correct": sum(reply.correct for reply in replies),
+                "correct_ids": sum(bool(reply.same_ids) for reply in replies) if known else None,
+                "mean_tokens": statistics.fmean(reply.tokens for reply in replies),
+            }
+        )
+    return found

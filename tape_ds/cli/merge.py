@@ -1,0 +1,56 @@
+"""Merge the trained weights of a run with their base model into a whole model folder.
+
+    tape-ds merge runs/demo/trained OUT [--dtype bfloat16]
+
+The first argument is the folder ``trained`` of a run or one of its checkpoints: position updates, norms and embeddings
+are loaded into the base model that the folder names, adapters are merged. This is done in fp32, and the merged model's
+logits are compared with the adapter model's before anything is written. After ``tape_ds.register()``, OUT loads with
+``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder that needs no ``tape_ds``.
+"""
+
+from pathlib import Path
+
+from tape_ds import building, paths
+from tape_ds.arguments import DTYPES, Parser, add_base_anyway
+from tape_ds.errors import command, raise_if_any
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Load, merge, save."""
+    parser = Parser(prog="tape-ds merge", description=__doc__)
+    parser.add_argument("trained")
+    parser.add_argument("out")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=DTYPES,
+        help="of the folder's weights; auto: the base model's",
+    )
+    add_base_anyway(parser)
+    options = parser.parse_args(argv)
+    out = Path(options.out)
+    raise_if_any(paths.check_new("out", out))
+    import torch
+
+    from tape_ds.checkpoint import merging, trained
+    from tape_ds.data import tokenizer as tokenizers
+    from tape_ds.models import saving
+    from tape_ds.training.environment import quieten_libraries
+
+    quieten_libraries()
+    record = trained.read_record(options.trained)
+    tokenizer = tokenizers.load(options.trained, "trained")
+    original = merging.original_dtype(options.trained, base_anyway=options.base_anyway)
+    model = merging.merge(options.trained, base_anyway=options.base_anyway)
+    dtype = original if options.dtype == "auto" else getattr(torch, options.dtype)
+    model.to(dtype).config.use_cache = True
+
+    def write(folder: Path) -> None:
+        saving.save(model, folder)
+        tokenizers.save(tokenizer, folder)
+
+    building.build_aside(out, write, "out")
+    origin = record.base or "from scratch"
+    print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    return 0

@@ -1,0 +1,148 @@
+"""The program ``tape-ds``: every command under one name, with DeepSpeed's launcher in front of training on GPUs.
+
+This module imports nothing heavy, so that ``--help`` and a mistyped name cost no time; a command's module is imported
+when it is called.
+"""
+
+import ctypes
+import importlib
+import os
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tape_ds import installation
+from tape_ds.arguments import without_local_rank
+from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, is_rank, split
+from tape_ds.errors import Problem, UserError, command, did_you_mean
+
+
+class Command(NamedTuple):
+    """A command's module below ``tape_ds.cli``, and the line that describes it."""
+
+    module: str
+    summary: str
+
+
+GROUPS = {
+    "Train": {
+        "extend": Command("train", "extend the context of a pretrained model"),
+        "pretrain": Command("train", "train a model from scratch, with any positional encoding"),
+        "finetune": Command("train", "fine-tune a model on conversations, or on long questions (SCROLLS)"),
+        "arithmetic": Command("train", "train a small model on arithmetic or another generated task"),
+    },
+    "Score": {
+        "evaluate": Command("evaluate", "perplexity, passkeys, SCROLLS, lm-eval's tasks, reports"),
+        "experiment": Command("experiment", "runs that differ in one thing, the published tables among them"),
+    },
+    "Prepare": {
+        "plan": Command("plan", "memory, time and cost of a run before it starts"),
+        "prepare-data": Command("prepare_data", "tokenise a corpus in parallel, for arrow:DIR"),
+        "prepare-test-set": Command("prepare_test_set", "tokenise a test set of long texts, for bin:FILE"),
+        "train-tokenizer": Command("train_tokenizer", "train a sentencepiece tokenizer on text"),
+    },
+    "Keep running": {
+        "keep-alive": Command("keep_alive", "start a training command again until its run is done"),
+    },
+    "Use the result": {
+        "export": Command("export", "make a model folder that loads without tape_ds"),
+        "serve": Command("serve", "answer OpenAI's protocol with a run, an adapter or an export"),
+        "merge": Command("merge", "make a whole model folder of what a run trained"),
+        "consolidate": Command("consolidate", "write a checkpoint's weights as one folder"),
+        "convert": Command("convert", "convert a checkpoint between model families"),
+    },
+}
+COMMANDS = {name: each for group in GROUPS.values() for name, each in group.items()}
+LOOKS = {"-h", "--help", "--list", "--print_config"}
+"""Options of a training command that show something on one process."""
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Call the command that the first word names, in this process or by DeepSpeed's launcher in its place."""
+    words = without_local_rank(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if words[0] == "--folder":
+        print(installation.RECIPES, installation.DS_CONFIGS, sep="\n")
+        return 0
+    if words[0] == "--version":
+        from tape_ds import __version__
+
+        print(__version__)
+        return 0
+    name, *arguments = words
+    name = name.replace("_", "-")
+    if name not in COMMANDS:
+        raise UserError(Problem("command", words[0], "unknown", f"{did_you_mean(name, COMMANDS)} (tape-ds --help)"))
+
+    has_gpu = gpus() > 0
+    os.environ |= installation.environment()
+    if not has_gpu and "DS_ACCELERATOR" not in os.environ:
+        os.environ |= {"DS_ACCELERATOR": "cpu", installation.FOUND_NO_GPU: "1"}
+    line = deepspeed_line(name, arguments, has_gpu)
+    if line is not None:
+        print(f"tape-ds: {shlex.join(['deepspeed', *line[3:]])}", file=sys.stderr, flush=True)
+        # -m would import a tape_ds of the current folder before this one
+        os.execve(line[0], line, {**os.environ, "PYTHONSAFEPATH": "1"})
+
+    sys.argv = ["tape-ds", name, *arguments]  # results, locks and messages show the command like this
+    module = importlib.import_module(f"tape_ds.cli.{COMMANDS[name].module}")
+    code: int = module.main(TRAINING[name], arguments) if name in TRAINING else module.main(arguments)
+    return code
+
+
+def usage() -> str:
+    """Return the commands, a line each, and DeepSpeed's options."""
+    lines = ["tape-ds COMMAND ...", "", "Each command has --help.", ""]
+    for title, group in GROUPS.items():
+        lines += [f"{title}:", *(f"    {name:<16}  {each.summary}" for name, each in group.items()), ""]
+    lines += [
+        "    --folder          print the folders of the recipes and of DeepSpeed's configurations",
+        "    --version         print the version",
+        "",
+    ]
+    about = (
+        "Where there is a GPU, DeepSpeed's launcher starts the training commands, with a process for each visible GPU. "
+        "Without one they are a single process, and so is evaluate. These options change that, wherever they are "
+        "behind the command, as in tape-ds extend --num_gpus 2 --recipe llama2_7b_8k:"
+    )
+    options = textwrap.wrap(" ".join(DEEPSPEED_OPTIONS), 114, break_on_hyphens=False)
+    return "\n".join([*lines, *textwrap.wrap(about, 118), "", *(f"    {line}" for line in options), ""])
+
+
+def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] | None:
+    """Return the command line of DeepSpeed's launcher that a command needs; None: this process does the work.
+
+    Raises:
+        UserError: its hostfile does not exist.
+    """
+    if name not in TRAINING and name != "evaluate":
+        return None
+    options, arguments = split(words)
+    by_itself = name in TRAINING and not is_rank() and not LOOKS & set(words)
+    if by_itself and not has_gpu:
+        print("tape-ds: CUDA's driver shows no GPU: this is for the CPU", file=sys.stderr, flush=True)
+    if not options and not (by_itself and has_gpu):
+        return None
+    # DeepSpeed's launcher would warn of a missing hostfile, and train on this machine alone
+    parts = [part for option in options for part in option.split("=", 1)]
+    hostfile = parts[parts.index("--hostfile") + 1] if "--hostfile" in parts[:-1] else None
+    if hostfile is not None and not Path(hostfile).is_file():
+        remedy = "write a line for each machine, such as 'node1 slots=8'"
+        raise UserError(Problem("--hostfile", hostfile, "no such file", remedy))
+    return [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", "tape_ds", name, *arguments]
+
+
+def gpus() -> int:
+    """Return how many GPUs CUDA's driver shows this process, as torch would after seconds of importing it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0

@@ -1,0 +1,172 @@
+"""``--help`` and ``--list`` of the training commands, and docs/fields.md, made of the fields' descriptions."""
+
+import inspect
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from tape_ds import fields
+from tape_ds.config import files, trainer
+from tape_ds.config.recipe import Recipe
+from tape_ds.config.trainer import Trainer
+from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
+from tape_ds.fields import Section
+
+SWITCHES = {
+    "--recipe NAME": "a recipe of --list, or the path of a YAML file; default: {default}",
+    "--FIELD VALUE": "any field; a list as a,b or a b, a mapping as JSON, --FIELD.KEY VALUE for one key of it; a "
+    "number of tokens as 32768 or 32k",
+    "--print_config": "print everything that the run depends on, as a recipe, and stop",
+    "--dry_run": "check everything, print the plan with the memory it needs, and stop",
+    "--list": "the recipes of this launcher, a line each",
+    "--help FIELD": "one field in full",
+}
+USUAL = (
+    *("global_batch_size", "per_device_train_batch_size", "max_steps", "num_train_epochs", "learning_rate"),
+    *("lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "fp16"),
+    *("activation_checkpointing", "deepspeed", "seed", "output_dir", "resume_from_checkpoint", "save_strategy"),
+    *("save_steps", "save_total_limit", "logging_steps", "report_to", "run_name"),
+)
+"""Fields of the trainer that ``--help`` describes; the others it only lists."""
+_DOCUMENTED = ("deepspeed", "resume_from_checkpoint", "output_dir", "activation_checkpointing", "global_batch_size")
+"""Fields of these that mean something else than in transformers."""
+
+
+def answered(argv: list[str], kind: type[Recipe]) -> bool:
+    """Print help or the list of recipes on the main process if a command line asks for it, and return whether it does.
+
+    Raises:
+        UserError: help is asked for an unknown field.
+    """
+    words = [word for word in argv if not word.startswith("--local_rank")]
+    if "--list" in words:
+        text = "\n".join(_recipes(kind))
+    elif words[:1] in (["--help"], ["-h"]) and len(words) > 1:
+        text = "\n\n".join("\n".join(_one(kind, name.lstrip("-").replace("-", "_"))) for name in words[1:])
+    elif "--help" in words or "-h" in words:
+        text = "\n".join(_whole(kind))
+    else:
+        return False
+    if is_main_process():
+        print(text)
+    return True
+
+
+def _whole(kind: type[Recipe]) -> Iterator[str]:
+    yield f"usage: {sys.argv[0]} [--recipe NAME] [--FIELD VALUE ...]\n"
+    yield from _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
+    for section in kind.SECTIONS.values():
+        yield f"\n{_title(section)}:"
+        yield from _table({f"--{name}": _described(field) for name, field in section.flat_fields().items()})
+    yield f"\n{_title(Trainer)}:"
+    yield from _table({f"--{name}": _described(Trainer.model_fields[name]) for name in USUAL})
+    rest = [name for name in trainer.FIELDS if name not in (*USUAL, *trainer.OWNED)]
+    yield _wrapped("and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  ")
+
+
+def page(kinds: Sequence[type[Recipe]]) -> str:
+    """Return docs/fields.md for these kinds of recipes: this stack's own fields."""
+    shared = list(Recipe.SECTIONS.values())
+    defaults = ", ".join(f"`{name}: {_shown(value)}`" for name, value in trainer.OURS.items() if name in USUAL)
+    lines = [
+        *("# Fields of a recipe", ""),
+        "The fields of every launcher, section by section, for a recipe or the command line. `--help` prints the same,",
+        "and `--help FIELD` one of them.",
+    ]
+    for kind in kinds:
+        own = [section for section in kind.SECTIONS.values() if section not in shared]
+        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(own)]
+    lines += ["", "## All launchers", *_listed(shared), f"\n### {_title(Trainer)}\n"]
+    lines += [_line(name, Trainer.model_fields[name]) for name in USUAL if name in _DOCUMENTED]
+    lines += [
+        "",
+        textwrap.fill(_LIBRARY.format(defaults=defaults), 140, break_long_words=False, break_on_hyphens=False),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LIBRARY = (
+    "Every other field of transformers' [TrainingArguments](https://huggingface.co/docs/transformers/main_classes/trainer"
+    "#transformers.TrainingArguments) is taken as well: `--help` lists those of the installed version. "
+    "Defaults of ours: {defaults}."
+)
+
+
+def _listed(sections: Sequence[type[Section]]) -> Iterator[str]:
+    for section in sections:
+        yield f"\n### {_title(section)}\n"
+        yield from (_line(name, field) for name, field in section.flat_fields().items())
+
+
+def _line(name: str, field: FieldInfo) -> str:
+    text = f"- `{name}` ({fields.spelled(field.annotation)}): {_described(field)}"
+    return textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _one(kind: type[Recipe], name: str) -> Iterator[str]:
+    """Yield a field in full."""
+    known = kind.fields()
+    name = trainer.ALIASES.get(name, name)
+    if name not in known:
+        raise UserError(Problem("help", name, "unknown field", did_you_mean(name, known)))
+    yield f"--{name}  ({fields.spelled(known[name].annotation)})"
+    yield _wrapped(
+        _described(known[name]) or "A field of transformers' TrainingArguments, see its documentation.", "  "
+    )
+    if name in trainer.OWNED:
+        owned = trainer.OWNED[name]
+        yield _wrapped(f"It stays {_shown(known[name].default)} here: {owned.reason}; {owned.remedy}.", "  ")
+
+
+def _recipes(kind: type[Recipe]) -> Iterator[str]:
+    found = {name: files.about(name) for name in files.recipes_of(kind.LAUNCHER)}
+    width = max(map(len, found))
+    return (f"{name:<{width}}  {text}" for name, text in found.items())
+
+
+def _title(section: type[Section]) -> str:
+    return _plain(inspect.getdoc(section) or section.__name__).split(". ")[0].rstrip(".")
+
+
+def _described(field: FieldInfo) -> str:
+    """Return what a field is, and its default where the description does not have it."""
+    text = _plain(field.description or "")
+    if field.is_required():
+        return f"{text} Required.".strip()
+    value = field.get_default(call_default_factory=True)
+    return text if value is None or value in ([], {}, "", False) else f"{text} [{_shown(value)}]".strip()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(text: str) -> str:
+    """Return a docstring without reStructuredText's marks, on one line."""
+    return " ".join(re.sub(r":\w+:`[~.]*([^`]*)`|``([^`]*)``", r"\1\2", text).split())
+
+
+def _table(rows: Mapping[str, str]) -> Iterator[str]:
+    for name, text in rows.items():
+        yield _wrapped(text, " " * 34, f"  {name:<32}" if len(name) < 32 else f"  {name}\n{' ' * 34}")
+
+
+def _wrapped(text: str, indent: str, first: str | None = None) -> str:
+    width = min(shutil.get_terminal_size((120, 40)).columns, 120)
+    body = textwrap.fill(text, max(width - len(indent), 20))
+    return (indent if first is None else first) + body.replace("\n", f"\n{indent}")
+
+
+if __name__ == "__main__":
+    from tape_ds.config.kinds import KINDS
+
+    print(page([*KINDS.values()]), end="")

@@ -1,0 +1,39 @@
+"""The training commands of ``tape-ds``, and which of their words DeepSpeed's launcher takes."""
+
+import os
+from collections.abc import Sequence
+
+TRAINING = {
+    "extend": "extend_llama",
+    "pretrain": "pretrain_c4",
+    "finetune": "finetune",
+    "arithmetic": "train_arithmetic",
+}
+"""Commands of ``tape-ds`` that train, with the file of ``launchers`` that is the same and that recipes name."""
+DEEPSPEED_OPTIONS = {
+    **dict.fromkeys(("--num_gpus", "--num_accelerators", "--num_nodes", "--hostfile", "--include", "--exclude"), True),
+    **dict.fromkeys(("--master_addr", "--master_port", "--node_rank", "--ssh_port", "--venv_script"), True),
+    **dict.fromkeys(("--launcher_args", "--enable_each_rank_log", "--bind_core_list"), True),
+    **dict.fromkeys(("--no_ssh", "--no_ssh_check", "--force_multi", "--bind_cores_to_rank"), False),
+}
+"""Options that ``tape-ds`` hands to DeepSpeed's launcher, and whether a value follows."""
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words that DeepSpeed's launcher takes, and all others."""
+    options, rest, waiting = [], [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, _ = word.partition("=")
+        if name not in DEEPSPEED_OPTIONS:
+            rest.append(word)
+            continue
+        options.append(word)
+        if DEEPSPEED_OPTIONS[name] and not equals and waiting:
+            options.append(waiting.pop(0))
+    return options, rest
+
+
+def is_rank() -> bool:
+    """Return whether a launcher has started this process as one of several."""
+    return "RANK" in os.environ

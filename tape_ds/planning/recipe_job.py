@@ -1,0 +1,230 @@
+"""From a recipe to the job that the planner answers, and the values that the planner chooses for a recipe.
+
+Where a recipe has ``auto`` for the ZeRO stage, recomputation or the micro-batch, :func:`settle` chooses. The choice
+follows from the recipe, the GPU, the number of processes and the checkpoint that a run resumes, so every rank makes the
+same one without communication, and :mod:`tape_ds.distributed.comparison` compares it between machines. The global batch
+stays and accumulation follows from it: no choice changes what a run learns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tape_ds import checkpoint
+from tape_ds.config import deepspeed_config, trainer
+from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.recipe import Recipe
+from tape_ds.errors import raise_if_any
+from tape_ds.models.loading.families import TAPE
+from tape_ds.planning import hardware, search, shape
+from tape_ds.planning.hardware import Gpu
+from tape_ds.planning.job import Job
+from tape_ds.planning.layout import Engine, PlannedLayout
+from tape_ds.planning.prediction import GIB, Plan
+from tape_ds.planning.shape import TrainedShape
+
+if TYPE_CHECKING:
+    from tape_ds.planning.shape import Config
+
+
+def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
+    """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
+    import torch  # here, because the planning command imports this module before it answers --help
+
+    own = recipe if isinstance(recipe, ExtensionRecipe) else None
+    sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
+    # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
+    there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
+    liger = recipe.model.liger
+    # Sequences that mark where documents or padding begin have the attention of packed sequences. How many documents a
+    # sequence has is known once the data are read: one is the most work.
+    data = None if own is None else own.data
+    has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
+    span = None
+    if own is not None and own.method.chosen.grouped:
+        from tape_ds.attention.shifted_groups import attention_span  # torch, as above
+
+        span = attention_span(own.window, own.method.group_tokens, config.num_attention_heads)
+    return Job(
+        model=shape.sizes(config),
+        trained=trained_of(recipe),
+        length=recipe.window,
+        global_batch=recipe.global_batch_size,
+        layout=_layout(recipe, config, world),
+        gpu=gpu,
+        steps=max(0, int(recipe.trainer_value("max_steps"))),
+        element=2 if sixteen else 4,
+        state_element={None: None, "float32": 4}.get(getattr(recipe.model, "state_dtype", None), 2),
+        fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
+        # without an engine a 16-bit run is under autocast, where the model's norm takes torch's operators
+        fused_norms=gpu is not None and config.model_type == TAPE and (recipe.deepspeed is not None or not sixteen),
+        wide_attention=recipe.model.attention_backend == "triton",
+        attention_span=span,
+        documents=1 if has_borders else None,
+        quantised=own is not None and own.method.load_in_4bit,
+        distilled=own is not None and own.method.distill,
+    )
+
+
+def trained_of(recipe: Recipe) -> TrainedShape:
+    """Return which parameters a recipe's method trains."""
+    if not isinstance(recipe, ExtensionRecipe) or recipe.method.chosen.trains == "everything":
+        return TrainedShape.everything()
+    if not recipe.trains:
+        return TrainedShape()
+    method, has_adapters = recipe.method, recipe.method.chosen.trains == "adapters"
+    return TrainedShape(
+        norms=method.train_norms,
+        embeddings=method.train_embeddings,
+        positions=method.train_position,
+        adapters=tuple((name, method.lora_r) for name in method.lora_targets) if has_adapters else (),
+    )
+
+
+def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
+    settings = recipe.deepspeed
+
+    def of_zero(name: str) -> Any:
+        return deepspeed_config.lookup(settings or {}, f"zero_optimization.{name}")
+
+    # what the JSON leaves at "auto" is filled in by transformers, what it does not mention by DeepSpeed
+    filled_in, left_out = Engine.zero_3(config.hidden_size), Engine(reduce_bucket=500_000_000)
+    sizes = {}
+    for field, name in {
+        "reduce_bucket": "reduce_bucket_size",
+        "prefetch_bucket": "stage3_prefetch_bucket_size",
+        "max_live": "stage3_max_live_parameters",
+        "persistence": "stage3_param_persistence_threshold",
+        "sub_group": "sub_group_size",
+        "secondary": "zero_hpz_partition_size",
+    }.items():
+        value = of_zero(name)
+        default = getattr(left_out if value is None else filled_in, field)
+        sizes[field] = default if value in (None, "auto") else int(value)
+    overlap = of_zero("overlap_comm")
+    return PlannedLayout(
+        gpus=world,
+        zero=None if settings is None else deepspeed_config.stage(settings),
+        tensor=recipe.scale.tensor_parallel_size,
+        sequence=recipe.scale.sequence_parallel_size,
+        micro_batch=int(recipe.trainer_value("per_device_train_batch_size")),
+        checkpoint_layers=recipe.memory.checkpoint_layers if recipe.trainer_value("activation_checkpointing") else None,
+        offload_checkpoints=recipe.memory.checkpoint_offload,
+        offload_optimizer=of_zero("offload_optimizer.device") or "none",
+        offload_weights=of_zero("offload_param.device") or "none",
+        mlp_tiles=recipe.memory.mlp_tiles,
+        engine=Engine(**sizes, overlap=of_zero("stage") == 3 if overlap is None else bool(overlap)),
+    )
+
+
+def memory_line(recipe: Recipe, config: Config | None) -> str:
+    """Return the predicted memory of a run that is only looked at, in one line; ``config`` is None where the model is
+    not known yet."""
+    if config is None:
+        return "not known before the model's configuration or the tokenizer is at hand"
+    plan = Plan(job_of(recipe, config, recipe.world_size, hardware.gpu_at_hand()))
+    gpu, command = plan.job.gpu, f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
+    if gpu is None:
+        return f"{plan.summary()}; of a GPU: {command} --gpu h100-80"
+    if plan.fits:
+        return plan.summary()
+    return f"{plan.summary()}; IT DOES NOT FIT: {command} --gpu {gpu.name} --search shows what does"
+
+
+def settle_here(recipe: Recipe, config_of: Callable[[Recipe], Config | None]) -> Recipe:
+    """Return :func:`settle` for the GPU of this process; ``config_of`` is called only where there is a choice to
+    make."""
+    if not recipe.open:
+        return recipe
+    gpu = hardware.gpu_at_hand() if recipe.trains and recipe.chosen_cpu is None else None
+    return settle(recipe, None if gpu is None else config_of(recipe), gpu)
+
+
+def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
+    """Return the recipe with a value for each field that it leaves open: those of the fastest layout that leaves memory
+    to spare; where a run resumes, those that its checkpoint was trained with. ``config`` is None where the model is not
+    known, ``gpu`` on a CPU, or for a GPU that the planner does not know."""
+    if not recipe.open:
+        return recipe
+    cautious = _with(recipe, trainer.CAUTIOUS)
+    if not recipe.trains:
+        return cautious
+    if (resumed := _resumed(recipe)) is not None:
+        folder, values = resumed
+        kept = _with(recipe, values)
+        raise_if_any(list(kept.problems(set())))
+        return _explained(kept, recipe, f"as {folder.name} was trained")
+    if gpu is None or config is None:
+        lacking = "no GPU that the planner knows" if gpu is None else "no configuration of the model yet"
+        return _explained(cautious, recipe, f"the least memory: there is {lacking} to plan for")
+    before = Plan(job_of(cautious, config, recipe.world_size, gpu))
+    if before.job.model.counted:
+        return _explained(cautious, recipe, "the least memory: this model's activations are not known")
+
+    free = recipe.open | ({"checkpoint_layers"} - recipe.given)
+    for plan in search.fastest(before.job, free):
+        layout = plan.job.layout
+        values = {
+            "deepspeed": f"zero{layout.zero}",
+            "activation_checkpointing": layout.recomputes,
+            "checkpoint_layers": layout.checkpoint_layers or 1,
+            "per_device_train_batch_size": layout.micro_batch,
+        }
+        chosen = _with(recipe, values)
+        if not list(chosen.problems(set())):
+            gain, spare = before.step.all / plan.step.all, (gpu.memory - plan.memory.peak.total) / GIB
+            least = {name: value for name, value in trainer.CAUTIOUS.items() if name in recipe.open}
+            speed = f"predicted {gain:.2f}x as fast as {_flags(least)}"
+            return _explained(chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}")
+    return _explained(cautious, recipe, f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free")
+
+
+def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint that a run will resume, by its manifest alone, and its values of the fields; a damaged one
+    that :mod:`tape_ds.checkpoint.load` passes over is of the same run."""
+    requested = recipe.resume_from_checkpoint
+    if not requested:
+        return None
+    output = Path(recipe.trainer_value("output_dir")).expanduser()
+    newest = requested in (True, "auto")
+    # values of a checkpoint that does not mention them
+    unwritten = {"activation_checkpointing": False, "checkpoint_layers": 1, "per_device_train_batch_size": 1}
+    for folder in reversed(checkpoint.numbered(output)) if newest else [Path(str(requested)).expanduser()]:
+        with contextlib.suppress(OSError, ValueError):  # the resume itself reports it
+            manifest = checkpoint.read(folder)
+            stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in unwritten.items()}
+            if stored["checkpoint_layers"] != "selective":  # older versions could recompute every n-th block
+                stored["checkpoint_layers"] = 1
+            return folder, {"deepspeed": f"zero{manifest.stage}" if manifest.stage else None, **stored}
+    return None
+
+
+def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with ``values`` for what it leaves open; ``checkpoint_layers`` goes with its switch."""
+    own = {name: values[name] for name in recipe.open}
+    engine, memory = recipe.deepspeed, recipe.memory
+    if "deepspeed" in own:
+        engine = deepspeed_config.read(own["deepspeed"], []) if own["deepspeed"] else None
+    if "activation_checkpointing" in own:
+        layers = memory.checkpoint_layers if "checkpoint_layers" in recipe.given else values.get("checkpoint_layers", 1)
+        memory = memory.model_copy(update={"checkpoint_layers": layers if own["activation_checkpointing"] else 1})
+    return replace(recipe, trainer=recipe.trainer.model_copy(update=own), deepspeed=engine, memory=memory)
+
+
+def _explained(settled: Recipe, recipe: Recipe, reason: str) -> Recipe:
+    """Return the recipe with the sentence for its user: flags that make the same run, and why."""
+    own = {name: getattr(settled.trainer, name) for name in trainer.CAUTIOUS if name in recipe.open}
+    if own.get("activation_checkpointing") and settled.memory.checkpoint_layers != 1:
+        own["checkpoint_layers"] = settled.memory.checkpoint_layers
+    return replace(settled, layout_choice=f"{_flags(own)} ({reason})")
+
+
+def _flags(values: Mapping[str, Any]) -> str:
+    shown = {name: "null" if value is None else str(value).lower() for name, value in values.items()}
+    return " ".join(f"--{name} {value}" for name, value in shown.items())

@@ -1,0 +1,113 @@
+"""What can be gone on with is told from what only looks like it, before a run starts."""
+
+import errno
+
+import pytest
+
+from tape_ds import checkpoint
+from tape_ds.checkpoint import Manifest, load
+from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.errors import UserError
+from tests.checkpoint.test_checkpoint import delete, flip, sealed
+
+
+def choose(given, output):
+    return load.choose(given, output, RankSync())
+
+
+@pytest.mark.parametrize("given", [None, False, ""])
+def test_nothing_asked_is_a_fresh_start(tmp_path, given):
+    sealed(tmp_path, 3)
+    assert choose(given, tmp_path) is None
+
+
+def test_auto_starts_anew_where_there_is_nothing(tmp_path):
+    assert choose("auto", tmp_path) is None
+
+
+@pytest.mark.parametrize("given", [True, "auto"])
+def test_the_newest_whole_one_is_found_and_others_named(tmp_path, given):
+    """By number, not by name; damaged ones are passed over, each with its reason."""
+    for step in (8, 16, 24, 100):
+        sealed(tmp_path, step)
+    flip(tmp_path / "checkpoint-24")
+    (tmp_path / "checkpoint-100" / "manifest.json").unlink()
+    found = choose(given, tmp_path)
+    assert found.folder == tmp_path / "checkpoint-16" and found.manifest.step == 16
+    assert [each.partition(":")[0] for each in found.passed_over] == ["checkpoint-100", "checkpoint-24"]
+    assert "did not come to its end" in found.passed_over[0] and "a.txt is damaged" in found.passed_over[1]
+    assert "not used: checkpoint-24: a.txt is damaged" in "\n".join(load.describe(found, []))
+
+
+def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
+    for step in (8, 16, 24):
+        sealed(tmp_path, step)
+    flip(tmp_path / "checkpoint-16")
+    delete(tmp_path / "checkpoint-24")
+    with pytest.raises(UserError) as caught:
+        choose(str(tmp_path / "checkpoint-24"), tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.field == "resume_from_checkpoint" and problem.wrong == "inner/b.txt is missing"
+    assert f"use {tmp_path / 'checkpoint-8'}, which is whole" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("harm", "given", "said"),
+    [(None, True, "holds no committed checkpoint"), (flip, "auto", "none of its checkpoints is whole")],
+)
+def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
+    """Damaged checkpoints alone are no reason to start anew over them."""
+    if harm is not None:
+        harm(sealed(tmp_path, 3))
+    with pytest.raises(UserError, match=said):
+        choose(given, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "job", "said"),
+    [
+        ((0, 1), (3, 1), "saved at ZeRO stage 0, and this job's is 3.*zero0.*consolidate"),
+        ((2, 1), (0, 1), "saved at ZeRO stage 2, and this job's is 0"),
+        ((None, 1), (3, 1), "saved without an engine"),
+        ((3, 1), (None, 1), "saved with DeepSpeed"),
+        ((2, 2), (2, 1), "saved with tensor_parallel_size 2, and this job's is 1"),
+    ],
+)
+def test_a_job_that_cannot_read_it(tmp_path, saved, job, said):
+    manifest = Manifest(step=3, processes=2, stage=saved[0], tensor=saved[1], files={}, identity={})
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        load.require_fitting(load.Resumed(tmp_path, manifest), *job)
+
+
+@pytest.mark.parametrize(("saved", "stage"), [(None, None), (0, 0), (1, 3), (3, 2), (2, 2)])
+def test_any_number_of_processes_will_do_and_shards_fit_every_stage(tmp_path, saved, stage):
+    manifest = Manifest(step=3, processes=2, stage=saved, files={}, identity={})
+    load.require_fitting(load.Resumed(tmp_path, manifest), stage)
+
+
+def test_verification_of_a_stage_3_checkpoint_grows_with_its_files_alone():
+    """Each rank hashed the file of model states of every other one, too."""
+    ranks = range(8)
+    stage_3 = [f"global_step3/zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in ranks]
+    read = [load.read_by(rank, 8, stage_3) for rank in ranks]
+    assert all(stage_3[rank] in read[rank] and len(read[rank]) <= 2 for rank in ranks)
+    assert {name for own in read for name in own} == set(stage_3)
+    shared = "global_step3/mp_rank_00_model_states.pt"
+    assert all(shared in load.read_by(rank, 8, [shared, *stage_3]) for rank in ranks)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+    """What one rank alone meets on its machine is no error of its own: the others would wait for it."""
+    for step in (8, 16):
+        sealed(tmp_path, step)
+    misfits = checkpoint.misfits
+
+    def stale(folder, manifest):
+        if folder.name == "checkpoint-16":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return misfits(folder, manifest)
+
+    monkeypatch.setattr(checkpoint, "misfits", stale)
+    found = choose("auto", tmp_path)
+    assert found.folder.name == "checkpoint-8"
+    assert found.passed_over == ["checkpoint-16: it cannot be read (Stale file handle)"]

@@ -1,0 +1,340 @@
+"""The command as a user calls it, on tiny models: its numbers against whole logits, resuming, and what it refuses."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from tape_ds import errors, results
+from tape_ds.cli.evaluate import perplexity
+from tape_ds.data.sources import token_file
+from tape_ds.data.tokenized import tokenizer_fingerprint
+from tape_ds.scoring import loss_by_position, models, window_jobs
+from tests.models.helpers import VOCABULARY
+
+SIZES = {"a": 70, "b": 131, "c": 33, "d": 7}
+BOS = 1
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def documents():
+    """Token ids by name, in the order in which they are read; no word that begins like a special one (w1, w2)."""
+    words = [*range(3, 10), *range(30, VOCABULARY)]
+    drawn = random.Random(0)
+    return {name: drawn.choices(words, k=size) for name, size in SIZES.items()}
+
+
+@pytest.fixture
+def spec(tmp_path, documents):
+    """Of the documents as text files, a token a word."""
+    for name, ids in documents.items():
+        (tmp_path / f"{name}.txt").write_text(" ".join(f"w{each}" for each in ids))
+    return f"text:{tmp_path}/*.txt"
+
+
+@pytest.fixture
+def stream(tmp_path, documents, base):
+    """Data spec of the documents as one file of ids."""
+    write_bin(tmp_path / "all.bin", documents.values(), base)
+    return f"bin:{tmp_path}/all.bin"
+
+
+def write_bin(path, parts, base, vocabulary=VOCABULARY):
+    return token_file.write(
+        path,
+        map(np.array, parts),
+        tokenizer=tokenizer_fingerprint(AutoTokenizer.from_pretrained(base)),
+        vocabulary=vocabulary,
+        sources={},
+        choice={},
+    )
+
+
+@pytest.fixture
+def evaluate(tmp_path, base):
+    """Calls the command and gives the stored figures; each call has a folder of its own unless told otherwise."""
+    calls = []
+
+    def call(*arguments, output=None, model=base):
+        calls.append(arguments)
+        folder = output or tmp_path / f"out{len(calls)}"
+        code = perplexity.main([str(model), "--output", str(folder), *map(str, arguments)])
+        assert code == 0
+        return results.load(folder / "perplexity.json").figures
+
+    return call
+
+
+@torch.no_grad()
+def whole(base, sequences):
+    """Mean loss and count over sequences of (ids, targets at the end), from whole logits in fp64."""
+    model = LlamaForCausalLM.from_pretrained(base).eval()
+    losses = []
+    for ids, targets in sequences:
+        logits_NV = model(torch.tensor([ids])).logits[0, -targets - 1 : -1].double()
+        losses += nn.functional.cross_entropy(logits_NV, torch.tensor(ids[-targets:]), reduction="none").tolist()
+    return math.fsum(losses) / len(losses), len(losses)
+
+
+def test_blocks_of_each_document(evaluate, spec, documents, base):
+    found = evaluate("--data", spec, "--lengths", 32, 16)
+    assert [each["length"] for each in found["perplexity"]] == [16, 32] and found["documents"] == {spec: 4}
+    for entry in found["perplexity"]:
+        size = entry["length"]
+        sequences = [
+            (ids[s : s + size], size - 1) for ids in documents.values() for s in range(0, len(ids) - size + 1, size)
+        ]
+        nll, targets = whole(base, sequences)
+        assert (entry["targets"], entry["windows"], entry["documents"]) == (targets, len(sequences), 3)
+        assert entry["nll"] == pytest.approx(nll, abs=1e-5)
+        assert entry["perplexity"] == pytest.approx(math.exp(nll), rel=1e-4)
+        assert entry["left_out"] == {
+            "documents": 1,
+            "names": ["d.txt"],
+            "tokens": sum(SIZES.values()) - len(sequences) * size,
+        }
+
+
+def test_all_tokens_of_one_file_of_ids(evaluate, stream, documents, base):
+    """LongLoRA's loop over the stream; the text that ends exactly where a window would is left out."""
+    (entry,) = evaluate("--data", stream, "--lengths", 40, "--convention", "all_tokens", "--stride", 9)["perplexity"]
+    ids = [each for part in documents.values() for each in part]
+    sequences = [(ids[start : start + 40], 39) for start in range(0, len(ids) - 40, 9)]
+    nll, targets = whole(base, sequences)
+    assert (entry["targets"], entry["windows"], entry["stride"]) == (targets, len(sequences), 9)
+    assert entry["nll"] == pytest.approx(nll, abs=1e-5)
+    assert entry["standard_error"] is None, "one text says nothing of how texts differ"
+
+
+def test_new_tokens_behind_bos(evaluate, spec, documents, base):
+    """PoSE's loop: windows of 39 tokens behind BOS, each token of a document scored once, short documents too."""
+    arguments = ("--data", spec, "--lengths", 40, "--convention", "new_tokens", "--stride", 11, "--bos")
+    (entry,) = evaluate(*arguments)["perplexity"]
+    sequences = []
+    for ids in documents.values():
+        known = 0
+        for start in range(0, len(ids), 11):
+            end = min(start + 39, len(ids))
+            sequences.append(([BOS, *ids[start:end]], end - known))
+            known = end
+            if end == len(ids):
+                break
+    nll, targets = whole(base, sequences)
+    assert entry["targets"] == targets == sum(SIZES.values())
+    assert entry["nll"] == pytest.approx(nll, abs=1e-5)
+    assert entry["left_out"] == {"documents": 0, "names": [], "tokens": 0}
+    assert entry["shorter"] == {"documents": 2, "names": ["c.txt", "d.txt"]}
+    assert 0 < entry["standard_error"] < 1
+
+
+def test_first_windows_alone(evaluate, spec, documents, base):
+    """PoSE's --truncate on documents that are long enough, cut to one length."""
+    cut = ("--min_tokens", 33, "--max_tokens", 33, "--max_documents", 2, "--first_window")
+    (entry,) = evaluate("--data", spec, "--lengths", 20, "--convention", "new_tokens", "--stride", 3, *cut, "--bos")[
+        "perplexity"
+    ]
+    sequences = [([BOS, *documents[name][:19]], 19) for name in "ab"]
+    nll, targets = whole(base, sequences)
+    assert (entry["targets"], entry["windows"], entry["left_out"]["tokens"]) == (targets, 2, 28)
+    assert entry["nll"] == pytest.approx(nll, abs=1e-5)
+
+
+def test_joined_blocks_without_the_last(evaluate, spec, documents, base):
+    """TAPE's eval.py: so many documents at a time, concatenated, and one block fewer than there is room for."""
+    (entry,) = evaluate("--data", spec, "--lengths", 16, "--join", 3, "--drop_last")["perplexity"]
+    joined = [[each for name in part for each in documents[name]] for part in ("abc", "d")]
+    sequences = [(ids[16 * at : 16 * at + 16], 15) for ids in joined for at in range(len(ids) // 16 - 1)]
+    nll, targets = whole(base, sequences)
+    assert (entry["targets"], entry["windows"]) == (targets, len(sequences))
+    assert entry["nll"] == pytest.approx(nll, abs=1e-5)
+    assert entry["left_out"]["names"] == ["d.txt"]
+
+
+def test_an_extended_model_beyond_its_base(evaluate, run, spec):
+    """An encoding that is scaled for the length is scaled; two lengths in one load."""
+    folder = run()
+    found = evaluate("--data", spec, "--lengths", 32, 120, model=folder)
+    assert [each["targets"] for each in found["perplexity"]] == [31 * 7, 119]
+    assert all(math.isfinite(each["nll"]) for each in found["perplexity"])
+
+
+def test_batches_chunks_and_the_size_of_jobs_change_nothing_but_rounding(evaluate, spec, monkeypatch):
+    arguments = ("--data", spec, "--lengths", 16, 24, "--convention", "all_tokens", "--stride", 5)
+    plain = evaluate(*arguments)["perplexity"]
+    monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 100)
+    assert evaluate(*arguments)["perplexity"] == plain
+    for one, other in zip(evaluate(*arguments, "--batch_size", 4, "--chunk", 7)["perplexity"], plain, strict=True):
+        assert one.pop("nll") == pytest.approx(other["nll"], abs=1e-5)
+        assert (one["targets"], one["windows"], one["accuracy"]) == tuple(
+            other[name] for name in ("targets", "windows", "accuracy")
+        )
+
+
+def test_loss_by_position_of_documents_and_streams(evaluate, spec, stream, documents, base):
+    """Of a document its beginning; of a stream, which has none, every block of the longest length."""
+    found = evaluate("--data", spec, stream, "--lengths", 16, 64, "--spans", 16)["loss_by_position"]
+    model = LlamaForCausalLM.from_pretrained(base)
+
+    def score(ids):
+        return loss_by_position.score(model, torch.tensor([ids]), 16)
+
+    assert list(found[spec]) == ["a.txt", "b.txt", "c.txt", "d.txt"]
+    for name, ids in documents.items():
+        assert found[spec][f"{name}.txt"]["nll"] == pytest.approx(list(score(ids[:64]).nll), abs=1e-6)
+    ids = [each for part in documents.values() for each in part]
+    blocks = loss_by_position.SpanLosses.merge(score(ids[at : at + 64]) for at in (0, 64, 128))
+    assert found[stream]["all.bin"]["counts"] == list(blocks.counts) == [45, 48, 48, 48]
+    assert found[stream]["all.bin"]["nll"] == pytest.approx(list(blocks.nll), abs=1e-6)
+
+
+def test_the_same_command_again_repeats_nothing(evaluate, spec, tmp_path, monkeypatch, capsys):
+    arguments = ("--data", spec, "--lengths", 16, "--spans", 8)
+    evaluate(*arguments, output=tmp_path / "one")
+    before = (tmp_path / "one" / "perplexity.json").read_bytes()
+    capsys.readouterr()
+    monkeypatch.setattr(window_jobs, "work", None)
+    evaluate(*arguments, output=tmp_path / "one")
+    assert "complete already" in capsys.readouterr().out
+    assert (tmp_path / "one" / "perplexity.json").read_bytes() == before
+
+
+def test_documents_called_like_numbers_are_named_again(evaluate, tmp_path, capsys):
+    """A stored result gives back the word nan as a number."""
+    (tmp_path / "nan").write_text("w7 w8")
+    (tmp_path / "other").write_text(" ".join(["w9"] * 40))
+    for _ in range(2):
+        evaluate("--data", f"text:{tmp_path}/[no]*[nr]", "--lengths", 16, output=tmp_path / "out")
+        assert "left out: nan" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_broken_model_is_stored_and_shown_as_it_is(evaluate, spec, base, tmp_path, capsys):
+    model = LlamaForCausalLM.from_pretrained(base)
+    model.model.norm.weight.data[0] = math.nan
+    model.save_pretrained(tmp_path / "broken")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "broken")
+    for _ in range(2):
+        arguments = ("--data", spec, "--lengths", 16, "--spans", 8)
+        found = evaluate(*arguments, model=tmp_path / "broken", output=tmp_path / "out")
+        assert "16  nan; nan +- nan nats per token" in capsys.readouterr().out
+    assert math.isnan(found["perplexity"][0]["perplexity"]) and math.isnan(found["perplexity"][0]["nll"])
+    stored = json.loads((tmp_path / "out" / "perplexity.json").read_text())["figures"]
+    assert stored["perplexity"][0]["nll"] == "nan" and set(stored["loss_by_position"][spec]["a.txt"]["nll"]) == {"nan"}
+
+
+def test_an_interrupted_evaluation_goes_on(evaluate, spec, tmp_path, monkeypatch):
+    """Killed behind its third job, it does the others and stores what an undisturbed one does."""
+    monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 40)
+    arguments = ("--data", spec, "--lengths", 16, 32, "--spans", 8)
+    undisturbed = evaluate(*arguments)
+    real, done = window_jobs.work, []
+
+    def killed(*given):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(given[-1])
+        return real(*given)
+
+    monkeypatch.setattr(window_jobs, "work", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(*arguments, output=tmp_path / "again")
+    assert not (tmp_path / "again" / "perplexity.json").exists()
+    again = []
+    monkeypatch.setattr(window_jobs, "work", lambda *given: again.append(given[-1]) or real(*given))
+    resumed = evaluate(*arguments, output=tmp_path / "again")
+    assert len(again) > 3 and not set(again) & set(done)
+    assert resumed.pop("cost") and undisturbed.pop("cost")
+    assert json.dumps(resumed) == json.dumps(undisturbed)
+
+
+def test_what_was_left_out_is_shown(evaluate, spec, capsys):
+    evaluate("--data", spec, "--lengths", 64)
+    shown = capsys.readouterr().out
+    assert "2 documents too short, left out: c.txt, d.txt" in " ".join(shown.split()) and "tokens in no window" in shown
+
+
+@pytest.fixture
+def refused(base, tmp_path, monkeypatch, capsys):
+    """Calls the command, which must end with code 2 before a model is loaded or anything stored; gives the message."""
+    monkeypatch.setattr(models.FoundModel, "load", lambda self: pytest.fail("the model was loaded"))
+
+    def call(*arguments, model=base):
+        folder = tmp_path / "refused"
+        assert perplexity.main([str(model), "--output", str(folder), *map(str, arguments)]) == 2
+        assert not folder.exists()
+        return capsys.readouterr().err
+
+    return call
+
+
+def test_all_mistakes_of_a_command_line_come_together(refused, tmp_path):
+    said = refused(
+        *("--data", f"bin:{tmp_path}/none.bin", "--lengths", 16, 1, "--convention", "all_tokens"),
+        *("--stride", 40, "--spans", 1, "--batch_size", 0, "--min_tokens", 50, "--max_tokens", 20, "--chunk", -1),
+    )
+    assert "7 problems found" in said
+    for part in ("none.bin", "no such file", "--lengths = 1:", "--stride = 40:", "--spans = 1:", "--batch_size = 0:"):
+        assert part in said
+    assert "--max_tokens = 20" in said and "--chunk = -1" in said
+
+
+def test_texts_too_short_for_a_length(refused, spec):
+    said = refused("--data", spec, "--lengths", 16, 1000, 131, "--convention", "all_tokens", "--stride", 4)
+    assert "2 problems" in said and "--lengths = 131" in said and "--lengths = 1000" in said
+    assert "the longest has 131 tokens" in said
+    said = refused("--data", spec, "--lengths", 132, "--convention", "new_tokens", "--stride", 4)
+    assert "none of the 4 texts" in said, "a window that no text fills is no window of that length"
+
+
+def test_a_stride_needs_windows_that_overlap(refused, spec):
+    assert "they have no stride" in refused("--data", spec, "--lengths", 16, "--stride", 4)
+    narrow = refused("--data", spec, "--lengths", 16, "--stride", 16, "--convention", "new_tokens", "--bos")
+    assert "moves by 15 at most" in narrow
+
+
+def test_empty_data(refused, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "empty.bin").touch()
+    assert "no document has any token" in refused("--data", f"text:{tmp_path}/empty.txt", "--lengths", 16)
+    assert "the file is empty" in refused("--data", f"bin:{tmp_path}/empty.bin", "--lengths", 16)
+
+
+def test_documents_too_short_for_min_tokens(refused, spec):
+    said = refused("--data", spec, "--lengths", 16, "--min_tokens", "1k")
+    assert "--data = " in said and "lower --min_tokens" in said
+
+
+def test_ids_of_another_vocabulary(refused, tmp_path, base):
+    np.array([5, VOCABULARY, 7] * 20, "<u2").tofile(tmp_path / "other.bin")
+    assert "outside the tokenizer's vocabulary of 61" in refused("--data", f"bin:{tmp_path}/other.bin", "--lengths", 16)
+
+
+def test_a_model_of_fewer_embeddings_than_the_tokenizer(refused, spec, base, tmp_path):
+    config = LlamaForCausalLM.from_pretrained(base).config
+    config.vocab_size = 50
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "narrow")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "narrow")
+    said = refused("--data", spec, "--lengths", 16, model=tmp_path / "narrow")
+    assert "the model's vocabulary ends at 49" in said
+
+
+def test_a_head_that_cannot_be_reproduced(refused, spec, monkeypatch):
+    monkeypatch.setattr("tape_ds.scoring.causal_lm.unscorable", lambda config: "softcapping of this model")
+    assert "softcapping of this model" in refused("--data", spec, "--lengths", 16)
+
+
+def test_one_process_speaks_for_all(refused, monkeypatch):
+    monkeypatch.setattr(errors, "GRACE_SECONDS", 0)
+    monkeypatch.setenv("RANK", "1")
+    assert refused("--data", "bin:none", "--lengths", 16) == ""
+    monkeypatch.setenv("RANK", "0")
+    assert refused("--data", "bin:none", "--lengths", 16).count("1 problem found") == 1

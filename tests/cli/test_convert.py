@@ -1,0 +1,126 @@
+"""``tools/convert.py``: there and back, published checkpoints, rows dropped and never added."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
+
+from tape_ds import TapeForCausalLM
+from tape_ds.cli import convert, export, merge
+from tests.models.helpers import VOCABULARY, tokens
+from tests.models.loading.test_families import PUBLISHED, publish
+from tests.models.loading.test_reference_checkpoint import golden
+from tests.models.test_rows import tokenizer_of
+
+
+def llama(folder, name="llama 3", tokens_it_has=VOCABULARY, **changes):
+    """A published folder with a tokenizer."""
+    model = publish(folder, PUBLISHED[name] | changes)
+    tokenizer_of(tokens_it_has).save_pretrained(folder)
+    return model
+
+
+def run(*arguments):
+    return convert.main(list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("name", ["llama 3", "qwen2"])
+def test_there_and_back(tmp_path, name):
+    model = llama(tmp_path / "base", name)
+    assert run("llama-to-tape", tmp_path / "base", f"{tmp_path / 'tape'}/", "--position_encoding", "rope") == 0
+    assert run("tape-to-llama", tmp_path / "tape", tmp_path / "back") == 0
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "tape")) is TapeForCausalLM
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert type(back) is (Qwen2ForCausalLM if name == "qwen2" else type(model))
+    ids = tokens(1, 20)
+    assert torch.equal(back(ids).logits, model(ids).logits)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "back")) == VOCABULARY
+
+
+def test_rows_are_dropped_and_named(tmp_path, capsys):
+    """A checkpoint with a row for [PAD], and its tokenizer with the token, onto a base without."""
+    model = llama(tmp_path / "base", tokens_it_has=VOCABULARY + 1, vocab_size=VOCABULARY + 1)
+    tokenizer_of(VOCABULARY).save_pretrained(tmp_path / "plain")
+    arguments = ("llama-to-tape", tmp_path / "base", tmp_path / "tape", "--rows", VOCABULARY)
+    assert run(*arguments) == 2
+    assert "the tokenizer has tokens behind it: 'last'" in capsys.readouterr().err
+    assert not (tmp_path / "tape").exists()
+    assert run(*arguments, "--tokenizer", tmp_path / "plain") == 0
+    assert f"rows of the vocabulary: {VOCABULARY + 1} -> {VOCABULARY}" in capsys.readouterr().out
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "tape")
+    assert ours.config.vocab_size == VOCABULARY == len(AutoTokenizer.from_pretrained(tmp_path / "tape"))
+    assert torch.equal(ours.model.embed_tokens.weight, model.model.embed_tokens.weight[:VOCABULARY])
+
+
+def test_rows_that_are_never_used_stay_and_are_told(tmp_path, capsys):
+    llama(tmp_path / "base", vocab_size=VOCABULARY + 1)
+    assert run("llama-to-tape", tmp_path / "base", tmp_path / "tape") == 0
+    assert "62 rows for a tokenizer of 61 tokens: the last row is never used" in capsys.readouterr().out
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "tape").config.vocab_size == VOCABULARY + 1
+
+
+@pytest.mark.parametrize(
+    "has, arguments, words",
+    [
+        (61, ("--rows", 62), "rows are never added"),
+        (61, ("--rows", 0), "no vocabulary"),
+        (62, (), "no row for 'last'"),
+        (61, ("--tokenizer", "nowhere"), "--tokenizer"),
+        (61, ("--position_encoding", "ropee"), "did you mean 'rope'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys, has, arguments, words):
+    llama(tmp_path / "base", tokens_it_has=has)
+    assert run("llama-to-tape", tmp_path / "base", tmp_path / "tape", *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_reference_checkpoint(tmp_path, capsys, more):
+    """With as many rows as its base, and with one more."""
+    _, config, weights = golden("adape")
+    size = config["vocab_size"]
+    extra = {name: weights[name][:1].expand(more, -1) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    weights |= {name: torch.cat((weights[name], rows)) for name, rows in extra.items()}
+    source = tmp_path / "published"
+    source.mkdir()
+    save_file({name: x.contiguous() for name, x in weights.items()}, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps(config | {"vocab_size": size + more}))
+    tokenizer_of(size).save_pretrained(tmp_path / "tokenizer")
+    whole = ("reference-to-tape", source, tmp_path / "whole", "--variant", "adape")
+    assert run(*whole) == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "whole").config.vocab_size == size + more
+    assert not (tmp_path / "whole" / "tokenizer.json").exists()
+    cut = ("reference-to-tape", source, tmp_path / "cut", "--variant", "adape", "--rows", size)
+    assert run(*cut) == 2
+    assert "--tokenizer" in capsys.readouterr().err
+    assert run(*cut, "--tokenizer", tmp_path / "tokenizer") == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "cut").config.vocab_size == size
+    assert (tmp_path / "cut" / "tokenizer.json").exists()
+
+
+def test_a_folder_that_is_there_and_a_variant_left_out_are_named_together(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    assert run("reference-to-tape", tmp_path, tmp_path / "out") == 2
+    message = capsys.readouterr().err
+    assert "exists" in message and "--variant" in message and "2 problems" in message
+    assert run("reference-to-tape", tmp_path / "out", tmp_path / "new", "--variant", "adape") == 2
+    assert "no reference checkpoint" in capsys.readouterr().err
+
+
+def test_options_that_are_no_mapping_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("llama-to-tape", tmp_path, tmp_path / "out", "--position_options", "[3]")
+    assert "give a mapping" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", [convert, merge, export])
+def test_a_folder_below_a_file_is_refused_before_anything_loads(tool, tmp_path, capsys):
+    """Converting and merging put the model together first, and could not write it."""
+    (tmp_path / "file").touch()
+    kind = ["llama-to-tape"] if tool is convert else []
+    assert tool.main([*kind, str(tmp_path), str(tmp_path / "file" / "out")]) == 2
+    assert "file is not a folder" in capsys.readouterr().err

@@ -1,0 +1,203 @@
+"""The server over loopback, asked by OpenAI's own client: the text that ``generate`` gives, and clear refusals."""
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tape_ds.checkpoint import source_model
+from tape_ds.cli import serve
+from tape_ds.export import card, folder
+from tape_ds.scoring import models
+from tests.export.conftest import YARN, base, run  # noqa: F401  (fixtures)
+
+openai = pytest.importorskip("openai")
+uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+
+PROMPT = "w5 w6 w7 w8"
+LENGTH = 128
+"""Of the models here."""
+
+
+def found(name_or_path):
+    options = {
+        "tokenizer": None,
+        "dtype": "auto",
+        "device": "cpu",
+        "position_updates": "on",
+        "rope_scaling": "own",
+        "trust_remote_code": False,
+        "base_anyway": False,
+    }
+    return models.find(argparse.Namespace(model=str(name_or_path), **options))
+
+
+@contextmanager
+def serving(name_or_path, name="tiny", template=None, length=LENGTH):
+    """A client of the model at a name or path."""
+    model = found(name_or_path)
+    tokenizer = model.tokenizer()
+    tokenizer.chat_template = template
+    app = serve.application(model.load(), tokenizer, name, length)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def generated(name_or_path, prompt, tokens):
+    """The greedy text that ``generate`` gives."""
+    model, tokenizer = found(name_or_path).load(), AutoTokenizer.from_pretrained(found(name_or_path).folder)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    out = model.generate(ids, max_new_tokens=tokens, do_sample=False)
+    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def folders(run, base, tmp_path_factory):  # noqa: F811
+    """Each kind of folder that can be served."""
+    made = tmp_path_factory.mktemp("served")
+    trained, plain = run(), run("rope", "norms", YARN, trained=("norm",))
+    for name, each in (("own code", trained), ("plain", plain)):
+        folder.write(source_model.find(str(each)), made / name, card.Wishes(name))
+    return {"run": trained, "own code": made / "own code", "plain": made / "plain", "adapter": _adapter(base, made)}
+
+
+def _adapter(base, made):  # noqa: F811
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    torch.manual_seed(2)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings).save_pretrained(made / "adapter")
+    AutoTokenizer.from_pretrained(base).save_pretrained(made / "adapter")
+    return made / "adapter"
+
+
+@pytest.mark.parametrize("kind", ["run", "own code", "plain", "adapter"])
+def test_the_client_gets_the_greedy_text_of_generate_at_once_and_as_a_stream(folders, kind):
+    wanted = generated(folders[kind], PROMPT, 12)
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    with serving(folders[kind], length=64) as client:
+        whole = client.completions.create(**asked)
+        assert [each.id for each in client.models.list()] == ["tiny"]
+        pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert whole.choices[0].text == "".join(piece.text for piece in pieces) == wanted and len(wanted.split()) > 4
+    assert whole.usage.prompt_tokens == 4 and len(pieces) > 4
+
+
+def test_a_tokenizer_that_ends_texts_does_not_end_a_prompt(folders, tmp_path):
+    """The model was asked to go on behind an EOS."""
+    wanted, ending = generated(folders["plain"], PROMPT, 6), shutil.copytree(folders["plain"], tmp_path / "ending")
+    tokenizer = AutoTokenizer.from_pretrained(ending)
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    tokenizer.save_pretrained(ending)
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+    with serving(ending) as client:
+        whole = client.completions.create(**asked)
+        pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+    assert whole.choices[0].text == "".join(pieces) == wanted and whole.usage.prompt_tokens == 4
+
+
+def test_chats_are_answered_at_once_and_as_a_stream(folders):
+    template = "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"
+    wanted = generated(folders["run"], f"w1 {PROMPT}", 6)
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 6, "temperature": 0}
+    with serving(folders["run"], template=template) as client:
+        whole = client.chat.completions.create(**asked).choices[0].message.content
+        pieces = [
+            chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)
+        ]
+    assert whole == "".join(pieces) == wanted
+
+
+def refusal(create, **asked):
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(model="tiny", max_tokens=4, **asked)
+    return str(refused.value)
+
+
+def test_what_cannot_be_answered_is_refused_with_status_400(folders):
+    with serving(folders["run"], template="{{ messages[0]['content'] }}", length=16) as client:
+        said = refusal(client.completions.create, prompt="w5 " * 16)
+        assert "16 tokens, with no room for an answer" in said and "up to 16" in said
+        assert "no room" in refusal(client.completions.create, prompt="w5 " * 40, stream=True)
+        assert "no room" in refusal(client.chat.completions.create, messages=[{"role": "user", "content": "w5 " * 99}])
+        assert "no tokens" in refusal(client.completions.create, prompt="")
+        with pytest.raises(openai.BadRequestError, match="ask for 1 token or more"):
+            client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0)
+        with pytest.raises(openai.BadRequestError, match="pinned to 'tiny'"):
+            client.completions.create(model="another", prompt=PROMPT)
+        with pytest.raises(openai.BadRequestError, match="no room"):
+            client.responses.create(model="tiny", input="w5 " * 99)
+        left = client.completions.create(model="tiny", prompt="w5 " * 13, max_tokens=50, temperature=0)
+    assert left.usage.completion_tokens <= 3, "an answer ends where the length does"
+
+
+def test_a_chat_without_a_template_is_refused(folders):
+    with serving(folders["plain"]) as client:
+        said = refusal(client.chat.completions.create, messages=[{"role": "user", "content": PROMPT}])
+        with pytest.raises(openai.BadRequestError, match="chat_template is not set"):
+            client.responses.create(model="tiny", input=PROMPT)
+    assert "chat_template is not set" in said
+
+
+def test_every_mistake_is_found_before_the_model_loads(folders, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert serve.main([str(tmp_path / "nowhere"), "--port", port]) == 2
+    said = capsys.readouterr().err
+    assert "2 problems" in said and "cannot be listened at" in said and "no such folder" in said
+
+
+def test_it_listens_at_an_address_of_ipv6(folders, monkeypatch, capsys):
+    """The check before it knew IPv4 alone."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(uvicorn, "run", lambda app, **told: uvicorn.Config(app, **told).bind_socket().close())
+    assert serve.main([str(folders["plain"]), "--host", "::1", "--port", str(port)]) == 0
+    assert f"http://[::1]:{port}/v1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_told_to_stop(folders):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tape_ds", "serve", str(folders["run"]), "--port", str(port), "--name", "mine"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert "mine, up to 128 tokens" in server.stdout.readline()
+            for _ in range(100):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+                asked = client.completions.create(model="mine", prompt=PROMPT, max_tokens=6, temperature=0)
+        finally:
+            server.terminate()
+    assert asked.choices[0].text == generated(folders["run"], PROMPT, 6)
