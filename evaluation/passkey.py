@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -14,7 +14,8 @@ from evaluation import heat_map, journal, models, passkey_options
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
-from tape_ds.data import passkey_protocols
+from tape_ds.data import multikey, passkey_protocols
+from tape_ds.data.multikey import KeyedText
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import PasskeyQuestion
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
@@ -23,6 +24,9 @@ from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.training import tables
 
 NAME = "passkey"
+
+Questions: TypeAlias = list[Any]
+"""Of :class:`PasskeyQuestion`, or of :class:`KeyedText` where keys are asked for by name."""
 
 
 @command
@@ -35,7 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         journal.folder(options.output, model),
         model=model.about(),
         config=passkey_options.settings(options),
-        data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
+        data={f"passkey:{options.protocol}": multikey.fingerprint()}
+        if options.protocol == "multikey"
+        else {f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
     shared.note_beyond(options.lengths, model)
@@ -48,7 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     )
 
 
-def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[PasskeyQuestion]]:
+def prepare(
+    options: argparse.Namespace,
+) -> tuple[FoundModel, PreTrainedTokenizerBase, Questions]:
     """Return the model, not loaded yet, and what it will be asked.
 
     Raises:
@@ -61,7 +69,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
     if 1 <= options.new_tokens < least:
         wrong = f"{LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
-    questions: list[PasskeyQuestion] = []
+    questions: Questions = []
     with collecting(problems, "--{}"):
         questions = ask(options, tokenizer)
     problems += beyond(options, model, questions)
@@ -69,7 +77,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
     return model, tokenizer, questions
 
 
-def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[PasskeyQuestion]:
+def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Questions:
     """Return the protocol's questions.
 
     Raises:
@@ -77,6 +85,8 @@ def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list
     """
     if options.protocol == "published":
         return passkey_protocols.published(tokenizer, options.lengths, options.trials)
+    if options.protocol == "multikey":
+        return multikey.draw(tokenizer, options.lengths, options.trials, seed=options.seed, reply=options.new_tokens)
     return passkey_protocols.grid(
         tokenizer,
         options.lengths,
@@ -88,9 +98,9 @@ def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list
     )
 
 
-def beyond(options: argparse.Namespace, model: FoundModel, questions: Sequence[PasskeyQuestion]) -> list[Problem]:
+def beyond(options: argparse.Namespace, model: FoundModel, questions: Questions) -> list[Problem]:
     """Lengths past a model's last position; a published prompt has the tokens that its characters give."""
-    if options.protocol == "grid" or model.position_limit is None:
+    if options.protocol != "published" or model.position_limit is None:
         return shared.check_lengths("--lengths", options.lengths, model)
     longest = dict.fromkeys(options.lengths, 0)
     for question in questions:
@@ -104,7 +114,7 @@ def ask_all(
     options: argparse.Namespace,
     found: FoundModel,
     tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[PasskeyQuestion],
+    questions: Questions,
 ) -> dict[str, Any]:
     """Load the model, ask every question that no earlier start has asked; what it replied."""
     if is_main_process():
@@ -113,11 +123,18 @@ def ask_all(
     cost = Cost(found.device)
     if options.use_cache and not passkey.reads_in_pieces(model) and is_main_process():
         print("prompts are read in one piece: this model does not promise that pieces give the same", flush=True)
-    longest_first = sorted(questions, key=lambda question: -question.length)
-    jobs = [(question.name, question) for question in longest_first]
-    replies = evaluation.run_jobs(jobs, partial(reply, model, tokenizer, options))
-    pairs = [(question, Reply(**replies[question.name])) for question in questions]
-    prompts = sum(given.tokens for _, given in pairs)
+    if options.protocol == "multikey":
+        texts = [(f"text {number}", each) for number, each in enumerate(questions)]
+        stored = evaluation.run_jobs(texts, partial(replies, model, tokenizer, options)).values()
+        found_all = [each for part in stored for each in map(Passkey.from_dict, part)]
+        pairs = [(each.length, None, given) for each in found_all for given in each.replies]
+        prompts = sum(len(text.ids) for _, text in texts)  # which its questions share
+    else:
+        longest_first = sorted(questions, key=lambda question: -question.length)
+        jobs = [(question.name, question) for question in longest_first]
+        found_replies = evaluation.run_jobs(jobs, partial(reply, model, tokenizer, options))
+        pairs = [(each.length, each.depth, Reply(**found_replies[each.name])) for each in questions]
+        prompts = sum(given.tokens for _, _, given in pairs)
     return {**summarise(pairs, options.form), "cost": cost.taken(prompt_tokens=prompts)}
 
 
@@ -139,12 +156,21 @@ def reply(
     return vars(found.replies[0])
 
 
-def summarise(pairs: Sequence[tuple[PasskeyQuestion, Reply]], form: str) -> dict[str, Any]:
-    """Return replies counted by length and depth, and all of them by length."""
-    places = sorted({(question.length, question.depth) for question, _ in pairs})
+def replies(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, text: KeyedText
+) -> list[dict[str, Any]]:
+    """Return what the model says to all questions of a text, used as it is at the longest length."""
+    with models.used_at(model, max(text.questions)):
+        found = passkey.score_shared(model, tokenizer, text, chunk=options.chunk, new_tokens=options.new_tokens)
+    return [each.to_dict() for each in found]
+
+
+def summarise(found: Sequence[tuple[int, float | None, Reply]], form: str) -> dict[str, Any]:
+    """Return replies, each with its length and depth, counted by both, and all of them by length."""
+    places = sorted({(length, depth) for length, depth, _ in found})
     cells = []
     for length, depth in places:
-        given = [each for question, each in pairs if (question.length, question.depth) == (length, depth)]
+        given = [each for *place, each in found if tuple(place) == (length, depth)]
         known = all(each.same_ids is not None for each in given)
         cells.append(
             {
@@ -157,7 +183,7 @@ def summarise(pairs: Sequence[tuple[PasskeyQuestion, Reply]], form: str) -> dict
             }
         )
     lengths = sorted({length for length, _ in places})
-    by_length = [Passkey(n, tuple(each for question, each in pairs if question.length == n)) for n in lengths]
+    by_length = [Passkey(n, tuple(each for length, _, each in found if length == n)) for n in lengths]
     return {"form": form, "cells": cells, "passkeys": [each.to_dict() for each in by_length]}
 
 

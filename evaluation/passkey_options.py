@@ -4,6 +4,7 @@
     python -m evaluation passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
     python -m evaluation passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
     python -m evaluation passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
+    python -m evaluation passkey MODEL --protocol multikey          one key among many, after RULER
     torchrun --nproc_per_node 8 -m evaluation passkey MODEL --lengths 32k 64k 128k
 
 A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key stands behind ``depth`` of the
@@ -41,9 +42,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument(
         "--protocol",
         default="grid",
-        choices=("grid", "published"),
+        choices=("grid", "published", "multikey"),
         help="grid: keys at chosen depths (default); published: LongLoRA's filler, keys and places, numpy's seeds 0 to "
-        "19, at nominal lengths of which 3.75 characters a token are taken",
+        "19, at nominal lengths of which 3.75 characters a token are taken; multikey: keys in one text, asked for by "
+        "name",
     )
     group.add_argument(
         "--lengths",
@@ -74,18 +76,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     published = options.protocol == "published"
-    options.depths = options.depths or (None if published else list(DEPTHS))
+    options.depths = options.depths or (list(DEPTHS) if options.protocol == "grid" else None)
     options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)
-    options.trials = options.trials if options.trials is not None else PUBLISHED_TRIALS if published else TRIALS
+    options.trials = options.trials if options.trials is not None else TRIALS if options.depths else PUBLISHED_TRIALS
     return options
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """Return what is wrong whatever the model. Turns a number of depths into shares."""
     found = below_one(options, "new_tokens", "chunk")
-    if options.protocol == "published" and options.depths is not None:
+    if options.protocol != "grid" and options.depths is not None:
         remedy = "leave it out, or use --protocol grid"
-        found.append(Problem("--depths", options.depths, "published prompts draw their depths", remedy))
+        found.append(Problem("--depths", options.depths, f"{options.protocol} prompts draw their depths", remedy))
     elif options.depths is not None:
         shares = depths(options.depths)
         if len(set(shares)) < len(shares) or not all(0 <= each <= 1 for each in shares):
@@ -93,8 +95,8 @@ def check(options: argparse.Namespace) -> list[Problem]:
             found.append(Problem("--depths", options.depths, "no shares from 0 to 1", remedy))
             shares = list(DEPTHS)  # all else is checked with these
         options.depths = shares
-    if options.protocol == "published" and options.form != "longlora":
-        found.append(Problem("--form", options.form, "the published prompts are LongLoRA's", "leave it out"))
+    if options.protocol != "grid" and options.form != "longlora":
+        found.append(Problem("--form", options.form, f"{options.protocol} prompts have LongLoRA's", "leave it out"))
     if len(set(options.lengths)) < len(options.lengths):
         found.append(Problem("--lengths", options.lengths, "one is given twice", "give each once"))
     return found

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 LARGEST_KEY = 50_000
 
-_TASK = (
+TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
     "about the important information there."
 )
-_FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _KEY = "The pass key is {key}. Remember it. {key} is the pass key."
 _QUESTION = "What is the pass key? The pass key is"
 
 
 FORMS: dict[str, Callable[[int], str]] = {
-    "longlora": lambda characters: (f"{_FILLER} " * (characters // len(_FILLER) + 1))[:characters],
-    "pose": lambda rounds: _FILLER * rounds,
+    "longlora": lambda characters: (f"{FILLER} " * (characters // len(FILLER) + 1))[:characters],
+    "pose": lambda rounds: FILLER * rounds,
 }
 """Name of a form -> its filler of a number of units: characters, or rounds of the sentences."""
 
@@ -124,7 +124,7 @@ def text(form: str, before: int, after: int, key: int) -> str:
     if form not in FORMS:
         raise UserError(Problem("passkey_form", form, "no such form", did_you_mean(form, FORMS)))
     filler = FORMS[form]
-    return "\n".join((_TASK, filler(before), _KEY.format(key=key), filler(after), _QUESTION))
+    return "\n".join((TASK, filler(before), _KEY.format(key=key), filler(after), _QUESTION))
 
 
 def tokens(tokenizer: "PreTrainedTokenizerBase", words: str) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from tape_ds.data.multikey import KeyedQuestion, KeyedText
 from tape_ds.data.passkey import PasskeyPrompt, answer_ids
 from tape_ds.model.inputs import CACHE
 from tape_ds.scoring import CHUNK
@@ -131,7 +132,8 @@ def score(
             asked = [prompt for prompt in prompts if prompt.length == length]
             answers = each(lambda prompt: _continue(causal_lm, prompt, chunk, new_tokens, use_cache), asked)
             pairs = zip(asked, answers, strict=True)
-            found.append(Passkey(length, tuple(_reply(prompt, ids, tokenizer) for prompt, ids in pairs)))
+            replies = [_reply(prompt, len(prompt.ids), ids, tokenizer) for prompt, ids in pairs]
+            found.append(Passkey(length, tuple(replies)))
     return found
 
 
@@ -143,12 +145,14 @@ def reads_in_pieces(causal_lm: Any) -> bool:
     return bool(getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False))
 
 
-def _reply(prompt: PasskeyPrompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> Reply:
+def _reply(
+    prompt: PasskeyPrompt | KeyedQuestion, tokens: int, ids: list[int], tokenizer: "PreTrainedTokenizerBase"
+) -> Reply:
     """Return the text of the new tokens, up to the end of text if the model wrote one."""
     end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
     answer = answer_ids(tokenizer, prompt.key)
     same = None if answer is None else tuple(ids[: len(answer)]) == answer
-    return Reply(prompt.trial, len(prompt.ids), prompt.depth, prompt.key, tokenizer.decode(ids[:end]), same)
+    return Reply(prompt.trial, tokens, prompt.depth, prompt.key, tokenizer.decode(ids[:end]), same)
 
 
 @torch.no_grad()
@@ -160,13 +164,53 @@ def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int
             ids_1T = torch.cat((ids_1T, _next(causal_lm, ids_1T, None)[None]), dim=1)
         new: list[int] = ids_1T[0, len(prompt.ids) :].tolist()
         return new
-    cache = DynamicCache(config=causal_lm.config)
-    for piece_1T in _pieces(causal_lm, ids_1T, prompt.length, chunk):
+    pieces = _pieces(causal_lm, ids_1T, prompt.length, chunk)
+    return _greedy(causal_lm, pieces, DynamicCache(config=causal_lm.config), new_tokens)
+
+
+def _greedy(causal_lm: Any, pieces: Sequence[Tensor], cache: DynamicCache, new_tokens: int) -> list[int]:
+    """Return the most likely tokens behind the cache's and the pieces'; the last one is not read."""
+    for piece_1T in pieces:
         next_1 = _next(causal_lm, piece_1T, cache)
     chosen = [next_1]
     while len(chosen) < new_tokens:
         chosen.append(_next(causal_lm, chosen[-1][None], cache))
     return torch.cat(chosen).tolist()
+
+
+@torch.no_grad()
+def score_shared(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    text: KeyedText,
+    *,
+    chunk: int = CHUNK,
+    new_tokens: int = NEW_TOKENS,
+) -> list[Passkey]:
+    """Return what ``model`` replies to the questions of a text that they share, by length, ascending.
+
+    The text is read once and each question is removed from the cache after its reply. A model that does not
+    :func:`reads_in_pieces` reads the text again for each length; where its angles follow the length, the text keeps
+    those that it was read with.
+    """
+    causal_lm = bare(model)
+    ids_1T = torch.tensor([text.ids], device=causal_lm.get_input_embeddings().weight.device)
+    found, read = [], 0
+    with evaluating(causal_lm):
+        for length, questions in text.questions.items():
+            if read == 0 or not reads_in_pieces(causal_lm):
+                cache, read = DynamicCache(config=causal_lm.config), 0
+            end = questions[0].start  # all questions of a length follow the same tokens
+            for piece_1T in _pieces(causal_lm, ids_1T[:, read:end], end - read, chunk):
+                _next(causal_lm, piece_1T, cache)
+            read, replies = end, []
+            for question in questions:
+                asked_1T = torch.tensor([question.ids], device=ids_1T.device)
+                ids = _greedy(causal_lm, [asked_1T], cache, new_tokens)
+                cache.crop(-(len(question.ids) + new_tokens - 1))
+                replies.append(_reply(question, end + len(question.ids), ids, tokenizer))
+            found.append(Passkey(length, tuple(replies)))
+    return found
 
 
 def _next(causal_lm: Any, ids_1T: Tensor, cache: DynamicCache | None) -> Tensor:

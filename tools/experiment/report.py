@@ -88,9 +88,11 @@ def gather(
                 shown |= {each: value for each, value in rows[""].items() if each.task}
             if beside or not asked.label:
                 sources.append(StoredSource.of(path, result))
+        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]  # no seed changes it: paired with all
+        made += [StudyRow(run.arm, seed, own[""]) for seed in seeds]
         for label, each in own.items():
-            if not label or (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
-                made.append(StudyRow(label or run.arm, None if label else run.seed, each))
+            if label and (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
+                made.append(StudyRow(label, None, each))
                 untouched.add((label, run.seed))
         if shown:
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown)

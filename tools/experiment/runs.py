@@ -54,6 +54,11 @@ class PlannedRun:
         return int(self.recipe.trainer_value("seed"))
 
     @property
+    def depends_on_seed(self) -> bool:
+        """Whether another seed gives other figures: not where nothing is trained and no prompts are drawn."""
+        return self.recipe.trains or bool(self.recipe.as_dict().get("passkey_lengths"))
+
+    @property
     def folder(self) -> Path:
         """What the run writes to."""
         return Path(self.recipe.trainer_value("output_dir"))
@@ -178,7 +183,8 @@ def environment(program: str) -> dict[str, str]:
 def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
     """Return a run of each arm for each seed, each checked as the launcher would.
 
-    Seed by seed, over all arms: whatever stops the experiment, what is complete can be paired. A run lies in a folder
+    Seed by seed, over all arms: whatever stops the experiment, what is complete can be paired. An arm that no seed
+    changes is run once, with the first. A run lies in a folder
     of ``output`` called as its arm; where its seed is not the recipe's own, the name says it.
 
     Args:
@@ -216,7 +222,9 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         return PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
 
     seeds: Sequence[int | None] = asked.seeds or [None]
-    found = [run(arm, seed) for seed in seeds for arm in asked.arms]
+    found = [
+        each for seed in seeds for arm in asked.arms if (each := run(arm, seed)).depends_on_seed or seed == seeds[0]
+    ]
     raise_if_any([*_sharing(found), *_unequal(asked, found)])
     return found
 
