@@ -197,7 +197,7 @@ def test_all_that_is_wrong_is_told_at_once(ask, tmp_path, capsys):
         (["--protocol", "multikey", "--seed", "-1"], "--seed = -1"),
         (["--protocol", "multikey", "--trials", "12"], "give a multiple of 10"),
         (["--protocol", "multikey", "--lengths", "600", "9000"], "--lengths = 600: no room for the keys"),
-        (["--protocol", "multikey", "--use_cache", "false"], "share its cache"),
+        (["--protocol", "multikey", "--lengths", "3000", "--use_cache", "false"], "share its cache"),
     ],
 )
 def test_refusals(ask, capsys, words, expected):
