@@ -66,9 +66,6 @@ def draw(
 
     Text, question and ``reply`` tokens together have the length. A text's keys are spread over the shortest length, so
     that the same keys are asked for at each length, from further away.
-
-    Raises:
-        UserError: trials that are no multiple of the keys, a negative seed, a length without room for the keys.
     """
     problems = []
     if trials < 1 or trials % KEYS:

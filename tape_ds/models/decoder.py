@@ -37,6 +37,7 @@ from tape_ds.models.inputs import CACHE, Documents, past_length
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.loading.strict import load_exact
 from tape_ds.models.output_head import OutputHead, causal_lm_loss
+from tape_ds.registration import register
 
 CHUNK = 1024
 """Tokens whose logits exist at once, where a family changes what its head gives."""
@@ -336,5 +337,6 @@ def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -
 
 
 def on_meta(config: PreTrainedConfig) -> Any:
+    register()  # transformers' table has our own type of GPT-J only then
     with torch.device("meta"):
         return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)

@@ -116,9 +116,6 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
         planned: its runs.
         folder: made if needed.
         typed: the command line.
-
-    Raises:
-        UserError: a file that is not a result, or an unknown primary figure.
     """
     asked, complete = work.experiment, [run for run in planned if work.scored(run) is not None]
     own = work.own if work.concluded(planned) else None
@@ -215,11 +212,7 @@ def stored(name: str, root: Path = ROOT) -> list[Measured]:
 
 
 def overview(root: Path = ROOT) -> str:
-    """Return the page ``docs/results/README.md``.
-
-    Raises:
-        UserError: a stored file that is not a result.
-    """
+    """Return the page ``docs/results/README.md``."""
     every = {name: table.read(name) for name in table.shipped()}
     labelled = {name: asked for name, asked in every.items() if asked.label}
     found = {name: stored(name, root) for name in labelled}

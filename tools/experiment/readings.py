@@ -24,11 +24,7 @@ BY_UPDATES = "loss_by_updates"
 
 
 def read(path: Path) -> tuple[Rows, results.Result | None]:
-    """Return the numbers of a file and its result; nothing for a file without numbers.
-
-    Raises:
-        UserError: a file that is not a result.
-    """
+    """Return the numbers of a file and its result; nothing for a file without numbers."""
     if not is_read(path):
         return {}, None
     result = results.load(path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import installation, results, storage
-from tape_ds.config.old_names import RENAMED
+from tape_ds.config.kinds import RENAMED
 from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.fields import COMPARED
 from tape_ds.installation import ROOT
@@ -59,11 +59,7 @@ class PlannedRun:
         return Path(self.recipe.trainer_value("output_dir"))
 
     def result(self) -> results.Result | None:
-        """Return its stored result; None if it is missing, unfinished, or of another recipe.
-
-        Raises:
-            UserError: the file is not a result.
-        """
+        """Return its stored result; None if it is missing, unfinished, or of another recipe."""
         file = self.folder / "results" / "run.json"
         found = results.load(file) if file.is_file() else None
         return found if found is not None and found.finished and self.is_same(found.config) else None
@@ -164,9 +160,6 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         passed_on: arguments for every launcher, which override the experiment's fields but not the arms'.
         output: folder of the runs' folders.
         processes: of each run.
-
-    Raises:
-        UserError: everything wrong with any of them; a problem that several arms share is named once.
     """
     from tape_ds.cli import plan as planner
 
@@ -287,11 +280,7 @@ class ExperimentWork:
         return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
     def run_one(self, run: PlannedRun) -> Path | None:
-        """Train and score a run as far as needed; return the log of the command that failed.
-
-        Raises:
-            UserError: a stored result that cannot be read.
-        """
+        """Train and score a run as far as needed; return the log of the command that failed."""
         if self.scored(run) is not None:
             print(f"{run.label}: complete, not repeated", flush=True)
             return None

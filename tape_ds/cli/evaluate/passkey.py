@@ -210,11 +210,7 @@ def count(options: argparse.Namespace) -> str:
 def prepare(
     options: argparse.Namespace, model: "FoundModel", tokenizer: "PreTrainedTokenizerBase", problems: list[Problem]
 ) -> tuple[list["PasskeyQuestion"], list["KeyedText"]]:
-    """Return the protocol's questions, or its texts with their questions.
-
-    Raises:
-        UserError: everything wrong with the command line, ``problems`` included.
-    """
+    """Return the protocol's questions, or its texts with their questions."""
     from tape_ds.scoring.models import check_lengths
 
     least = len(prompts.answer_ids(tokenizer, prompts.LARGEST_KEY) or ())

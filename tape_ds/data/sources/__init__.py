@@ -47,11 +47,7 @@ KINDS: dict[str, type[Source]] = {
 
 
 def parse(spec: str, field: str = "data") -> Source:
-    """Return the :class:`Source` of ``spec``; nothing is opened.
-
-    Raises:
-        UserError: not a text, or of an unknown kind.
-    """
+    """Return the :class:`Source` of ``spec``; nothing is opened."""
     forms = ", ".join(kind.form for kind in KINDS.values())
     if not isinstance(spec, str) or not spec.strip():
         raise UserError(Problem(field, spec, "not a data spec", f"one of: {forms}"))
@@ -82,11 +78,7 @@ def _with_kind(spec: str) -> str | None:
 
 
 def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | None = None) -> list[Source]:
-    """Parse and check a list of data specs; unreadable rows count as ``bad_rows``, by default the first is refused.
-
-    Raises:
-        UserError: with the problems of all specs.
-    """
+    """Parse and check a list of data specs; unreadable rows count as ``bad_rows``, by default the first is refused."""
     problems: list[Problem] = []
     sources: list[Source] = []
     if isinstance(specs, str) or not specs:
