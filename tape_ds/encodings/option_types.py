@@ -25,7 +25,6 @@ def _section(options: Any) -> Any:
 
 
 def problems(options: Any, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with each of the ``given`` fields of a dataclass of options by itself."""
     found = _section(options).check(given)
     return [
         dataclasses.replace(
