@@ -240,10 +240,6 @@ def decode_attention(
 
     Returns:
         A v, and A e or None: [B, H, T, K] in the inputs' dtype, laid out as [B, T, H, K]; 0 for a query without a key.
-
-    Raises:
-        ValueError: :func:`why_not`, a gradient is asked for, ``document_ids`` of another shape, a scale that is not
-            above 0, or splits below 1.
     """
     if problem := why_not(q_BHTK, k_BGSK, v_BGSK, e_BGSK):
         raise ValueError(f"decode_attention: {problem}")

@@ -46,10 +46,6 @@ def jit(function: Callable[..., Any]) -> Any:
 def capability(device: torch.device) -> int:
     """Return the launch tables' column for this device: the newest that is not newer than the device and fits its
     memory.
-
-    Raises:
-        ValueError: an NVIDIA GPU older than sm_80, or with less shared memory than any column needs (the 99 KiB of
-            sm_86, sm_89 and sm_120).
     """
     if INTERPRETED:
         return INTERPRETER

@@ -49,10 +49,6 @@ def linear_cross_entropy(
 
     Returns:
         fp32 scalar (fp64 for fp64 input), in nats; 0 where no token has a label.
-
-    Raises:
-        ValueError: shapes that do not fit together, a chunk below 1.
-        IndexError: a label out of range (on CUDA the device's assertion, as from ``F.cross_entropy``).
     """
     fits = hidden_ND.ndim == weight_VD.ndim == 2 and labels_N.ndim == 1
     if not fits or hidden_ND.shape[1] != weight_VD.shape[1] or hidden_ND.shape[0] != labels_N.shape[0]:

@@ -32,11 +32,7 @@ class Inputs(NamedTuple):
     """[G, I]"""
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """(B, G, T, K) of the result.
-
-        Raises:
-            ValueError: no update.
-        """
+        """(B, G, T, K) of the result."""
         weight = self.contract if self.attend is None else self.attend
         if weight is None:
             raise ValueError("no update: give moved and attend, or gate, expand and contract, or both")

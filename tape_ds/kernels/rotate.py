@@ -38,9 +38,6 @@ def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None)
 
     Returns:
         [B, H, T, K] in the dtype of ``x``, and in its memory layout where rows of that are contiguous.
-
-    Raises:
-        ValueError: K is odd, H no multiple of G, or ``start`` and ``state`` are not of these shapes.
     """
     batch, heads, tokens, width = x_BHTK.shape
     groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]

@@ -175,9 +175,6 @@ def tape_attention(
 
     Returns:
         A v and A e, [B, H, T, K] in the inputs' dtype, laid out as [B, T, H, K]; 0 for a query without any key.
-
-    Raises:
-        ValueError: :func:`why_not`, or ``document_ids`` of another shape, or a scale that is not above 0.
     """
     if problem := why_not(q_BHTK, k_BGSK, v_BGSK, e_BGSK):
         raise ValueError(f"tape_attention: {problem}")

@@ -103,7 +103,6 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
     modules = [importlib.import_module(f"{package.__name__}.{x.name}") for x in pkgutil.iter_modules(package.__path__)]
     named = [importlib.import_module(name) for name in options.kernels or () if name not in calls.OPERATORS]
     asked, modules = modules if options.kernels is None else named, modules + named
-    launches.run_on_meta(modules)
     tables = launches.watch(modules)
     builds: list[Build] = []
     for capability in options.capability:
@@ -162,7 +161,7 @@ def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
 def attempt(build: Build) -> Outcome:
     begin, built = time.perf_counter(), None
     try:
-        triton.runtime.driver.set_active(launches.Driver(build.capability))
+        triton.runtime.driver.set_active(launches.driver(build.capability))
         done = getattr(importlib.import_module(build.module), build.kernel).preload(build.data)
         ptx, products = done.asm["ptx"], re.findall(r"tt\.dot .*-> (tensor<.*>)", done.asm["ttgir"])
         built = Built(
