@@ -28,10 +28,6 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
-        self._refuse_unknown(words)
-        return super().parse_args(words, namespace)
-
-    def _refuse_unknown(self, words: Sequence[str]) -> None:
         ends = [*words, "--"].index("--")
         for number, word in enumerate(words[:ends]):
             name = word.partition("=")[0]
@@ -42,6 +38,7 @@ class Parser(argparse.ArgumentParser):
             named = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             close = difflib.get_close_matches(name[2:], named, n=1)
             self.error(f"{shown}: unknown option; " + (f"did you mean '--{close[0]}'?" if close else "see --help"))
+        return super().parse_args(words, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

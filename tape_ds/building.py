@@ -90,18 +90,13 @@ def _build(finished: Path, build: Callable[[Path], None]) -> bool:
         build(temporary / "done")
         for path in (*(temporary / "done").rglob("*"), temporary / "done"):
             storage.sync(path)
-        is_ours = _rename(temporary / "done", finished)
+        try:
+            os.rename(temporary / "done", finished)
+        except OSError:
+            if not finished.is_dir():
+                raise
+            return False
         storage.sync(finished.parent)
-        return is_ours
+        return True
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _rename(done: Path, finished: Path) -> bool:
-    try:
-        os.rename(done, finished)
-    except OSError:
-        if not finished.is_dir():
-            raise
-        return False
-    return True

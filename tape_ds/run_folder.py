@@ -20,6 +20,7 @@ from typing import Any
 from tape_ds import storage
 from tape_ds.errors import Problem
 
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 METRICS = "metrics.jsonl"
 TRAINED = "trained"
 RESULTS = "results"
@@ -36,7 +37,7 @@ RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
 
 def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
     """Mark that the run has completed its ``step`` steps and everything after them."""
-    storage.write_json(output / FINISHED, {"step": step, "finished": _now(), "identity": identity})
+    storage.write_json(output / FINISHED, {"step": step, "finished": time.strftime(_TIME), "identity": identity})
 
 
 def finished(output: Path) -> dict[str, Any] | None:
@@ -44,7 +45,7 @@ def finished(output: Path) -> dict[str, Any] | None:
 
 
 def mark_stopped(output: Path, step: int, reason: str) -> None:
-    storage.write_json(output / STOPPED, {"step": step, "stopped": _now(), "reason": reason})
+    storage.write_json(output / STOPPED, {"step": step, "stopped": time.strftime(_TIME), "reason": reason})
 
 
 def stopped(output: Path) -> dict[str, Any] | None:
@@ -63,10 +64,6 @@ def tracker_id(output: Path) -> str | None:
 
 def store_tracker_id(output: Path, known: str) -> None:
     storage.write_json(output / TRACKERS, {"wandb": known})
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

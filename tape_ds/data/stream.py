@@ -182,21 +182,17 @@ class StreamedSequences(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        sequence, number = divmod(index, self.stream.workers)
-        try:
-            return packed_item(self._sequence(number, sequence))
-        except UserError as error:
-            raise StreamError(error.problems) from error
-
-    def _sequence(self, number: int, sequence: int) -> dict[str, np.ndarray]:
+        sequence, worker = divmod(index, self.stream.workers)
         if self._process != os.getpid():  # a forked child shares its parent's open files and their positions
             self._open, self._process = {}, os.getpid()
-        at, sequences = self._open.pop(number, (sequence + 1, iter(())))
+        at, sequences = self._open.pop(worker, (sequence + 1, iter(())))
         if at > sequence:
-            at, sequences = sequence, self.stream.sequences(number, sequence)
-        found = next(islice(sequences, sequence - at, None), None)
+            at, sequences = sequence, self.stream.sequences(worker, sequence)
+        try:
+            found = next(islice(sequences, sequence - at, None), None)
+        except UserError as error:
+            raise StreamError(error.problems) from error
         if found is None:
-            nothing = "no document has any token"
-            raise UserError(Problem(_FIELD, self.specs, nothing, "name data that hold text"))
-        self._open[number] = sequence + 1, sequences  # only now: one that failed is not read further
-        return found
+            raise StreamError(Problem(_FIELD, self.specs, "no document has any token", "name data that hold text"))
+        self._open[worker] = sequence + 1, sequences  # only now: one that failed is not read further
+        return packed_item(found)
