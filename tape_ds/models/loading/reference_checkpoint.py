@@ -71,6 +71,9 @@ class _Variant(NamedTuple):
     taken: Mapping[str, str] = {}
     """Our options -> the fields of its configuration that hold them."""
     yarn: bool = False
+    is_tape: bool = False
+    """Whether it takes any scaling as linear and reads ``rope_theta``; the others do neither."""
+    has_threshold: bool = False
 
 
 _RANK = {"rank": "position_size"}
@@ -79,7 +82,7 @@ _SCALE = {"attention_update": "scale"}
 """Its ``post_attention_linear`` acts as the sums of its rows."""
 _VARIANTS = {
     "alibi": _Variant("alibi"),
-    "fire": _Variant("fire"),
+    "fire": _Variant("fire", has_threshold=True),
     "nope": _Variant("nope"),
     "randrope": _Variant("randpe"),
     "rope": _Variant("rope"),
@@ -87,13 +90,13 @@ _VARIANTS = {
     "t5rb": _Variant("t5", taken=_BUCKETS),
     "xpos": _Variant("xpos"),
     "yarn": _Variant("yarn", yarn=True),
-    "adape": _Variant("tape", _SCALE, _RANK),
-    "adamlp": _Variant("tape", {"attention_update": "off"}, _RANK),
-    "adattention": _Variant("tape", {**_SCALE, "feed_forward": False}),
-    "adatensor": _Variant("tape", {**_SCALE, "form": "separate"}, _RANK),
-    "adavector": _Variant("tape", {**_SCALE, "form": "vector"}, _RANK),
-    "adawoeq": _Variant("tape", {**_SCALE, "form": "flattened"}, _RANK),
-    "adayarn": _Variant("tape", _SCALE, _RANK, yarn=True),
+    "adape": _Variant("tape", _SCALE, _RANK, is_tape=True),
+    "adamlp": _Variant("tape", {"attention_update": "off"}, _RANK, is_tape=True),
+    "adattention": _Variant("tape", {**_SCALE, "feed_forward": False}, is_tape=True),
+    "adatensor": _Variant("tape", {**_SCALE, "form": "separate"}, _RANK, is_tape=True),
+    "adavector": _Variant("tape", {**_SCALE, "form": "vector"}, _RANK, is_tape=True),
+    "adawoeq": _Variant("tape", {**_SCALE, "form": "flattened"}, _RANK, is_tape=True),
+    "adayarn": _Variant("tape", _SCALE, _RANK, yarn=True, is_tape=True),
 }
 
 
@@ -123,7 +126,7 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
         named, sizes["vocab_size"] = sizes["vocab_size"], len(table)
         logger.warning("the weights have %s rows, config.vocab_size is %s: %s are used", len(table), named, len(table))
     options = {**kind.options, **{own: config[field] for own, field in kind.taken.items()}}
-    if kind.encoding == "fire":
+    if kind.has_threshold:
         options["threshold"] = _threshold(state_dict, config["num_hidden_layers"], variant)
 
     ours = TapeConfig(
@@ -143,12 +146,12 @@ def _rope_parameters(config: Mapping[str, Any], kind: _Variant) -> dict[str, Any
         # It ignores the factor given and takes the window over the original one, rounded up.
         factor = float(math.ceil(config["max_position_embeddings"] / config[WINDOW]))
         found = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, WINDOW: config[WINDOW]}
-        if kind.encoding == "tape":
+        if kind.is_tape:
             # It scales RoPE in the first forward of a new longest text only, and not within the window: plain RoPE
             # remains, and YaRN's factor on cosine and sine.
             found |= {"factor": 1.0, "attention_factor": 0.1 * math.log(factor) + 1.0}
         return found
-    if kind.encoding != "tape":  # its TAPE takes any scaling as linear; the others read no rope_theta
+    if not kind.is_tape:
         theta = 10_000.0
         if given and given.get("type") != "linear":
             remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"
