@@ -396,26 +396,34 @@ class TapeOptions(Options):
         return self.attention_update != "off" or self.feed_forward
 
     def problems(self) -> list[Problem]:
-        problems = super().problems()
-        if self.start == "alibi" and self.form != "tensorial":
-            wrong = "this start has neither cosines nor sines nor channels in an order"
-            problems.append(self.problem("form", wrong, "give tensorial, or start: rope"))
-        for name in ("state_norm", "attention_norm"):
-            if self.start == "alibi" and getattr(self, name) == "unit":
-                wrong = "this start has no pairs of cosines and sines"
-                problems.append(self.problem(name, wrong, "give none, or start: rope"))
-        if (self.state_norm, self.attention_update, self.form) == ("unit", "off", "tensorial") and self.feed_forward:
-            wrong = "the feed-forward alone only lengthens or shortens a pair, which unit undoes"  # one factor for all
-            problems.append(self.problem("state_norm", wrong, "give none, or an attention update"))
-        if self.attention_update == "off" and self.attention_norm == "unit":
-            problems.append(self.problem("attention_norm", "there is no attention update", "give none, or an update"))
-        if self.attention_init == "identity" and (
-            self.attention_update == "off" or self.form not in ("tensorial", "separate")
-        ):
-            wrong = "there is no attention update by a matrix across heads"
-            remedy = "give zero, or attention_update: mix with form: tensorial"
-            problems.append(self.problem("attention_init", wrong, remedy))
-        return problems
+        from_alibi, updates = self.start == "alibi", self.attention_update != "off"
+        only_feeds = (self.state_norm, self.form, updates) == ("unit", "tensorial", False) and self.feed_forward
+        across_heads = updates and self.form in ("tensorial", "separate")
+        no_pairs = "start: alibi has neither pairs of cosines and sines nor channels in an order"
+        rules = [
+            (from_alibi and self.form != "tensorial", "form", no_pairs, "give tensorial, or start: rope"),
+            (from_alibi and self.state_norm == "unit", "state_norm", no_pairs, "give none, or start: rope"),
+            (from_alibi and self.attention_norm == "unit", "attention_norm", no_pairs, "give none, or start: rope"),
+            (
+                only_feeds,  # one factor for all channels
+                "state_norm",
+                "the feed-forward alone only lengthens or shortens a pair, which unit undoes",
+                "give none, or an attention update",
+            ),
+            (
+                not updates and self.attention_norm == "unit",
+                "attention_norm",
+                "there is no attention update",
+                "give none, or an update",
+            ),
+            (
+                self.attention_init == "identity" and not across_heads,
+                "attention_init",
+                "there is no attention update by a matrix across heads",
+                "give zero, or attention_update: mix with form: tensorial",
+            ),
+        ]
+        return super().problems() + [self.problem(*rule) for holds, *rule in rules if holds]
 
     def problems_with(self, config: ModelConfig) -> list[Problem]:
         found = super().problems_with(config)

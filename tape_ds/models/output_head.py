@@ -125,8 +125,12 @@ def causal_lm_loss(
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     targets_BT = targets_BT.to(hidden_BTD.device)
     loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
-    items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    return loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+    return _divided(loss, targets_BT, ignore_index, num_items_in_batch)
+
+
+def _divided(total: Tensor, targets_BT: Tensor, ignore_index: int, items: Tensor | int | None) -> Tensor:
+    items = (targets_BT != ignore_index).sum() if items is None else items
+    return total / (items.to(total.device) if isinstance(items, Tensor) else items)
 
 
 def divergence(
@@ -140,8 +144,7 @@ def divergence(
     """Return the divergence from what a teacher predicts (:class:`tape_ds.methods.distillation.TeacherTokens`), summed
     over its tokens and divided by the targets of the whole batch, as :func:`causal_lm_loss` divides."""
     found: Tensor = head(hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD))
-    items = (shifted(labels_BT) != -100).sum() if num_items_in_batch is None else num_items_in_batch
-    return found / (items.to(found.device) if isinstance(items, Tensor) else items)
+    return _divided(found, shifted(labels_BT), -100, num_items_in_batch)
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
