@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make a model address a longer context."""
-
     trains: Literal["groups", "adapters", "everything", "nothing"]
     """``groups``: position updates, norms, embeddings, as the recipe switches them; ``adapters``: LoRA, and groups."""
     encoding: str = "rope"

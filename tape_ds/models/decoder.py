@@ -236,8 +236,6 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
 
 class _InPlaceOf:
-    """An object with some attributes replaced."""
-
     def __init__(self, replaced: Any, **given: Any):
         self._replaced = replaced
         self.__dict__ |= given
