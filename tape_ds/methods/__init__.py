@@ -87,7 +87,8 @@ def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
     for router in decoder_shape.routers(model).values():
         router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
     if method.trains == "groups":
-        prepared = groups.unfreeze(model, settings)
+        for parameter in map(model.get_parameter, groups.names(model, settings)):
+            parameter.requires_grad_(True)
     elif method.trains == "adapters":
         prepared = adapters.attach(model, settings)
     if method.grouped:

@@ -106,7 +106,9 @@ def test_a_stage_that_fails_or_is_late_never_stops_the_next_and_its_rows_are_kep
     assert not Path(f"/proc/{pid.read_text()}").exists()
     assert sorted(path.name for path in out.iterdir()) == ["campaign_1.jsonl", "campaign_1.tar.gz"]
     with tarfile.open(out / "campaign_1.tar.gz") as archive:
-        assert set(archive.getnames()) == {f"{name}.log" for name in ("broken", "elsewhere", "first_row", "endless", "fine")}
+        assert set(archive.getnames()) == {
+            f"{name}.log" for name in ("broken", "elsewhere", "first_row", "endless", "fine")
+        }
 
 
 @pytest.mark.usefixtures("own_work")

@@ -17,7 +17,7 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import files, weights
 from tape_ds.data.sources.arrow import ArrowFolder
 from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenSource
-from tape_ds.data.sources.files import JsonLines, ParquetFiles, TextFiles
+from tape_ds.data.sources.files import JsonLines, PackageText, ParquetFiles, TextFiles
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
 from tape_ds.data.sources.token_file import TokenFile
@@ -42,7 +42,7 @@ __all__ = [
 # in the order in which messages list them
 KINDS: dict[str, type[Source]] = {
     source.kind: source
-    for source in (StandardLibrary, TextFiles, JsonLines, ParquetFiles, HubDataset, ArrowFolder, TokenFile)
+    for source in (StandardLibrary, TextFiles, PackageText, JsonLines, ParquetFiles, HubDataset, ArrowFolder, TokenFile)
 }
 
 

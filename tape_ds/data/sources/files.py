@@ -8,6 +8,7 @@ is broken.
 import codecs
 import glob
 import hashlib
+import importlib.util
 import json
 import os
 from abc import abstractmethod
@@ -155,6 +156,23 @@ class TextFiles(_Files):
             wrong = f"{name} is not UTF-8 (byte {error.start})"
             self.leave_out(wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW")
             return None
+
+
+class PackageText(TextFiles):
+    """``package:NAME/FILE``: a text file of an installed package, the same wherever its version is pinned."""
+
+    kind = "package"
+    form = "package:NAME/FILE"
+
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
+        name, _, inside = self.rest.partition("/")
+        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
+        self.pattern = str(Path(folders[0], inside)) if folders else ""
+
+    def _no_match(self) -> Problem:
+        return self.problem("no installed package has this file", f"write {self.form}, or install the package")
 
 
 class JsonLines(_Files):

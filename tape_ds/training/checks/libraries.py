@@ -63,7 +63,12 @@ def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: in
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
     ours = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
     for each in given.keys() - (takes := parameters.keys() - {*ours}):  # some schedules ignore what they do not take
-        yield Problem(f"lr_scheduler_kwargs.{each}", given[each], f"no argument of {name}", did_you_mean(each, takes or ("nothing",)))
+        yield Problem(
+            f"lr_scheduler_kwargs.{each}",
+            given[each],
+            f"no argument of {name}",
+            did_you_mean(each, takes or ("nothing",)),
+        )
     decay = given.get("num_decay_steps")
     if isinstance(decay, int) and "num_stable_steps" not in given and warmup + decay > steps:
         wrong = f"with a warm-up of {warmup:,} it is longer than the run: max_steps = {steps:,}"
