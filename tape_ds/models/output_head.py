@@ -82,8 +82,8 @@ class OutputHead(nn.Linear):
         # The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over all
         # tokens to the weight's dtype before anything divides it: fp16 cannot hold that.
         trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
-        takes_fused = self.fused_loss is not None and len(targets_N) >= self.fused_from
-        if self.fused_loss is not None and takes_fused and hidden.requires_grad and not trained_in_fp16:
+        long = len(targets_N) >= self.fused_from
+        if self.fused_loss is not None and long and hidden.requires_grad and not trained_in_fp16:
             return self.fused_loss(hidden_ND, weight_VD, targets_N, ignore_index)
         return linear_cross_entropy(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index)
 
