@@ -59,7 +59,7 @@ def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
     if name not in _ENTRIES:
         return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _ENTRIES))]
     kind = _ENTRIES[name].options
-    return option_types.problems(kind, given) or kind(**given).problems()
+    return option_types.problems(name, kind, given) or kind(**given).problems()
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> Options:

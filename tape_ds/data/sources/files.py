@@ -171,8 +171,10 @@ class PackageText(TextFiles):
         folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
         self.pattern = str(Path(folders[0], inside)) if folders else ""
 
-    def _no_match(self) -> Problem:
-        return self.problem("no installed package has this file", f"write {self.form}, or install the package")
+    def check(self) -> list[Problem]:
+        if self.pattern and self.files():
+            return super().check()
+        return [self.problem("no installed package has this file", f"write {self.form}, or install the package")]
 
 
 class JsonLines(_Files):
