@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,13 +137,10 @@ def memory_line(recipe: Recipe, config: Config | None) -> str:
     return f"{plan.summary()}; IT DOES NOT FIT: {command} --gpu {gpu.name} --search shows what does"
 
 
-def settle_here(recipe: Recipe, config_of: Callable[[Recipe], Config | None]) -> Recipe:
-    """Return :func:`settle` for the GPU of this process; ``config_of`` is called only where there is a choice to
-    make."""
-    if not recipe.open:
-        return recipe
-    gpu = hardware.gpu_at_hand() if recipe.trains and recipe.chosen_cpu is None else None
-    return settle(recipe, None if gpu is None else config_of(recipe), gpu)
+def settle_here(recipe: Recipe, config: Config | None) -> Recipe:
+    """Return :func:`settle` for the GPU of this process."""
+    use_gpu = recipe.open and recipe.trains and recipe.chosen_cpu is None
+    return settle(recipe, config, hardware.gpu_at_hand() if use_gpu else None)
 
 
 def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
