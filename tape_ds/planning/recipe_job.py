@@ -67,7 +67,6 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
 
 
 def trained_of(recipe: Recipe) -> TrainedShape:
-    """Return which parameters a recipe's method trains."""
     if not isinstance(recipe, ExtensionRecipe) or recipe.method.chosen.trains == "everything":
         return TrainedShape.everything()
     if not recipe.trains:

@@ -233,7 +233,6 @@ def asked_to_save(output: Path) -> str | None:
 
 
 def answered(output: Path) -> None:
-    """Remove the request."""
     path = output / run_folder.SAVE_NOW
     try:
         path.unlink(missing_ok=True)

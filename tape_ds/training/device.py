@@ -18,7 +18,6 @@ LARGEST = 1e9
 
 
 def why_cpu(recipe: Recipe) -> str | None:
-    """Return the reason why a run computes on the CPU; None on an accelerator."""
     if installation.FOUND_NO_GPU in os.environ and not recipe.trainer_value("use_cpu"):
         return NO_GPU
     if recipe.chosen_cpu is not None:

@@ -174,7 +174,6 @@ class TapeTrainer(Trainer):
         return own + int(getattr(self.model_wrapped, "skipped_steps", 0))
 
     def go_without_training(self) -> None:
-        """Score and save without a step between, for a method that trains nothing."""
         self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.is_local_process_zero()
         control = self.callback_handler.on_train_begin(self.args, self.state, TrainerControl())
@@ -496,6 +495,5 @@ class TapeTrainer(Trainer):
         }
 
     def start_clock(self) -> None:
-        """Start to measure speed and memory."""
         processes.reset_peak_memory(self.args.device)
         self._clock = self._begin = (self.state.global_step, time.perf_counter())

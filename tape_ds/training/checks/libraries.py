@@ -81,7 +81,6 @@ def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: in
 
 
 def _factors(recipe: Recipe, name: str, given: dict[str, Any], warmup: int, steps: int) -> dict[int, Any]:
-    """Return the factors of the learning rate at some steps from 0 to ``steps``."""
     rate = recipe.trainer_value("learning_rate")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
     schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)

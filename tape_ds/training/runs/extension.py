@@ -236,7 +236,6 @@ def base_path(model: str) -> str:
 def training_sequences(
     recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
 ) -> TrainingSequences | MixedSequences:
-    """Return the run's samples: as many as its steps (or epochs) consume."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     bad_rows = bad_rows or BadRows(data.skip.bad_rows)
     if data.append_eos and tokenizer.eos_token_id is None:
