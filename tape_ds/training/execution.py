@@ -90,7 +90,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
                 trainer.go_without_training()
     except Stopped as stopped:
         if rank_sync.rank == 0:
-            if stopping.was_asked(stopped.reason):
+            if not stopped.reason.startswith(stopping.LAUNCHER):
                 try:
                     run_folder.mark_stopped(output, stopped.step, stopped.reason)
                 except OSError as error:  # the exit code tells the same

@@ -55,15 +55,28 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     warmup = warmup_steps(recipe.trainer_value("warmup_steps"), steps)
     if found := list(_schedule_arguments(name, given, warmup, steps)):
         return found
-    where = f"over {steps:,} steps, {warmup:,} of them warm-up" if steps < UNKNOWN else "over epochs"
-    where += f", with {given}" if given else ""
-    remedy = "change warmup_steps, max_steps, lr_scheduler_type or lr_scheduler_kwargs"
     try:
-        wrong = _wrong_rates(_factors(recipe, name, given, warmup, steps))
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer_value("learning_rate"))
+        schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
+        spread = range(0, steps, -(-steps // LOOKED_AT))
+        looked_at = sorted({*spread, 1, warmup - 1, warmup, warmup + 1, steps - 1, steps})
+        factors = {step: schedule.lr_lambdas[0](step) for step in looked_at if 0 <= step <= steps}
+        outside = {
+            step: each for step, each in factors.items() if isinstance(each, complex) or not -1e-9 <= each <= 1 + 1e-9
+        }
+        wrong = ""
+        if outside:
+            step, factor = next(iter(outside.items()))
+            wrong = f"at step {step:,} the rate would be {factor:.3g} x learning_rate"
+        elif not any(list(factors.values())[:-1]):  # the last is of the step after the last
+            wrong = "the rate is 0 at every step"
     except ZeroDivisionError:
         wrong = "no step is left to decay in"
     except Exception as error:  # a schedule is a library's own function, and raises whatever it meets
         wrong = str(error)
+    where = f"over {steps:,} steps, {warmup:,} of them warm-up" if steps < UNKNOWN else "over epochs"
+    where += f", with {given}" if given else ""
+    remedy = "change warmup_steps, max_steps, lr_scheduler_type or lr_scheduler_kwargs"
     return [Problem("lr_scheduler_type", name, f"{where}: {wrong}", remedy)] if wrong else []
 
 
@@ -78,23 +91,6 @@ def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: in
     if isinstance(decay, int) and "num_stable_steps" not in given and warmup + decay > steps:
         wrong = f"with a warm-up of {warmup:,} it is longer than the run: max_steps = {steps:,}"
         yield Problem("lr_scheduler_kwargs.num_decay_steps", decay, wrong, "give fewer, or more max_steps")
-
-
-def _factors(recipe: Recipe, name: str, given: dict[str, Any], warmup: int, steps: int) -> dict[int, Any]:
-    rate = recipe.trainer_value("learning_rate")
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
-    spread = range(0, steps, -(-steps // LOOKED_AT))
-    looked_at = {*spread, 1, warmup - 1, warmup, warmup + 1, steps - 1, steps}
-    return {step: schedule.lr_lambdas[0](step) for step in sorted(looked_at) if 0 <= step <= steps}
-
-
-def _wrong_rates(factors: dict[int, Any]) -> str | None:
-    for step, factor in factors.items():
-        if isinstance(factor, complex) or not -1e-9 <= factor <= 1 + 1e-9:
-            return f"at step {step:,} the rate would be {factor:.3g} x learning_rate"
-    trained = list(factors.values())[:-1]  # the last is of the step after the last
-    return None if any(trained) else "the rate is 0 at every step"
 
 
 def _optimizer(recipe: Recipe) -> Iterator[Problem]:
