@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATION = ("", "generate", "perplexity", "passkey", "arithmetic", "harness", "report")
 TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
-EXPERIMENTS = tuple(f"tools.experiments.{name}" for name in ("flops", "pose_coverage", "stability", "visualise"))
 LAUNCHERS = tuple(
     f"launchers/{name}.py"
     for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_arithmetic")
@@ -47,7 +46,7 @@ def run(code):
 def test_commands_read_their_line_before_anything_heavy(word, code):
     started = [["-m", "evaluation", *command.split()] for command in EVALUATION]
     started += [[script] for script in (*LAUNCHERS, *TOOLS)]
-    started += [["-m", name] for name in ("tools.experiment", *EXPERIMENTS)]
+    started += [["-m", "tools.experiment"]]
     run(STARTED.format(commands=[([*words, word], code) for words in started], heavy=HEAVY))
 
 
@@ -66,8 +65,8 @@ def test_encodings_and_sizes_are_checked_without_torch():
         "from tape_ds.models import sizes\n"
         "for name in encodings.available():\n"
         "    assert not encodings.check_options(name, {}), name\n"
-        "    encodings.learns(name, {}), encodings.reads_tokens(name), encodings.biases_scores(name)\n"
-        "    encodings.default_rope_parameters(name, 64)\n"
+        "    encodings.options_of(name, {}).learns\n"
+        "    encodings.options_of(name, {}).default_rope_parameters(64)\n"
         "assert attention.missing('flex', 'cpu') and not attention.missing('auto', 'cpu')\n"
         "fields = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)\n"
         "fields |= dict(num_key_value_heads=1, head_dim=7, max_position_embeddings=8)\n"

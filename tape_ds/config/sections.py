@@ -202,7 +202,10 @@ def _factor(text: str) -> float | None:
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
     """Return whether an encoding has parameters to train; False if its name or options are wrong."""
-    return not encodings.check_options(encoding, options) and encodings.learns(encoding, options)
+    if encodings.check_options(encoding, options):
+        return False
+    chosen = encodings.options_of(encoding, options)
+    return chosen.learns or chosen.abacus
 
 
 def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem]:

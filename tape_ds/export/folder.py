@@ -48,9 +48,6 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
         out: the new folder.
         wishes: the user's choices for the card.
         dtype: of the weights; None: the base model's.
-
-    Raises:
-        UserError: weights that are missing or do not fit, a tokenizer that cannot be read; nothing is left behind.
     """
     assert not out.exists(), "checked by the caller"
     plain = is_plain(source)

@@ -27,11 +27,7 @@ def check(name: str) -> list[Problem]:
 
 
 def upload(name: str, folder: Path) -> str:
-    """Upload a folder as the model ``name``, created as private if it does not exist; return its URL.
-
-    Raises:
-        UserError: the hub refused it; the folder stays.
-    """
+    """Upload a folder as the model ``name``, created as private if it does not exist; return its URL."""
     api = HfApi()
     try:
         repository = api.create_repo(name, private=True, exist_ok=True)

@@ -68,7 +68,7 @@ def use_recompute(
     layers: Literal[1, "selective"],
     saving: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Recompute:
-    """Have every block of ``model`` (wrapped by peft or not, changed in place) compute itself again in the backward.
+    """Make every block of ``model`` (wrapped by peft or not, changed in place) compute itself again in the backward.
 
     Gradients are those of a model that remembers everything, bit for bit: the same operators run on the same numbers,
     random ones included. Raises ValueError for a model without blocks that can be computed again.

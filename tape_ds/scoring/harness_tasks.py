@@ -66,11 +66,7 @@ class LoadedTasks:
 
 
 def load(config: "EvaluatorConfig") -> LoadedTasks:
-    """Return the tasks that ``config`` names, with their data.
-
-    Raises:
-        UserError: unknown names, tasks whose data or packages are missing, too few examples or questions.
-    """
+    """Return the tasks that ``config`` names, with their data."""
     # as lm-eval does before it loads tasks: some draw their texts, which must be the same in every process
     for seed, set_seed in zip(config.seed, (random.seed, np.random.seed, set_torch_seed), strict=False):
         if seed is not None:

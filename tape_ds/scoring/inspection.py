@@ -75,11 +75,7 @@ def check(config: PreTrainedConfig) -> list[Problem]:
 
 
 def as_own(model: PreTrainedModel) -> extendable.Model:
-    """Return the same weights in this project's model, whose blocks can be inspected.
-
-    Raises:
-        UserError: it is of another family.
-    """
+    """Return the same weights in this project's model, whose blocks can be inspected."""
     if isinstance(model, TapeForCausalLM):
         return model
     raise_if_any(families.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])

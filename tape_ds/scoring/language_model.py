@@ -135,11 +135,7 @@ class HarnessModel(huggingface.HFLM):
         return cast(list[str], super().generate_until(requests, disable_tqdm))
 
     def measure(self, requests: Sequence[Instance]) -> None:
-        """Refuse requests that cannot be answered and count what will be cut; if the tasks are known, once for all.
-
-        Raises:
-            UserError: a request that is too long, an empty answer, an option of generation that transformers lacks.
-        """
+        """Refuse requests that cannot be answered and count what will be cut; if the tasks are known, once for all."""
         if self._measured:
             return
         self._measured = bool(self.tasks)

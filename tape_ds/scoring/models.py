@@ -77,11 +77,7 @@ class FoundModel:
     """Differences from the model as it was trained, as results store them."""
 
     def load(self) -> PreTrainedModel:
-        """Return the whole model in its dtype on its device, in evaluation mode.
-
-        Raises:
-            UserError: weights that are missing or do not fit.
-        """
+        """Return the whole model in its dtype on its device, in evaluation mode."""
         model = self.whole()
         if getattr(model.config, "quantization_config", None) is None:  # packed weights cannot be cast
             for parameter in model.parameters():  # the module's own cast would round the rotary frequencies, too
@@ -98,11 +94,7 @@ class FoundModel:
         return self.load_options.device
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the model's tokenizer, or the one that was asked for; read once.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the model's tokenizer, or the one that was asked for; read once."""
         return self._tokenizer
 
     @cached_property
@@ -129,11 +121,7 @@ class FoundModel:
 
     @property
     def native_length(self) -> int:
-        """The known length.
-
-        Raises:
-            UserError: there is none.
-        """
+        """The known length."""
         if self.known_length is None:
             wrong = "its configuration has no max_position_embeddings"
             raise UserError(Problem("model", self.name_or_path, wrong, "write it into config.json"))
@@ -151,7 +139,7 @@ class FoundModel:
         digest = hashlib.sha256()
         files = [*self.files()]
         if self.load_options.trust_remote_code:
-            files += _code(Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False)))
+            files += sorted(Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False)).rglob("*.py"))
         for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return {
@@ -184,11 +172,7 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
-    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds.
-
-    Raises:
-        UserError: the ``problems`` known so far, then those of the model.
-    """
+    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds."""
     try:
         return find_model(options.model, **{name: vars(options)[name] for name in OPTIONS})
     except UserError as error:
@@ -206,11 +190,7 @@ def find_model(
     position_updates: str = "on",
     rope_scaling: str = "own",
 ) -> FoundModel:
-    """Return the model of a name or path, not loaded yet.
-
-    Raises:
-        UserError: everything wrong with it: nothing there, not a causal LM, no tokenizer, no such device.
-    """
+    """Return the model of a name or path, not loaded yet."""
     problems: list[Problem] = []
     choices = {"dtype": (dtype, (*DTYPES, "float64")), "position_updates": (position_updates, ("on", "off"))}
     choices |= {"rope_scaling": (rope_scaling, ("own", "yarn"))}
@@ -218,59 +198,42 @@ def find_model(
         if value not in known:
             problems.append(Problem(f"--{name}", value, "unknown", did_you_mean(value, known)))
     raise_if_any(problems)
-    place, found = torch.device("cpu"), None
-    with collecting(problems):
-        place = find_device(device)
+    place, gpus = torch.device("cpu"), torch.cuda.device_count()
+    try:
+        if device != "auto":
+            place = torch.device(device)
+        elif gpus:
+            place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
+        if torch.zeros(1, device=place).is_meta:
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError) as error:
+        wrong = f"not available ({str(error).splitlines()[0]})"
+        remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"
+        problems.append(Problem("--device", device, wrong, remedy))
+
+    found: FoundModel | None = None
     with collecting(problems):
         chosen = None if dtype == "auto" else getattr(torch, dtype)
         found = _find(name_or_path, LoadOptions(tokenizer, chosen, place, trust_remote_code, base_anyway))
-        found = _change(found, position_updates == "off", rope_scaling == "yarn")
+        changed, asked = found.config if isinstance(found.config, TapeConfig) else None, {}
+        if position_updates == "off":
+            asked["position_updates"] = "off"
+            without = None if changed is None else encodings.without_updates(changed)
+            if without is None:
+                wrong = f"{name_or_path} has no position updates"
+                problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
+            changed = without or changed
+        if rope_scaling == "yarn":
+            asked["angles"] = "yarn"  # the name in stored results
+            changed = None if changed is None else encodings.with_yarn(changed)
+            if changed is None:
+                wrong = f"{name_or_path} has no plain RoPE that this package could scale"
+                problems.append(Problem("--rope_scaling", "yarn", wrong, "leave it out"))
+        found = replace(found, changed=changed, asked=asked) if asked else found
         found.tokenizer()
     raise_if_any(problems)
     assert found is not None
     return found
-
-
-def _change(found: FoundModel, updates_off: bool, yarn: bool) -> FoundModel:
-    """Turn the model's position updates off, scale its RoPE with YaRN, or both."""
-    changed = found.config if isinstance(found.config, TapeConfig) else None
-    asked, problems = {}, []
-    if updates_off:
-        asked["position_updates"] = "off"
-        without = None if changed is None else encodings.without_updates(changed)
-        if without is None:
-            wrong = f"{found.name_or_path} has no position updates"
-            problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
-        changed = without or changed
-    if yarn:
-        asked["angles"] = "yarn"  # the name in stored results
-        scaled = None if changed is None else encodings.with_yarn(changed)
-        if scaled is None:
-            wrong = f"{found.name_or_path} has no plain RoPE that this package could scale"
-            problems.append(Problem("--rope_scaling", "yarn", wrong, "leave it out"))
-        changed = scaled
-    raise_if_any(problems)
-    return replace(found, changed=changed, asked=asked) if asked else found
-
-
-def find_device(name: str) -> torch.device:
-    """Return the device that ``name`` means for this process.
-
-    Raises:
-        UserError: no such device here.
-    """
-    gpus = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus) if gpus else torch.device("cpu")
-    try:
-        device = torch.device(name)
-        if torch.zeros(1, device=device).is_meta:
-            raise RuntimeError("it holds no numbers")
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"
-        raise UserError(Problem("--device", name, f"not available ({reason})", remedy)) from error
-    return device
 
 
 def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
@@ -293,7 +256,14 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         raise UserError(Problem("model", name_or_path, wrong, remedy))
     dtype = options.dtype or config.dtype or torch.float32
     if not (options.trust_remote_code and auto_map):
-        _check_plain(folder, config, dtype)
+        # refuse here what loading would refuse after hours of reading data; no weights are read
+        quantised = getattr(config, "quantization_config", None)
+        if quantised is None:
+            with without_bar():
+                _load_plain(folder, config, dtype, False, device_map={"": "meta"})
+        else:
+            with _reporting(str(folder), "transformers could not load it"):
+                AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
     return FoundModel(
         name_or_path=name_or_path,
         kind="transformers",
@@ -301,7 +271,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         config=config,
         load_options=options,
         dtype=dtype,
-        files=lambda: [*_model_files(folder), *(_code(folder) if options.trust_remote_code else ())],
+        files=lambda: [*_model_files(folder), *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ())],
         whole=partial(_load_plain, folder, config, dtype, options.trust_remote_code),
         tokenizer_name_or_path=options.tokenizer or str(folder),
     )
@@ -329,17 +299,6 @@ def _find_own(name_or_path: str, options: LoadOptions) -> FoundModel:
         tokenizer_name_or_path=options.tokenizer or str(folder),
         record=record,
     )
-
-
-def _check_plain(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    """Refuse what :func:`_load_plain` would refuse after hours of reading data; reads no weights."""
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is None:
-        with without_bar():
-            _load_plain(folder, config, dtype, False, device_map={"": "meta"})
-        return
-    with _reporting(str(folder), "transformers could not load it"):
-        AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
 
 
 def _load_plain(
@@ -432,10 +391,6 @@ def _model_files(folder: Path) -> list[Path]:
     if not any(file.suffix == ".safetensors" for file in found):
         found += sorted(folder.glob("*.bin"))
     return found
-
-
-def _code(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
 
 
 def note_beyond(lengths: Sequence[int], model: FoundModel) -> None:

@@ -102,9 +102,6 @@ class Evaluation:
             show: prints the figures and writes tables and pictures.
             overwrite: whether another result in the folder may be replaced.
             beside: files without which the result is incomplete.
-
-        Raises:
-            UserError: the folder cannot take the result.
         """
         with joined():
             # processes that see different disks must take the same branch
@@ -118,11 +115,7 @@ class Evaluation:
         return 0
 
     def stored(self, overwrite: bool = False, beside: Sequence[Path] = ()) -> results.Result | None:
-        """Return the folder's result if it is complete and of this evaluation, else None.
-
-        Raises:
-            UserError: the folder holds another evaluation's result, or cannot be written to.
-        """
+        """Return the folder's result if it is complete and of this evaluation, else None."""
         raise_if_any(_unwritable(self.folder))
         if not self.path.exists():
             return None
@@ -184,11 +177,7 @@ class Evaluation:
         shutil.rmtree(self.journal, ignore_errors=True)
 
     def lock(self, held: contextlib.ExitStack) -> None:
-        """Lock the journal until ``held`` is closed.
-
-        Raises:
-            UserError: another process runs the same evaluation in this folder.
-        """
+        """Lock the journal until ``held`` is closed."""
         with self._disk():
             self.journal.mkdir(parents=True, exist_ok=True)
             try:
@@ -268,11 +257,7 @@ def joined() -> Iterator[None]:
 
 
 def from_first(make: Callable[[], Made]) -> Made:
-    """Call ``make`` on the first process and return its result, or raise its error, on all; all must call this.
-
-    Raises:
-        UserError: what ``make`` raised, so that no process waits for one that has left.
-    """
+    """Call ``make`` on the first process and return its result, or raise its error, on all; all must call this."""
     ranks = RankSync()
     own: tuple[Made | None, UserError | None] = None, None
     if ranks.rank == 0:

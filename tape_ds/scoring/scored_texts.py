@@ -49,9 +49,6 @@ def read(
         max_documents: the first ones that are long enough.
         join: number of consecutive documents that make one text; None: each is one.
         bare: remove a document's own BOS and EOS.
-
-    Raises:
-        UserError: problems of the source's data, or no document is left.
     """
     begin, end = (0, 0) if source.tokenised else prompting.around(tokenizer)
     least = min_tokens + end + (begin if bare else 0)

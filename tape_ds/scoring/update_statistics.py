@@ -22,11 +22,7 @@ class UpdateStatistics(NamedTuple):
 
 
 def measure(model: TapeForCausalLM, ids_T: Tensor, positions_T: Tensor | None = None) -> UpdateStatistics:
-    """Measure one text of at least two tokens, int64 [T], in evaluation mode; ``positions_T`` counts from 0 by default.
-
-    Raises:
-        UserError: the environment requires another attention backend than the one with weights.
-    """
+    """Measure one text of two tokens or more, int64 [T], in evaluation mode; positions count from 0 by default."""
     statistics = UpdateStatistics([], [], [])
 
     def visit(view: LayerView) -> None:

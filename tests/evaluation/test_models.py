@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -516,6 +517,7 @@ def test_an_adapter_of_a_quantised_base_is_refused(base, tmp_path, monkeypatch):
     own = Path(shutil.copytree(base, tmp_path / "own"))
     folder = adapter(own, tmp_path / "adapter")
     changed(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})(own)
-    monkeypatch.setattr(models, "_check_plain", lambda *told: None)  # as where bitsandbytes is installed
+    installed = SimpleNamespace(validate_environment=lambda **_: None)  # as where bitsandbytes is installed
+    monkeypatch.setattr(models.AutoHfQuantizer, "from_config", lambda *_, **__: installed)
     with pytest.raises(UserError, match=r"its base .*own is quantised"):
         found(folder)

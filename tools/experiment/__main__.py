@@ -82,11 +82,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> "runs.ExperimentWork":
-    """Return the experiment with the changes of the command line.
-
-    Raises:
-        UserError: everything wrong with either.
-    """
+    """Return the experiment with the changes of the command line."""
     from tools.experiment import runs
 
     found = table.read(options.experiment, options.scale)

@@ -116,9 +116,6 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
         planned: its runs.
         folder: made if needed.
         typed: the command line.
-
-    Raises:
-        UserError: a file that is not a result, or an unknown primary figure.
     """
     asked, complete = work.experiment, [run for run in planned if work.scored(run) is not None]
     own = work.own if work.concluded(planned) else None
@@ -183,9 +180,11 @@ def gather(
                 shown_here |= {quantity: value for quantity, value in rows[""].items() if quantity.task}
             if is_shown or not asked.label:
                 sources.append(StoredSource.of(path, result))
+        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]  # run once, paired with every seed
+        made += [StudyRow(run.arm, seed, own[""]) for seed in seeds]
         for label, numbers in own.items():
-            if not label or (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
-                made.append(StudyRow(label or run.arm, None if label else run.seed, numbers))
+            if label and (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
+                made.append(StudyRow(label, None, numbers))
                 untouched.add((label, run.seed))
         if shown_here:
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown_here)
@@ -213,11 +212,7 @@ def stored(name: str, root: Path = ROOT) -> list[Measured]:
 
 
 def overview(root: Path = ROOT) -> str:
-    """Return the page ``docs/results/README.md``.
-
-    Raises:
-        UserError: a stored file that is not a result.
-    """
+    """Return the page ``docs/results/README.md``."""
     every = {name: table.read(name) for name in table.shipped()}
     labelled = {name: asked for name, asked in every.items() if asked.label}
     found = {name: stored(name, root) for name in labelled}

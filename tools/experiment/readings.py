@@ -24,11 +24,7 @@ BY_UPDATES = "loss_by_updates"
 
 
 def read(path: Path) -> tuple[Rows, results.Result | None]:
-    """Return the numbers of a file and its result; nothing for a file without numbers.
-
-    Raises:
-        UserError: a file that is not a result.
-    """
+    """Return the numbers of a file and its result; nothing for a file without numbers."""
     if not is_read(path):
         return {}, None
     result = results.load(path)
@@ -129,9 +125,10 @@ def perplexity(result: results.Result) -> Rows:
 
 
 def passkeys(result: results.Result) -> Rows:
-    metric = "accuracy" if result.config.get("protocol") == "published" else "accuracy, own prompts"
-    asked = result.figures["passkeys"]
-    return {"": {Quantity("passkey", metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
+    protocol, asked = result.config.get("protocol"), result.figures["passkeys"]
+    task = "multikey" if protocol == "multikey" else "passkey"
+    metric = "accuracy" if protocol in ("published", "multikey") else "accuracy, own prompts"
+    return {"": {Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
 
 
 def scrolls(result: results.Result) -> Rows:

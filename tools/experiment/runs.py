@@ -50,15 +50,16 @@ class PlannedRun:
         return int(self.recipe.trainer_value("seed"))
 
     @property
+    def depends_on_seed(self) -> bool:
+        """Whether another seed can give other figures: something is trained, or prompts are drawn."""
+        return self.recipe.trains or bool(self.recipe.as_dict().get("passkey_lengths"))
+
+    @property
     def folder(self) -> Path:
         return Path(self.recipe.trainer_value("output_dir"))
 
     def result(self) -> results.Result | None:
-        """Return its stored result; None if it is missing, unfinished, or of another recipe.
-
-        Raises:
-            UserError: the file is not a result.
-        """
+        """Return its stored result; None if it is missing, unfinished, or of another recipe."""
         file = self.folder / "results" / "run.json"
         found = results.load(file) if file.is_file() else None
         return found if found is not None and found.finished and self.is_same(found.config) else None
@@ -150,17 +151,15 @@ class Starting:
 def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
     """Return a run of each arm for each seed, each checked as the launcher would check it.
 
-    Seed by seed, over all arms: if the experiment is stopped, the complete runs can be paired. The folder of a run in
-    ``output`` is named after its arm, and its seed unless that is the recipe's own.
+    Seed by seed, over all arms: if the experiment is stopped, the complete runs can be paired. An arm that no seed
+    changes is run once. The folder of a run in ``output`` is named after its arm, and its seed unless that is the
+    recipe's own.
 
     Args:
         asked: the experiment.
         passed_on: arguments for every launcher, which override the experiment's fields but not the arms'.
         output: folder of the runs' folders.
         processes: of each run.
-
-    Raises:
-        UserError: everything wrong with any of them; a problem that several arms share is named once.
     """
     from tape_ds.cli import plan as planner
 
@@ -196,7 +195,9 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         ending = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
         extra = [] if seed is None else ["--seed", str(seed)]
         recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{ending}")])
-        planned.append(PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words))
+        run = PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
+        if run.depends_on_seed or seed == seeds[0]:
+            planned.append(run)
     raise_if_any(list(_check(asked, planned)))
     return planned
 
@@ -279,11 +280,7 @@ class ExperimentWork:
         return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
     def run_one(self, run: PlannedRun) -> Path | None:
-        """Train and score a run as far as needed; return the log of the command that failed.
-
-        Raises:
-            UserError: a stored result that cannot be read.
-        """
+        """Train and score a run as far as needed; return the log of the command that failed."""
         if self.scored(run) is not None:
             print(f"{run.label}: complete, not repeated", flush=True)
             return None

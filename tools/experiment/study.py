@@ -114,11 +114,7 @@ class Study:
 
     @cached_property
     def primary(self) -> Measure:
-        """The figure that decides.
-
-        Raises:
-            UserError: there is no such figure.
-        """
+        """The figure that decides."""
         if not self.asked:
             return self.measures[0]
         fits = [each for each in self.measures if f"_{each.name}".endswith(f"_{self.asked}")]

@@ -79,11 +79,7 @@ def shipped() -> list[str]:
 
 
 def read(name: str, scale: str = SMALL) -> Experiment:
-    """Return the experiment of a name or of a file.
-
-    Raises:
-        UserError: everything wrong with it except fields that no recipe has, which are found when recipes are loaded.
-    """
+    """Return the experiment of a name or of a file."""
     is_path = name.endswith((".yaml", ".yml"))
     path = paths.of(name) if is_path else FOLDER / f"{re.sub(r'[ .]+', '', name).lower()}.yaml"
     if not path.is_file():

@@ -7,22 +7,24 @@
 MACs have two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a causal
 kernel computes. FLOPs are 2 x MACs; the paper's include small operations that its MACs leave out. "M" is 2^20, as in
 the paper. The cache is in 16 bits. No model of this size is loaded or run; tape-ds plan counts a recipe's model.
-Exit codes: 0 done; 2 something to mend.
+Exit codes: 0 done; 2 bad input.
 """
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import DynamicCache
 
 from tape_ds import encodings, results
 from tape_ds.arguments import Parser
 from tape_ds.errors import check_folder, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
-
-if TYPE_CHECKING:
-    from tape_ds.models.configuration import TapeConfig
+from tape_ds.models import flops
+from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.llama import TapeForCausalLM
+from tools.experiment import published
 
 PAPER = {
     "vocab_size": 32_000,
@@ -73,9 +75,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def every_encoding() -> list[dict[str, Any]]:
     """Return a row for each encoding."""
-    from tape_ds.models import flops
-    from tape_ds.models.configuration import TapeConfig
-
     rows = []
     for name in encodings.available():
         config = TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))
@@ -98,11 +97,6 @@ def every_encoding() -> list[dict[str, Any]]:
 
 def cached_numbers(config: TapeConfig) -> float:
     """Return the numbers that a cache keeps of a token, by running a model that is narrow outside attention."""
-    import torch
-    from transformers import DynamicCache
-
-    from tape_ds.models.llama import TapeForCausalLM
-
     narrow = type(config).from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
     ids, cache = torch.arange(16)[None], DynamicCache(config=narrow)
     with torch.no_grad():
@@ -113,9 +107,6 @@ def cached_numbers(config: TapeConfig) -> float:
 
 def table_3() -> list[dict[str, Any]]:
     """Return the paper's Table 3: published, counted here, and TAPE counted as its published code is."""
-    from tape_ds.models import flops
-    from tape_ds.models.configuration import TapeConfig
-    from tools.experiment import published
 
     def counted(parameters: int, full: float, causal: float | None = None) -> dict[str, Any]:
         cells = {"FLOPs (G)": 2 * full / 1e9, "MACs (G)": full / 1e9, "parameters (M)": parameters / flops.MEBI}
@@ -143,9 +134,6 @@ def published_tape() -> tuple[int, float]:
     sines of width K each, although their halves are equal; the gate is evaluated twice. Its contractions across heads
     are einsums, which the paper's profiler counted as FLOPs but not as MACs.
     """
-    from tape_ds.models import flops
-    from tape_ds.models.configuration import TapeConfig
-
     rope = TapeConfig(**PAPER, position_encoding="rope")
     layers, hidden, heads = rope.num_hidden_layers, rope.hidden_size, rope.num_attention_heads
     length = rope.max_position_embeddings

@@ -1,22 +1,18 @@
 """Models that are inspected layer by layer: several on one command line, each ``MODEL`` or ``NAME=MODEL``.
 
-They are what ``python -m evaluation`` takes, if this project computes models of the family: a plain Llama is read into
+Everything that ``tape-ds evaluate`` takes, if this project computes models of the family: a plain Llama is read into
 this project's own model, which computes the same logits.
 """
-
-from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tape_ds import storage
 from tape_ds.arguments import named
 from tape_ds.errors import Problem, collecting, raise_if_any
-
-if TYPE_CHECKING:
-    from tape_ds.scoring.models import FoundModel
+from tape_ds.scoring import inspection, models
+from tape_ds.scoring.models import FoundModel
 
 NO_POSITIONS = (
     "no layer rotates queries and keys or adds a bias to their scores: positions enter with the embeddings, in "
@@ -33,13 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, FoundModel]:
-    """Return the models by name, not loaded yet.
-
-    Raises:
-        UserError: everything wrong with any of them.
-    """
-    from tape_ds.scoring import inspection, models
-
+    """Return the models by name, not loaded yet."""
     problems: list[Problem] = []
     found: dict[str, FoundModel] = {}
     for typed in typed_models:
@@ -63,11 +53,11 @@ def count(model: FoundModel, what: str) -> int:
     return number
 
 
-def check_numbers(what: str, numbers: Sequence[int] | None, models: Mapping[str, FoundModel]) -> list[Problem]:
+def check_numbers(what: str, numbers: Sequence[int] | None, found: Mapping[str, FoundModel]) -> list[Problem]:
     """Return a problem for each number of a layer or head, from 1, that a model does not have."""
     return [
         Problem(f"--{what}", number, f"{name} has {what} 1 to {count(model, what)}", "name one of them")
-        for name, model in models.items()
+        for name, model in found.items()
         for number in numbers or ()
         if not 1 <= number <= count(model, what)
     ]

@@ -4,46 +4,55 @@
     python -m tools.experiments.pose_coverage --recipe llama3_8b_32k --pose_chunks 4 --output runs/coverage
     python -m tools.experiments.pose_coverage --recipe llama_7b_pose_yarn_128k --document_tokens 8192
 
+The distance of a query to a key is the difference of their positions. A sequence of T tokens whose positions start at 0
+without gaps has T - d pairs at distance d; PoSE's sequences have the pairs within each chunk, and between chunks those
+that its skips make. A model is never trained on a distance without a pair.
+
 The sequences are the run's own: the first ``--samples`` of them (2,000, or all), counted exactly. Every field of the
 recipe can be overridden as for the launcher. Of the model only its tokenizer is read. With ``--document_tokens N``
-neither that nor the data are: every document is taken to have N tokens. PoSE's positions are the same for any document
-of a window or more.
+neither that nor the data are read: every document is taken to have N tokens. PoSE's positions are the same for any
+document of a window or more.
 
 Written to ``--output`` (``runs/pose_coverage``): ``coverage.png``, ``coverage.csv`` (means over distances that grow by
 an eighth of an octave) and ``coverage.json`` (command, versions, figures).
 
-Exit codes: 0 done; 2 something to mend.
+Exit codes: 0 done; 2 bad input.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from scipy.signal import fftconvolve
 
 from tape_ds import results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.config import loading
 from tape_ds.config.extension import ExtensionRecipe
-from tape_ds.data import sources
+from tape_ds.data import sources, tokenizer
+from tape_ds.data.mix import MixedSequences
+from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import FILL
+from tape_ds.data.pose import PoseSequences
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, check_folder, command, raise_if_any
-from tools.experiments import coverage
-
-if TYPE_CHECKING:
-    from tape_ds.data.mix import MixedSequences
-    from tape_ds.data.order import TrainingSequences
+from tape_ds.models.loading import model_folder
+from tape_ds.training.run import sample_count
+from tape_ds.training.runs.extension import base_path, training_sequences
 
 NAME = "coverage"
 MADE_UP = 64
-"""Sequences that are packed from documents of one length: enough for all ways in which the two can overlap."""
+"""Sequences packed from documents of one length: enough for all ways in which the two can overlap."""
+PER_OCTAVE = 8
+"""Bins of the table and the plot between a distance and its double."""
 
 
 @command
@@ -65,9 +74,11 @@ def main(argv: list[str] | None = None) -> int:
         data={spec: sources.parse(spec).fingerprint() for spec in specs},
     )
     sequences = made_up_sequences(recipe, own.document_tokens) if own.document_tokens else real_sequences(recipe)
-    items = (sequences[index] for index in range(min(own.samples, len(sequences))))
-    layouts = ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items)
-    write(coverage.measure(layouts, recipe.model.target_length), recipe, started, Path(own.output))
+    items = [sequences[index] for index in range(min(own.samples, len(sequences)))]
+    pairs = count_pairs(
+        ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items), recipe.model.target_length
+    )
+    write(pairs, len(items), recipe, started, Path(own.output))
     return 0
 
 
@@ -84,21 +95,11 @@ def check(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
 
 def real_sequences(recipe: ExtensionRecipe) -> TrainingSequences | MixedSequences:
     """Return the sequences of the run."""
-    from tape_ds.data import tokenizer
-    from tape_ds.models.loading import model_folder
-    from tape_ds.training.runs.extension import base_path, training_sequences
-
     return training_sequences(recipe, tokenizer.load(model_folder.resolve(base_path(recipe.model.model)), "model"))
 
 
 def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> TrainingSequences:
     """Return the recipe's sequences if every document had ``document_tokens`` tokens."""
-    from datasets import Dataset
-
-    from tape_ds.data.order import TrainingSequences
-    from tape_ds.data.pose import PoseSequences
-    from tape_ds.training.run import sample_count
-
     data, document, pose = recipe.data, np.zeros(document_tokens, np.int32), None
     if data.pose.chunks > 1:
         sequences, pose = [{"input_ids": document}], PoseSequences(data.window, recipe.model.target_length, data.pose)
@@ -114,22 +115,90 @@ def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> Training
     )
 
 
-def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Result, folder: Path) -> None:
-    """Write plot, table and result, and print a summary."""
+def count_pairs(sequences: Iterable[tuple[np.ndarray, np.ndarray]], target: int) -> np.ndarray:
+    """Count pairs of a query and a key at each distance, int64 [target]; a token with itself counts at 0.
+
+    Args:
+        sequences: position ids and document ids of each, both [t]. Positions rise strictly within a document; document
+            id -1 is padding. A query attends to itself and to earlier tokens of its document.
+        target: positions are in 0 .. target - 1; 2 or more.
+
+    Raises:
+        ValueError: a position outside, or one that does not rise.
+    """
+    pairs = np.zeros(target, np.int64)
+    for positions, documents in sequences:
+        for document in np.unique(documents[documents >= 0]):
+            own = positions[documents == document]
+            if own[0] < 0 or own[-1] >= target or (np.diff(own) < 1).any():
+                raise ValueError(f"positions of a document must rise strictly within 0 .. {target - 1}")
+            # the autocorrelation of the positions, exact once rounded
+            occupied = np.zeros(own[-1] - own[0] + 1)
+            occupied[own - own[0]] = 1
+            correlation = fftconvolve(occupied, occupied[::-1])[len(occupied) - 1 :]
+            pairs[: len(occupied)] += np.rint(correlation).astype(np.int64)
+    return pairs
+
+
+def summarise(all_pairs: np.ndarray, start: int = 1) -> dict[str, Any]:
+    """Summarise the distances from ``start``: ``seen``, the share with at least one pair; ``least`` and ``median`` of
+    the pairs of a distance, and the same divided by the queries."""
+    pairs = all_pairs[start:]
+    least, median = int(pairs.min()), float(np.median(pairs))
+    return {
+        "from": start,
+        "to": len(all_pairs) - 1,
+        "seen": float((pairs > 0).mean()),
+        "longest": int(np.flatnonzero(all_pairs).max()),
+        "least": least,
+        "median": median,
+        "least_share": least / int(all_pairs[0]),
+        "median_share": median / int(all_pairs[0]),
+    }
+
+
+def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, Any]]:
+    """Return means over distances that grow by 2 ** (1 / per_octave) from bin to bin.
+
+    Each bin has its distances ``from`` .. ``to``, the share of them ``seen``, the sum of their ``pairs``, the mean
+    ``share`` of queries, the ``least`` and the ``most`` of one distance, and the mean share of sequences of ``target``
+    tokens from one document, ``whole_rows``, which is the maximum.
+    """
+    target = len(pairs)
+    shares, whole = pairs / pairs[0], 1 - np.arange(target) / target
+    octaves = np.arange(int(np.ceil(np.log2(target))) * per_octave + 1) / per_octave
+    edges = np.unique(np.minimum(np.ceil(2.0**octaves).astype(np.int64), target))
+    return [
+        {
+            "from": int(start),
+            "to": int(stop) - 1,
+            "seen": float((shares[start:stop] > 0).mean()),
+            "pairs": int(pairs[start:stop].sum()),
+            "share": float(shares[start:stop].mean()),
+            "least": float(shares[start:stop].min()),
+            "most": float(shares[start:stop].max()),
+            "whole_rows": float(whole[start:stop].mean()),
+        }
+        for start, stop in pairwise(edges)
+    ]
+
+
+def write(pairs: np.ndarray, count: int, recipe: ExtensionRecipe, started: results.Result, folder: Path) -> None:
+    """Write plot, table and result of ``count`` sequences, and print a summary."""
     window, target, chunks = recipe.window, recipe.model.target_length, recipe.data.pose.chunks
-    counted = {"distances": found.summary()}
+    summaries = {"distances": summarise(pairs)}
     if window < target:
-        counted["distances_beyond_the_window"] = found.summary(window)
-    bins = found.bins()
+        summaries["distances_beyond_the_window"] = summarise(pairs, window)
+    bins = bins_of(pairs)
     skips = f", {recipe.data.pose.skips} skips" if chunks > 2 else ""
     made = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
-    label = f"{recipe.name}: {found.sequences:,} sequences, {made}"
+    label = f"{recipe.name}: {count:,} sequences, {made}"
     draw(bins, folder / f"{NAME}.png", label=label, window=window, target=target)
     storage.write_text(folder / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
-    figures = {"rows": found.sequences, "queries": found.queries, "window": window, **counted}
+    figures = {"rows": count, "queries": int(pairs[0]), "window": window, **summaries}
     results.save(started.finish(figures), folder / f"{NAME}.json")
     print(label)
-    for part in counted.values():
+    for part in summaries.values():
         print(
             f"distances {part['from']:,} to {part['to']:,}: {part['seen']:.2%} seen, by {part['median_share']:.2%} "
             f"of the queries (median); pairs a distance: {part['least']:,} at least, {part['median']:,.0f} (median)"
@@ -137,18 +206,9 @@ def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Re
     print(f"written to {folder / NAME}.png, .csv, .json", flush=True)
 
 
-def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: int, target: int) -> Path:
+def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: int, target: int) -> None:
     """Draw the share of queries with a key at each distance, on logarithmic axes: a line through the bins' means, a
-    band from their least to their most, and the maximum. A bin with a distance without a pair is red at the bottom.
-
-    Raises:
-        ValueError: no bin has a pair.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    if not any(each["share"] for each in bins):
-        raise ValueError("no bin has a pair: nothing to draw")
+    band from their least to their most, and the maximum. A bin with a distance without a pair is red at the bottom."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(alpha=0.25)
@@ -161,6 +221,7 @@ def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: i
     axes.plot(middle, whole, color="#0072B2", ls="--", label=f"sequences of {target:,} tokens")
     axes.plot(middle, shown, color="#D55E00", lw=2, label=label)
     axes.fill_between(middle, low, high, color="#D55E00", alpha=0.25, lw=0, label="least to most")
+
     sizes = [each["to"] - each["from"] + 1 for each in bins]
     missing = sum(size * (1 - each["seen"]) for size, each in zip(sizes, bins, strict=True)) / sum(sizes)
     share = f"distances never seen: {missing:.1%} of all"
@@ -175,7 +236,6 @@ def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: i
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.10g}%"))
     axes.legend(frameon=False)
     storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
-    return path
 
 
 if __name__ == "__main__":

@@ -1,44 +1,54 @@
-"""What shifting a text changes in each layer of a model, as in TAPE's Table 8: attention weights, positions, logits.
+"""What shifting a text changes in each layer of a model, as in Table 8 of TAPE's paper (arXiv:2501.00712).
 
     python -m tools.experiments.stability runs/encodings/rope runs/encodings/tape
     python -m tools.experiments.stability smollm2 --tokens 1024 --layers 1 10 20 30
     python -m tools.experiments.stability "no updates=runs/one" TAPE=runs/two --texts file:book.txt --dtype float64
 
-A text is shifted in two ways: three BOS tokens are put in front of it (*add tokens*), or its position ids start at 3
-(*shift ids*). tools/experiments/shifts.py has the definitions; layer 1 is the first, and positions are those it reads,
-before its own update. A MODEL is a run's folder, a model's, a hub id or ``smollm2``; ``NAME=MODEL`` names its rows.
+A text is shifted in two ways. *Add tokens* puts three BOS in front of it: there is something new to attend to, and its
+effect on the first layers reaches the states of the others. *Shift ids* counts positions from 3: a model that is
+invariant under shifts computes the same up to rounding. Layer 1 is the first, and positions are those it reads, before
+its own update. A MODEL is a run's folder, a model's, a hub id or ``smollm2``; ``NAME=MODEL`` names its rows.
 
-Attention is the L1 distance between a query's weights before and after, over the text's own keys, mean over heads and
-queries; *renormalised*, rows are divided by their sum without the added tokens. Positions are the norm of the change of
-the states' dot products (or of the biases on scores), in per cent of their norm.
+The paper defines neither number. Here, per layer and for the text's own tokens only:
+
+- *Attention.* The L1 distance ``sum_m |A'_nm - A_nm|`` between a query's weights before and after, 0 to 2, as the mean
+  over heads and queries; and the mean of ``|A'_nm - A_nm|`` over heads and pairs of a query and a key it may see.
+  Weights on added tokens are left out, so a row no longer sums to 1, which is a change in itself: each number is also
+  computed with the rows divided by their sum (*renormalised*).
+- *Positions.* ``|P' - P|`` in per cent of ``|P|``, both as Frobenius norms over heads and those pairs, where P is the
+  layer's map of positions: dot products of states, or the bias on scores.
+- *Logits.* Mean and largest ``|l' - l|``, and the norm of the difference in per cent of that of ``l``.
 
 Written to ``--output`` (``runs/stability``): ``stability.json`` (command, versions, figures of each text) and
 ``stability.csv``. ``python -m tools.experiment table8`` shows the published numbers, too.
 
-Exit codes: 0 done; 2 something to mend.
+Exit codes: 0 done; 2 bad input.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from tape_ds import results, storage
 from tape_ds.arguments import Parser, length
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
+from tape_ds.models.loading import extendable
 from tape_ds.numbers import number
+from tape_ds.scoring import inspection, scored_texts
+from tape_ds.scoring.inspection import LayerView
+from tape_ds.scoring.models import FoundModel, used_at
+from tape_ds.scoring.scored_texts import ScoredText
 from tools.experiments import inspected_models
-
-if TYPE_CHECKING:
-    from tape_ds.scoring.models import FoundModel
-    from tape_ds.scoring.scored_texts import ScoredText
 
 NAME = "stability"
 LAYERS = (1, 2, 4, 8)
@@ -61,38 +71,28 @@ FIGURES = (
 def main(argv: list[str] | None = None) -> int:
     """Check everything, then measure one model after another, then write."""
     typed = sys.argv[1:] if argv is None else argv
-    own = parse(typed)
-    models, sources, tokens = prepare(own)
+    parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="each MODEL or NAME=MODEL")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
+    parser.add_argument("--tokens", type=length, default=512, help="of each text (default: %(default)s)")
+    parser.add_argument("--texts", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes")
+    inspected_models.add_options(parser)
+    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)")
+    own = parser.parse_args(typed)
+    models, sources = prepare(own)
     texts = {name: read_texts(name, model, sources, own) for name, model in models.items()}
     started = results.collect(
         command=[Path(__file__).name, *typed],
         config=vars(own),
         data={source.spec: source.fingerprint() for source in sources},
     )
-    rows = [measure(name, model, texts[name], tokens[name], own) for name, model in models.items()]
+    rows = [measure(name, model, texts[name], own) for name, model in models.items()]
     write(rows, started.finish({"layers": own.layers, "shift": SHIFT, "models": rows}), Path(own.output))
     return 0
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="each MODEL or NAME=MODEL")
-    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
-    parser.add_argument("--tokens", type=length, default=512, help="of each text (default: %(default)s)")
-    parser.add_argument("--texts", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes")
-    parser.add_argument("--token", type=int, help="id of the token put in front; default: the tokenizer's BOS")
-    inspected_models.add_options(parser)
-    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)")
-    return parser.parse_args(argv)
-
-
-def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source], dict[str, int]]:
-    """Return the models, not loaded yet, the sources, not read yet, and the token that is put in front for each model;
-    complete the layers.
-
-    Raises:
-        UserError: everything wrong with the command line.
-    """
+def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source]]:
+    """Return the models, not loaded yet, and the sources, not read yet; complete the layers."""
     problems = check_folder("--output", own.output)
     if own.tokens < 2:
         problems.append(Problem("--tokens", own.tokens, "too few", "give 2 or more"))
@@ -103,27 +103,17 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
     with collecting(problems):
         models = inspected_models.find(own.models, own)
     problems += inspected_models.check_numbers("layers", own.layers, models)
-    tokens = {}
     for name, model in models.items():
-        tokens[name] = model.tokenizer().bos_token_id if own.token is None else own.token
-        if tokens[name] is None:
-            problems.append(Problem("--token", None, f"the tokenizer of {name} has no BOS", "name a token's id"))
-        else:
-            problems += inspected_models.check_ids("--token", tokens[name], name, model)
+        if model.tokenizer().bos_token_id is None:
+            problems.append(Problem("MODEL", name, "its tokenizer has no BOS to put in front", "give another model"))
     raise_if_any(problems)
     depth = min(inspected_models.count(model, "layers") for model in models.values())
     own.layers = sorted(set(own.layers or [layer for layer in LAYERS if layer <= depth]))
-    return models, sources, tokens
+    return models, sources
 
 
 def read_texts(name: str, model: FoundModel, sources: Sequence[Source], own: argparse.Namespace) -> list[ScoredText]:
-    """Return texts of ``--tokens`` tokens each, tokenised for this model.
-
-    Raises:
-        UserError: a source's data, documents that are all too short, tokens that the model does not know.
-    """
-    from tape_ds.scoring import scored_texts
-
+    """Return texts of ``--tokens`` tokens each, tokenised for this model."""
     texts: list[ScoredText] = []
     problems: list[Problem] = []
     for source in sources:
@@ -139,28 +129,97 @@ def read_texts(name: str, model: FoundModel, sources: Sequence[Source], own: arg
     return texts
 
 
-def measure(
-    name: str, found: FoundModel, texts: Sequence[ScoredText], token: int, own: argparse.Namespace
-) -> dict[str, Any]:
+def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argparse.Namespace) -> dict[str, Any]:
     """Return one model's figures: of each text, and their mean."""
-    import torch
-
-    from tape_ds.scoring import inspection
-    from tape_ds.scoring.models import used_at
-    from tools.experiments import shifts
-
     print(f"{name}: {len(texts)} texts of {own.tokens:,} tokens", flush=True)
-    model = inspection.as_own(found.load())
+    model, token = inspection.as_own(found.load()), found.tokenizer().bos_token_id
     figures = {}
     with used_at(model, own.tokens + SHIFT):  # yarn: one scale of the angles for all
         for text in texts:
-            ids_T = torch.from_numpy(text.ids.astype("int64"))
-            figures[text.name] = shifts.measure(model, ids_T, own.layers, SHIFT, token)
-    mean = shifts.mean(figures.values())
-    logits = [figure for treatment in mean.values() for figure in treatment["logits"].values() if figure is not None]
-    if not all(map(math.isfinite, logits)):
+            figures[text.name] = changes(model, torch.from_numpy(text.ids.astype("int64")), own.layers, token)
+    mean = mean_of(figures.values())
+    if not all(math.isfinite(each) for treatment in mean.values() for each in treatment["logits"].values()):
         raise UserError(inspected_models.not_finite(name))
     return {"name": name, "model": found.about(), "token": token, "mean": mean, "texts": figures}
+
+
+def changes(
+    model: extendable.Model, ids_T: Tensor, layers: Sequence[int], token: int, shift: int = SHIFT
+) -> dict[str, dict[str, Any]]:
+    """Return the changes of one text by treatment: ``layers``, figures by the number of the layer, and ``logits``.
+
+    Args:
+        model: in evaluation mode.
+        ids_T: int64 [T].
+        layers: 1 is the first.
+        token: the added one.
+        shift: tokens that are added, positions that are skipped.
+    """
+    before: dict[int, LayerView] = {}
+
+    def keep(view: LayerView) -> None:
+        before[view.number] = view
+
+    def compare(figures: dict[int, Any], added: int, view: LayerView) -> None:
+        figures[view.number] = layer_changes(before[view.number], view, added)
+
+    logits_TV = inspection.inspect(model, ids_T, layers, keep)
+    found = {}
+    for name, added, first in (("add_tokens", shift, 0), ("shift_ids", 0, shift)):
+        by_layer: dict[int, Any] = {}
+        moved_S = torch.cat((ids_T.new_full((added,), token), ids_T))
+        positions_S = torch.arange(len(moved_S)) + first
+        moved_SV = inspection.inspect(model, moved_S, layers, partial(compare, by_layer, added), positions_S)
+        difference_TV = moved_SV[added:] - logits_TV
+        logits = {
+            "mean": float(difference_TV.abs().mean(dtype=torch.float64)),
+            "largest": float(difference_TV.abs().max()),
+            "relative_percent": relative_percent(difference_TV, logits_TV),
+        }
+        found[name] = {"layers": by_layer, "logits": logits}
+    return found
+
+
+def layer_changes(before: LayerView, after: LayerView, added: int) -> dict[str, float | None]:
+    """Return the figures of one layer, which saw ``added`` more tokens in front ``after``."""
+    kept_HTT = renormalised_HTT = after.weights_HTS[:, added:, added:]
+    if added:
+        renormalised_HTT = kept_HTT / kept_HTT.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(kept_HTT.dtype).tiny)
+    figures: dict[str, float | None] = {}
+    for name, weights_HTT in (("", kept_HTT), ("_renormalised", renormalised_HTT)):
+        heads, tokens, _ = weights_HTT.shape
+        total = float((weights_HTT - before.weights_HTS).abs().sum(dtype=torch.float64))
+        figures[f"attention_l1{name}"] = total / (heads * tokens)
+        figures[f"attention_mean{name}"] = total / (heads * tokens * (tokens + 1) / 2)
+    figures["positions_percent"] = None
+    if before.positions is not None and after.positions is not None:
+        whole = before.positions.matrix().tril()
+        change = after.positions.matrix()[:, added:, added:].tril() - whole
+        figures["positions_percent"] = relative_percent(change, whole)
+    return figures
+
+
+def relative_percent(difference: Tensor, whole: Tensor) -> float:
+    """Return one Frobenius norm in per cent of another: 0 without a change, infinite if ``whole`` is 0."""
+    changed, size = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (difference, whole))
+    if changed == 0:
+        return 0.0
+    return 100 * changed / size if size else math.inf
+
+
+def mean_of(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean over texts of what :func:`changes` returned; of ``largest``, the largest."""
+    texts = list(measured)
+    means: dict[str, Any] = {}
+    for key, value in texts[0].items():
+        values = [text[key] for text in texts]
+        if isinstance(value, Mapping):
+            means[key] = mean_of(values)
+        elif value is None:
+            means[key] = None
+        else:
+            means[key] = max(values) if key == "largest" else sum(values) / len(values)
+    return means
 
 
 def write(rows: Sequence[dict[str, Any]], result: results.Result, folder: Path) -> None:

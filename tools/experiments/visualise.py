@@ -13,10 +13,8 @@ Written to ``--output`` (``runs/visualise``): ``positions.png``, ``attention.png
 each layer, a row for each head; the first two are MODEL's) and ``visualise.json``. Pictures of an earlier command in
 that folder are deleted.
 
-Exit codes: 0 done; 2 something to mend.
+Exit codes: 0 done; 2 bad input.
 """
-
-from __future__ import annotations
 
 import argparse
 import hashlib
@@ -24,26 +22,57 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from matplotlib.colors import FuncNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tape_ds import results, storage
 from tape_ds.arguments import Parser, length
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
+from tape_ds.scoring import inspection
+from tape_ds.scoring.inspection import LayerView
+from tape_ds.scoring.models import FoundModel, used_at
 from tools.experiments import inspected_models
-
-if TYPE_CHECKING:
-    from tape_ds.scoring.inspection import LayerView
-    from tape_ds.scoring.models import FoundModel
-    from tools.experiments.map_figures import Map
 
 NAME = "visualise"
 LAYERS, HEADS = 8, 2
 """Number shown by default; the mean over heads is added."""
 MOST_TOKENS = 1024
 """A map is about 200 pixels wide."""
+DPI = 110
+EVEN, APART = "cividis", "PuOr"
+"""Colours of growing numbers, and of numbers around 0; both suit colour-blind readers."""
+SHARE_WITHIN = 0.998
+"""Share of signed numbers within the scale of colours: a single pair would make the others pale."""
+
+
+@dataclass(frozen=True)
+class MapKind:
+    """Maps of one quantity, which share their colours."""
+
+    name: str
+    unit: str
+    maps: Mapping[tuple[str, str], np.ndarray]
+    """By layer and head; float [T, T], the part above the diagonal is not shown."""
+    signed: bool = False
+    """Whether numbers are around 0, in two colours."""
+    rooted: bool = False
+    """Whether colours follow the square root of a number, which shows small numbers next to large ones."""
+
+    def limits(self) -> tuple[float, float]:
+        """Return the numbers of the first and the last colour."""
+        shown = np.concatenate([each[np.tril_indices(len(each))] for each in self.maps.values()])
+        low, high = float(shown.min()), float(shown.max())
+        if self.signed:
+            high = float(np.quantile(np.abs(shown), SHARE_WITHIN)) or max(-low, high) or 1.0
+            return -high, high
+        low = min(low, 0.0) if self.rooted else low
+        return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
 @dataclass
@@ -72,18 +101,32 @@ class SeenModel:
 def main(argv: list[str] | None = None) -> int:
     """Check everything, then compute, then draw."""
     typed = sys.argv[1:] if argv is None else argv
-    own = parse(typed)
+    parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
+    parser.add_argument("model", metavar="MODEL", help="MODEL or NAME=MODEL")
+    parser.add_argument("--against", metavar="OTHER", help="a second one; differences are MODEL minus OTHER")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", metavar="FILE", help="UTF-8; its beginning is shown")
+    source.add_argument("--prompt", metavar="TEXT", help="the text itself")
+    parser.add_argument("--tokens", type=length, default=96, help="at most (default: %(default)s)")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS}, evenly spaced")
+    parser.add_argument("--heads", type=int, nargs="+", metavar="N", help="default: the first and the last")
+    inspected_models.add_options(parser)
+    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the pictures (default: %(default)s)")
+    own = parser.parse_args(typed)
     found, ids = prepare(own)
     text = {"prompt" if own.text is None else own.text: hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()}
     started = results.collect(command=[Path(__file__).name, *typed], config=vars(own), data=text)
-    seen = [look(name, model, ids, own.layers) for name, model in found.items()]
-
+    seen = []
     figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
-    for each in seen:
+    for name, model in found.items():
+        loaded = inspection.as_own(model.load())
+        seen.append(each := SeenModel(name, loaded.config.num_attention_heads))
+        with used_at(loaded, len(ids)):
+            inspection.inspect(loaded, torch.tensor(ids), own.layers, each.keep)
         if not all(np.isfinite(np.tril(shown)).all() for shown in (*each.weights.values(), *each.positions.values())):
             raise UserError(inspected_models.not_finite(each.name))
         positions = each.unit if each.positions else f"none: {inspected_models.NO_POSITIONS}"
-        figures["models"].append({"name": each.name, "model": found[each.name].about(), "positions": positions})
+        figures["models"].append({"name": each.name, "model": model.about(), "positions": positions})
         if not each.positions:
             print(f"{each.name}: no map of positions: {inspected_models.NO_POSITIONS}")
     folder = Path(own.output)
@@ -98,27 +141,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog=f"python -m tools.experiments.{NAME}", description=__doc__)
-    parser.add_argument("model", metavar="MODEL", help="MODEL or NAME=MODEL")
-    parser.add_argument("--against", metavar="OTHER", help="a second one; differences are MODEL minus OTHER")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", metavar="FILE", help="UTF-8; its beginning is shown")
-    source.add_argument("--prompt", metavar="TEXT", help="the text itself")
-    parser.add_argument("--tokens", type=length, default=96, help="at most (default: %(default)s)")
-    parser.add_argument("--layers", type=int, nargs="+", metavar="N", help=f"default: {LAYERS}, evenly spaced")
-    parser.add_argument("--heads", type=int, nargs="+", metavar="N", help="default: the first and the last")
-    inspected_models.add_options(parser)
-    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the pictures (default: %(default)s)")
-    return parser.parse_args(argv)
-
-
 def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
-    """Return the models by name, not loaded yet, and the text's token ids; complete the layers and heads.
-
-    Raises:
-        UserError: everything wrong with the command line.
-    """
+    """Return the models by name, not loaded yet, and the text's token ids; complete the layers and heads."""
     field_name, text = ("--text", own.text) if own.prompt is None else ("--prompt", own.prompt)
     problems = check_folder("--output", own.output)
     if own.text is None and not storage.is_utf8(text):
@@ -167,29 +191,12 @@ def spread(count: int, most: int) -> list[int]:
     return [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
 
 
-def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]) -> SeenModel:
-    """Run one forward pass of one model."""
-    import torch
-
-    from tape_ds.scoring import inspection
-    from tape_ds.scoring.models import used_at
-
-    model = inspection.as_own(found.load())
-    seen = SeenModel(name, model.config.num_attention_heads)
-    with used_at(model, len(ids)):
-        inspection.inspect(model, torch.tensor(ids), layers, seen.keep)
-    return seen
-
-
 def write(seen: Sequence[SeenModel], heads: Sequence[int], folder: Path) -> tuple[list[str], dict[int, float]]:
     """Draw the first model's maps and the difference to the second; delete the pictures of an earlier command.
 
     Returns:
         Names of the pictures; by layer, the L1 distance between the two models' weights, mean over heads and queries.
     """
-    from tools.experiments import map_figures
-    from tools.experiments.map_figures import MapKind
-
     first = seen[0]
     attention = attention_maps(first.weights, heads)
     unit = "attention weight (colour: its root)"
@@ -206,40 +213,74 @@ def write(seen: Sequence[SeenModel], heads: Sequence[int], folder: Path) -> tupl
         kinds["difference.png"] = MapKind(title, unit, attention_maps(difference, heads), signed=True, rooted=True)
     for file in ("positions.png", "attention.png", "difference.png"):
         if file in kinds:
-            map_figures.draw(kinds[file], folder / file)
+            draw(kinds[file], folder / file)
         else:
             (folder / file).unlink(missing_ok=True)
     return list(kinds), distances
 
 
-def position_maps(seen: SeenModel, heads: Sequence[int]) -> list[Map]:
+def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
     """Return the distinct maps of positions: one for all heads, or all layers, that share it."""
-    from tools.experiments.map_figures import Map
-
     first = next(iter(seen.positions.values()))
     same = len(seen.positions) > 1 and all(np.array_equal(first, each) for each in seen.positions.values())
     layers = {"every layer": first} if same else {f"layer {number}": each for number, each in seen.positions.items()}
     most = max(len(states) for states in layers.values())
     if most == 1:
-        return [Map(layer, "all heads", states[0]) for layer, states in layers.items()]
+        return {(layer, "all heads"): states[0] for layer, states in layers.items()}
     share = seen.heads // most  # query heads that share a state
-    maps = []
+    maps = {}
     for layer, states in layers.items():
         for state in sorted({(head - 1) // share for head in heads}):
             name = f"heads {state * share + 1} to {(state + 1) * share}" if share > 1 else f"head {state + 1}"
-            maps.append(Map(layer, name, states[state if len(states) > 1 else 0]))
+            maps[layer, name] = states[state if len(states) > 1 else 0]
     return maps
 
 
-def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> list[Map]:
+def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
     """Return for each layer the mean over all heads, and the chosen heads."""
-    from tools.experiments.map_figures import Map
-
-    maps = []
+    maps = {}
     for number, weights_HTT in weights.items():
-        maps.append(Map(f"layer {number}", "mean", weights_HTT.mean(axis=0, dtype=np.float32)))
-        maps += [Map(f"layer {number}", f"head {head}", weights_HTT[head - 1]) for head in heads]
+        maps[f"layer {number}", "mean"] = weights_HTT.mean(axis=0, dtype=np.float32)
+        maps |= {(f"layer {number}", f"head {head}"): weights_HTT[head - 1] for head in heads}
     return maps
+
+
+def draw(kind: MapKind, path: Path) -> None:
+    """Draw a row of panels for each head and a column for each layer, with one scale of colours."""
+    layers, heads = (list(dict.fromkeys(names)) for names in zip(*kind.maps, strict=True))
+    figure = Figure(figsize=(1.6 + 1.9 * len(layers), 0.9 + 1.9 * len(heads)), layout="constrained")
+    panels = figure.subplots(len(heads), len(layers), squeeze=False, sharex=True, sharey=True)
+    low, high = kind.limits()
+    norm = Normalize(low, high)
+    if kind.rooted:
+        root = lambda x: np.sign(x) * np.sqrt(np.abs(x))  # noqa: E731
+        norm = FuncNorm((root, lambda x: np.sign(x) * np.square(x)), vmin=low, vmax=high)
+    for row, head in enumerate(heads):
+        for column, layer in enumerate(layers):
+            axes = panels[row][column]
+            values_TT = kind.maps[layer, head].astype(np.float32)
+            values_TT = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)  # blank after the query
+            last = len(values_TT) + 0.5  # tokens are counted from 1
+            image = axes.imshow(
+                values_TT,
+                cmap=APART if kind.signed else EVEN,
+                norm=norm,
+                interpolation="nearest",
+                extent=(0.5, last, last, 0.5),
+            )
+            axes.spines[["top", "right"]].set_visible(False)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(3, integer=True))
+            if row == 0:
+                axes.set_title(layer, fontsize="medium", parse_math=False)
+            if column == 0:
+                axes.set_ylabel(head, parse_math=False)
+    figure.suptitle(kind.name, fontsize="medium", parse_math=False)
+    figure.supxlabel("key (token)", fontsize="medium")
+    figure.supylabel("query (token), by head", fontsize="medium")
+    bar = figure.colorbar(image, ax=panels, label=kind.unit, extend="both" if kind.signed else "neither")
+    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+    storage.write_file(path, lambda part: figure.savefig(part, dpi=DPI, format="png"))
 
 
 if __name__ == "__main__":

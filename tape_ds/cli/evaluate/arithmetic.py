@@ -162,11 +162,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
 
 
 def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> Task:
-    """Return the task; ``options`` are complete afterwards.
-
-    Raises:
-        UserError: everything wrong with the command line, ``problems`` included.
-    """
+    """Return the task; ``options`` are complete afterwards."""
     from tape_ds.scoring.models import check_lengths
 
     problems += complete(options, model)

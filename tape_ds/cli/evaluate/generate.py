@@ -70,11 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_prompt(prompt: str | None) -> str:
-    """Return the prompt; from standard input, without the end of its last line.
-
-    Raises:
-        UserError: there is none, it is empty, or it is not UTF-8.
-    """
+    """Return the prompt; from standard input, without the end of its last line."""
     try:
         if prompt is None and sys.stdin.isatty():
             raise UserError(Problem("--prompt", None, "there is none", "give one, or pipe a text in"))
@@ -88,11 +84,7 @@ def read_prompt(prompt: str | None) -> str:
 
 
 def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> list[int]:
-    """Return the prompt's token ids; with ``chat`` those of a message.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
-    """
+    """Return the prompt's token ids; with ``chat`` those of a message."""
     from tape_ds.data.prompting import prompt_ids
 
     if not chat:

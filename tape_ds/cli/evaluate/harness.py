@@ -81,11 +81,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig"]:
-    """Return the model, not loaded yet, and lm-eval's configuration.
-
-    Raises:
-        UserError: everything wrong with the command line, but for the tasks.
-    """
+    """Return the model, not loaded yet, and lm-eval's configuration."""
     from tape_ds.scoring import models
 
     problems = []
@@ -208,11 +204,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def configure(options: argparse.Namespace) -> "EvaluatorConfig":
-    """Return lm-eval's configuration from its options; the command line overrides ``--config``.
-
-    Raises:
-        UserError: options that contradict each other, or such a file.
-    """
+    """Return lm-eval's configuration from its options; the command line overrides ``--config``."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     ours = {"model", "device", "use_cache", "batch_size", "model_args", "output_path", "max_batch_size"}

@@ -168,11 +168,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
 def require_covered(
     jobs: "Jobs", texts: "Texts", lengths: Sequence[int], scoring: Scoring, model: "FoundModel"
 ) -> None:
-    """Check that each source has a full window of each length, and the model an embedding for each token.
-
-    Raises:
-        UserError: texts too short for a length, ids beyond the model's vocabulary.
-    """
+    """Check that each source has a full window of each length, and the model an embedding for each token."""
     covered = {
         (job.source, job.length)
         for job in jobs.values()

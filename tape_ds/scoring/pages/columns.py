@@ -46,11 +46,7 @@ def select(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
 
 
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
-    """Return the columns of all arguments, each ``[NAME=]PATH``, and the files that cannot be shown.
-
-    Raises:
-        UserError: arguments without a result that can be shown, and columns with the same name.
-    """
+    """Return the columns of all arguments, each ``[NAME=]PATH``, and the files that cannot be shown."""
     problems: list[Problem] = []
     columns: list[Column] = []
     unused: list[Unused] = []
@@ -85,43 +81,42 @@ def _records(path: Path) -> tuple[list[Record], list[Unused]]:
     """Return the results in a file, or in a folder and its subfolders; hidden ones are skipped."""
     levels = ["*/" * level + "*.json" for level in range(DEPTH + 1)]
     files = [path] if path.is_file() else [file for level in levels for file in path.glob(level)]
-    records, unused = [], []
+    records: list[Record] = []
+    unused: list[Unused] = []
     for file in sorted(files, key=lambda each: (each.parent.parts, each.name)):
         if any(part.startswith(".") for part in file.relative_to(path).parts):
             continue
         if file != path:  # runs keep other JSON files, which are neither shown nor reported
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
+                is_result = isinstance(content, dict) and {"schema", "figures"} <= content.keys()
             except (OSError, ValueError):
-                content = {"schema", "figures"} if file.stem in KINDS else {}
-            if not (isinstance(content, (dict, set)) and {"schema", "figures"} <= set(content)):
+                is_result = file.stem in KINDS
+            if not is_result:
                 continue
         try:
-            records.append(_record(file))
+            result = results.load(file)
+            kind = result.config.get("evaluation") or RUN
         except UserError as error:
             unused.append((file, "; ".join(f"{each.field}: {each.wrong}" for each in error.problems)))
+            continue
+        if kind not in KINDS or KINDS[kind] not in result.figures:
+            unused.append((file, "figures of neither a run nor an evaluation"))
+        elif result.finished is None:
+            unused.append((file, "the run has not ended"))
+        else:
+            records.append(Record(file, kind, result))
     return records, unused
-
-
-def _record(file: Path) -> Record:
-    result = results.load(file)
-    kind = result.config.get("evaluation") or RUN
-    if kind not in KINDS or KINDS[kind] not in result.figures:
-        raise UserError(Problem("figures", None, "neither a run's nor an evaluation's", "name another file"))
-    if result.finished is None:
-        raise UserError(Problem("finished", None, "the run has not ended", "wait for it"))
-    return Record(file, kind, result)
 
 
 def _columns(name: str | None, path: Path, records: Sequence[Record]) -> list[Column]:
     """Return one column if there is one result of each kind, or else one for each subfolder or file."""
-    if len({record.kind for record in records}) == len(records):
-        return [Column(name or name_of(path), {record.kind: record for record in records})] if records else []
     folders: dict[tuple[str, ...], list[Record]] = {}
+    alone = len({record.kind for record in records}) == len(records)
     for record in records:
-        parts = record.path.relative_to(path).parts[:-1]
+        parts = () if alone else record.path.relative_to(path).parts[:-1]
         folders.setdefault(tuple(part for part in parts if part not in PARTS_OF_A_RUN), []).append(record)
-    if () in folders and len(folders) > 1:
+    if alone or (() in folders and len(folders) > 1):
         name = name or name_of(path)
     columns = []
     for folder, found in folders.items():

@@ -1,11 +1,10 @@
 """The section of settings, costs and files."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import pandas as pd
 from markupsafe import Markup
 
 from tape_ds.numbers import duration, gibibytes
@@ -88,9 +87,12 @@ def _facts(record: Record) -> dict[str, Any]:
     }
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one, with dots in the inner names."""
-    flat: dict[str, Any] = pd.json_normalize(values).astype(object).to_dict("records")[0] if values else {}
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        is_nested = isinstance(value, Mapping) and value
+        flat |= _flat(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
     return flat
 
 

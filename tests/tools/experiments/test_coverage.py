@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tools.experiments.coverage import Coverage, measure
+from tools.experiments.pose_coverage import bins_of, count_pairs, summarise
 
 
 def one_document(*positions):
@@ -24,20 +24,18 @@ def pair_by_pair(sequences, target):
 
 
 def test_golden_whole_sequence():
-    found = measure([one_document(0, 1, 2, 3)], 4)
-    assert found.pairs.tolist() == [4, 3, 2, 1]
-    assert found.share.tolist() == found.whole_sequences.tolist() == [1, 0.75, 0.5, 0.25]
+    assert count_pairs([one_document(0, 1, 2, 3)], 4).tolist() == [4, 3, 2, 1]
 
 
 def test_golden_sequence_with_a_skip():
     """Worked by hand: 0 1 | 5 6 7: within the chunks 1 + 2 pairs at distance 1 and one at 2, between them 4 to 7."""
-    assert measure([one_document(0, 1, 5, 6, 7)], 8).pairs.tolist() == [5, 3, 1, 0, 1, 2, 2, 1]
+    assert count_pairs([one_document(0, 1, 5, 6, 7)], 8).tolist() == [5, 3, 1, 0, 1, 2, 2, 1]
 
 
 def test_golden_sequence_of_two_documents_with_padding():
     """Worked by hand: 3 tokens, 2 tokens whose positions go on, and padding; nothing is seen across."""
     sequence = np.array([0, 1, 2, 3, 4, 4]), np.array([0, 0, 0, 1, 1, -1])
-    assert measure([sequence], 5).pairs.tolist() == [5, 3, 1, 0, 0]
+    assert count_pairs([sequence], 5).tolist() == [5, 3, 1, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -51,16 +49,13 @@ def test_any_sequences_as_counted_pair_by_pair(seed):
         owners = np.sort(rng.integers(0, 3, count))
         owners[count - int(rng.integers(0, count)) :] = -1
         sequences.append((np.sort(rng.choice(target, count, replace=False)), owners))
-    found = measure(sequences, target)
-    assert found.sequences == 5
-    np.testing.assert_array_equal(found.pairs, pair_by_pair(sequences, target))
+    np.testing.assert_array_equal(count_pairs(sequences, target), pair_by_pair(sequences, target))
 
 
 def test_summary_and_bins():
-    """Worked by hand from 10 queries in 2 sequences: distance 3 was never seen."""
-    found = Coverage(np.array([10, 8, 4, 0, 2, 2, 1, 1]), 2)
-    assert found.queries == 10 and found.target == 8
-    assert found.summary() == {
+    """Worked by hand from 10 queries: distance 3 was never seen."""
+    pairs = np.array([10, 8, 4, 0, 2, 2, 1, 1])
+    assert summarise(pairs) == {
         "from": 1,
         "to": 7,
         "seen": 6 / 7,
@@ -70,7 +65,7 @@ def test_summary_and_bins():
         "least_share": 0.0,
         "median_share": 0.2,
     }
-    assert found.summary(4) | {"median": None} == {
+    assert summarise(pairs, 4) | {"median": None} == {
         "from": 4,
         "to": 7,
         "seen": 1.0,
@@ -80,7 +75,7 @@ def test_summary_and_bins():
         "least_share": 0.1,
         "median_share": pytest.approx(0.15),
     }
-    bins = found.bins(per_octave=1)
+    bins = bins_of(pairs, per_octave=1)
     assert [(each["from"], each["to"], each["pairs"]) for each in bins] == [(1, 1, 8), (2, 3, 4), (4, 7, 6)]
     assert bins[1] == {
         "from": 2,
@@ -97,7 +92,7 @@ def test_summary_and_bins():
 @pytest.mark.parametrize("target", [2, 3, 1000, 1024, 131_072])
 @pytest.mark.parametrize("per_octave", [1, 8])
 def test_bins_hold_every_distance_once(target, per_octave):
-    bins = Coverage(np.arange(target, 0, -1), 1).bins(per_octave)
+    bins = bins_of(np.arange(target, 0, -1), per_octave)
     assert bins[0]["from"] == 1 and bins[-1]["to"] == target - 1
     assert all(one["to"] + 1 == other["from"] for one, other in pairwise(bins))
 
@@ -105,4 +100,4 @@ def test_bins_hold_every_distance_once(target, per_octave):
 @pytest.mark.parametrize("positions", [(0, 8), (-1, 2), (0, 2, 2), (3, 1)])
 def test_positions_that_are_none(positions):
     with pytest.raises(ValueError, match=r"must rise strictly within 0 \.\. 7"):
-        measure([one_document(*positions)], 8)
+        count_pairs([one_document(*positions)], 8)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from tape_ds import results
 from tape_ds.config.extension import load
-from tools.experiments import coverage, pose_coverage
+from tools.experiments import pose_coverage
 
 PNG = b"\x89PNG\r\n\x1a\n"
 MADE_UP = ["--document_tokens", "4096"]
@@ -73,7 +73,7 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")
     sequences = pose_coverage.real_sequences(load(fields, world_size=1))
     layouts = [(sequences[i]["position_ids"].numpy(), sequences[i]["document_ids"].numpy()) for i in range(9)]
-    assert result.figures["distances"] == coverage.measure(layouts, 16384).summary()
+    assert result.figures["distances"] == pose_coverage.summarise(pose_coverage.count_pairs(layouts, 16384))
     assert list(result.data) == [spec]
 
 
@@ -123,8 +123,9 @@ def drawn(monkeypatch):
 
 def test_coverage_marks_what_was_never_seen(tmp_path, drawn):
     """Distances 1 to 7, of which 4 to 7 have no pair at all and 2 or 3 has none."""
-    bins = coverage.Coverage(np.array([10, 9, 4, 0, 0, 0, 0, 0]), 1).bins(per_octave=1)
-    path = pose_coverage.draw(bins, tmp_path / "c.png", label="demo: 1 sequence", window=4, target=8)
+    bins = pose_coverage.bins_of(np.array([10, 9, 4, 0, 0, 0, 0, 0]), per_octave=1)
+    path = tmp_path / "c.png"
+    pose_coverage.draw(bins, path, label="demo: 1 sequence", window=4, target=8)
     assert path.read_bytes().startswith(PNG)
     axes = drawn[0].axes[0]
     assert [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()] == [
@@ -138,8 +139,3 @@ def test_coverage_marks_what_was_never_seen(tmp_path, drawn):
     shaded = [patch for patch in axes.patches if tuple(patch.get_facecolor()[:3]) == (0.8, 0, 0)]
     assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in shaded] == [(2, 4), (4, 8)]
     assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlim() == (1, 8)
-
-
-def test_nothing_to_draw_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="nothing to draw"):
-        pose_coverage.draw([], tmp_path / "p.png", label="a", window=4, target=8)

@@ -8,7 +8,7 @@ import torch
 from tape_ds.encodings.rope import RopeEncoding
 from tape_ds.scoring.inspection import LayerView, PositionMap
 from tests.models.helpers import ENCODINGS, INVARIANT, tiny_model, tokens
-from tools.experiments import shifts
+from tools.experiments import stability
 
 LAYERS = (1, 2, 3)
 FORMS = ("tape separate", "tape vector", "tape flattened")
@@ -19,7 +19,7 @@ def measured(encoding, dtype=torch.float64, length=32, **changes):
     model = tiny_model(encoding=encoding, **changes)
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
-    return shifts.measure(model, tokens(1, length)[0], LAYERS, shift=3, token=1)
+    return stability.changes(model, tokens(1, length)[0], LAYERS, token=1)
 
 
 def largest_change(figures):
@@ -82,7 +82,7 @@ AFTER = [[1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.6, 0.1, 0.3]]
 def test_figures_are_those_of_the_definitions():
     """By hand: a text of two tokens behind one that was added."""
     behind = [[9.0, 9.0, 9.0], [9.0, 3.0, 9.0], [9.0, 4.0, 0.0]]
-    found = shifts.layer_changes(view(BEFORE, [[3.0, 7.0], [0.0, 4.0]]), view(AFTER, behind), added=1)
+    found = stability.layer_changes(view(BEFORE, [[3.0, 7.0], [0.0, 4.0]]), view(AFTER, behind), added=1)
     assert found["attention_l1"] == pytest.approx((0.2 + 0.4 + 0.2) / 2)
     assert found["attention_mean"] == pytest.approx(0.8 / 3)
     assert found["attention_l1_renormalised"] == pytest.approx((0 + 0.25 + 0.25) / 2)
@@ -92,23 +92,16 @@ def test_figures_are_those_of_the_definitions():
 
 def test_a_row_that_attends_to_the_added_token_alone_is_no_error():
     gone = [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
-    found = shifts.layer_changes(view(BEFORE), view(gone), added=1)
+    found = stability.layer_changes(view(BEFORE), view(gone), added=1)
     assert (found["attention_l1"], found["attention_l1_renormalised"]) == (1, 1)
 
 
 @pytest.mark.parametrize(("difference", "whole", "share"), [(0, 0, 0), (1, 0, math.inf), (1, 4, 25)])
 def test_a_share_of_nothing_is_no_error(difference, whole, share):
-    assert shifts.relative_percent(torch.tensor([float(difference)]), torch.tensor([float(whole)])) == share
-
-
-def test_layers_that_do_not_fit_are_compared_in_further_forwards(monkeypatch):
-    model, ids = tiny_model(), tokens(1, 16)[0]
-    whole = shifts.measure(model, ids, LAYERS, shift=3, token=1)
-    monkeypatch.setattr(shifts, "KEPT_BYTES", 1)
-    assert shifts.measure(model, ids, LAYERS, shift=3, token=1) == whole
+    assert stability.relative_percent(torch.tensor([float(difference)]), torch.tensor([float(whole)])) == share
 
 
 def test_the_mean_over_texts_keeps_the_largest_change():
     one = {"add": {"logits": {"mean": 1.0, "largest": 5.0}, "positions": None}}
     other = {"add": {"logits": {"mean": 3.0, "largest": 2.0}, "positions": None}}
-    assert shifts.mean([one, other]) == {"add": {"logits": {"mean": 2.0, "largest": 5.0}, "positions": None}}
+    assert stability.mean_of([one, other]) == {"add": {"logits": {"mean": 2.0, "largest": 5.0}, "positions": None}}

@@ -82,7 +82,6 @@ def test_wider_weights_leave_less_rounding(tmp_path, base, text):
         (["--layers", "0"], "--layers"),
         (["--layers", "4"], "--layers"),
         (["--tokens", "1"], "--tokens"),
-        (["--token", "61"], "--token"),
         (["--texts", "nothing:here"], "--texts"),
         (["--texts", "TEXT", "--tokens", "61"], "--texts"),
         (["no/such/folder"], "model"),
@@ -107,7 +106,7 @@ def test_two_models_of_one_name_are_told_apart_by_hand(base, text, capsys):
     assert "NAME=MODEL" in capsys.readouterr().err
 
 
-def test_a_tokenizer_without_bos_needs_a_token(tmp_path, base, text, capsys):
+def test_a_tokenizer_without_bos_is_refused(tmp_path, base, text, capsys):
     folder = saved(convert.to_plain(tiny_model(encoding="rope")), base, tmp_path / "without")
     for file in folder.glob("*token*"):
         content = json.loads(file.read_text())
@@ -115,8 +114,6 @@ def test_a_tokenizer_without_bos_needs_a_token(tmp_path, base, text, capsys):
         file.write_text(json.dumps(content))
     assert stability.main([str(folder), "--texts", text]) == 2
     assert "has no BOS" in capsys.readouterr().err
-    result, _ = written(tmp_path / "out", folder, "--texts", text, "--token", "5")
-    assert result.figures["models"][0]["token"] == 5
 
 
 def test_files_of_one_name_in_two_folders_are_two_texts(tmp_path, base):

@@ -14,8 +14,8 @@ from tape_ds.scoring.inspection import inspect
 from tests.export.conftest import base, run
 from tests.models.helpers import tiny_model
 from tests.tools.helpers import saved
-from tools.experiments import map_figures, visualise
-from tools.experiments.map_figures import Map, MapKind
+from tools.experiments import visualise
+from tools.experiments.visualise import MapKind
 
 __all__ = ["base", "run"]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,8 +33,8 @@ def folder_of(name, base, tmp_path):
 def written(monkeypatch):
     """Runs the command and gives its result, and the maps that it drew by the names of their files."""
     drawn = {}
-    draw = map_figures.draw
-    monkeypatch.setattr(map_figures, "draw", lambda kind, path: drawn.update({path.name: kind}) or draw(kind, path))
+    draw = visualise.draw
+    monkeypatch.setattr(visualise, "draw", lambda kind, path: drawn.update({path.name: kind}) or draw(kind, path))
 
     def run_(output, *arguments):
         drawn.clear()
@@ -43,10 +43,6 @@ def written(monkeypatch):
         return results.load(output / "visualise.json"), dict(drawn)
 
     return run_
-
-
-def values(kind):
-    return {(each.layer, each.head): each.values for each in kind.maps}
 
 
 def test_pictures_show_what_two_models_computed(tmp_path, base, written):
@@ -63,17 +59,17 @@ def test_pictures_show_what_two_models_computed(tmp_path, base, written):
     seen = {}
     model = TapeForCausalLM.from_pretrained(tape).eval()
     inspect(model, torch.tensor(IDS), [2], lambda view: seen.update(view=view))
-    attention, weights_HTT = values(drawn["attention.png"]), seen["view"].weights_HTS
+    attention, weights_HTT = drawn["attention.png"].maps, seen["view"].weights_HTS
     assert np.allclose(attention["layer 2", "head 3"], weights_HTT[2], atol=1e-6)
     assert np.allclose(attention["layer 2", "mean"], weights_HTT.mean(dim=0), atol=1e-6)
-    states = values(drawn["positions.png"])
+    states = drawn["positions.png"].maps
     assert np.allclose(states["layer 2", "heads 3 to 4"], seen["view"].positions.matrix()[1], atol=1e-5)
     assert set(result.figures["attention_l1_between_models"]) == {"1", "2", "3"}
 
 
 def test_positions_that_are_the_same_everywhere_are_one_map(tmp_path, base, written):
     _, drawn = written(tmp_path / "out", base, "--prompt", PROMPT)
-    assert list(values(drawn["positions.png"])) == [("every layer", "all heads")]
+    assert list(drawn["positions.png"].maps) == [("every layer", "all heads")]
 
 
 @pytest.mark.slow
@@ -95,7 +91,7 @@ def test_all_layers_and_heads_that_were_chosen_are_drawn(tmp_path, base, capsys,
     result, drawn = written(tmp_path / "out", base, *chosen)
     assert result.figures["tokens"] == 9
     panels = [("layer 1", "mean"), ("layer 1", "head 4"), ("layer 3", "mean"), ("layer 3", "head 4")]
-    assert list(values(drawn["attention.png"])) == panels
+    assert list(drawn["attention.png"].maps) == panels
     printed = capsys.readouterr().out
     assert "layers shown: 1, 3 of 3" in printed and "heads shown: 4 of 4" in printed
 
@@ -163,24 +159,24 @@ def test_a_file_is_no_folder_for_results_and_that_is_said_before_work(tmp_path, 
 
 def test_a_picture_has_the_colour_of_each_number(tmp_path):
     """Roots of 0, 0.25 and 1 have the first, the middle and the last colour; nothing is where the key comes later."""
-    kind = MapKind("attention", "", [Map("$x^", "$y", np.array([[1.0, 9.0], [0.25, 0.0]]))], rooted=True)
-    map_figures.draw(kind, tmp_path / "map.png")
+    kind = MapKind("attention", "", {("$x^", "$y"): np.array([[1.0, 9.0], [0.25, 0.0]])}, rooted=True)
+    visualise.draw(kind, tmp_path / "map.png")
     pixels = imread(tmp_path / "map.png")[..., :3]
 
     def area(colour):
         return int((abs(pixels - colour).max(axis=-1) < 0.01).sum())
 
-    first, middle, last = (area(colormaps[map_figures.EVEN](share)[:3]) for share in (0.0, 0.5, 1.0))
+    first, middle, last = (area(colormaps[visualise.EVEN](share)[:3]) for share in (0.0, 0.5, 1.0))
     assert min(first, middle, last) > 3000 and max(first, middle, last) < 1.2 * min(first, middle, last)
 
 
 @pytest.mark.parametrize(("values", "limits"), [([0.0, 0.5], (0.0, 0.5)), ([0.25, 0.25], (0.0, 0.25))])
 def test_colours_of_rooted_numbers_begin_at_zero(values, limits):
-    one = Map("layer 1", "mean", np.array([[values[0], 9.0], [values[1], values[0]]]))
-    assert MapKind("attention", "", [one], rooted=True).limits() == limits
+    one = {("layer 1", "mean"): np.array([[values[0], 9.0], [values[1], values[0]]])}
+    assert MapKind("attention", "", one, rooted=True).limits() == limits
 
 
 def test_colours_of_differences_are_even_around_zero():
-    one = Map("layer 1", "mean", np.array([[0.0, 9.0], [-0.5, 0.25]]))
-    low, high = MapKind("difference", "", [one], signed=True).limits()
+    one = {("layer 1", "mean"): np.array([[0.0, 9.0], [-0.5, 0.25]])}
+    low, high = MapKind("difference", "", one, signed=True).limits()
     assert -low == high == pytest.approx(0.5, abs=0.01)

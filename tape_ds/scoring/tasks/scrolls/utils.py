@@ -50,9 +50,6 @@ def load(
         trust_remote_code: whether code that the tokenizer carries may run.
         reference_format: prompts as the published generation cuts them.
         hard_only: of QuALITY, the questions that are marked as hard.
-
-    Raises:
-        UserError: no such data, some questions without answers, ``max_tokens`` without a tokenizer.
     """
     from datasets import Dataset as Documents
 
