@@ -37,7 +37,7 @@ def attend(
     """Attention of T queries over S keys, query t over those up to its own place ``offset + t``; without dropout.
 
     Args:
-        q_BHTK: queries; H is a multiple of G (grouped-query attention, keys and values are repeated by nobody).
+        q_BHTK: queries; H is a multiple of G (grouped-query attention, keys and values are not repeated).
         k_BGSK: keys.
         values: one or more [B, G, S, V], of any widths V >= 1, that share one softmax.
         layout: which document every key belongs to, and which keys are padding; of the keys up to the last query.
@@ -55,7 +55,7 @@ def attend(
         For each value [B, H, T, V]; 0 for a query that may see no key.
 
     Raises:
-        ValueError: unknown backend, one that cannot compute this call here, queries that stand outside the key axis,
+        ValueError: unknown backend, one that cannot compute this call here, queries outside the key axis,
             borders of other sequences, a soft cap or sinks together with a bias, or an input so long that the only way
             left would hold the whole T x S matrix.
     """

@@ -109,7 +109,7 @@ def _auto(call: AttentionCall) -> str:
     device, chip = chip_of(call.q.device)
     if call.changes_scores:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
-        # last, would compile it anew.
+        # last, would compile it again.
         what = "scores with the encoding's bias, a soft cap or sinks"
         # Its backward adds a learned bias's gradient for every score by atomic additions to few addresses.
         learns = isinstance(call.bias, ScoreBias) and call.bias.learned and torch.is_grad_enabled()

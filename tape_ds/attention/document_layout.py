@@ -32,7 +32,7 @@ class PackedLayout(NamedTuple):
     """Of any document, or more."""
     longest_keys: int
     query_order: Tensor | None
-    """int64 [P]: places in [B * T] of the queries; None: they lie in this order, and none is padding."""
+    """int64 [P]: places in [B * T] of the queries; None: they are in this order, and none is padding."""
     key_order: Tensor | None
     """int64 [P]: places in [B * S] of the keys; None as for the queries."""
 

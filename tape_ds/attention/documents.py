@@ -1,7 +1,7 @@
 """Attention of every document on its own, over the tokens of all documents one after the other.
 
 So work and memory follow the documents' lengths, not T x S, and what a layer moves beside attention itself does not
-grow with their number: tokens are gathered once where padding stands between them, and not at all where it does not.
+grow with their number: tokens are gathered once where padding is between them, and not at all where it does not.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width, P tokens of all
 documents, without padding.

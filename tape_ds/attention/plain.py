@@ -65,7 +65,7 @@ def few_queries(q_BGXK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, mask: Tensor | N
     """Return a handful of queries to each key/value head: no key is copied, padded or repeated. Products are in the
     inputs' own dtype, the softmax in fp32 at least. ``mask`` is as torch's attention takes it."""
     own = v_BGSV.shape[-1]
-    # keys on the left: their rows are read as they lie
+    # keys on the left: their rows are read in place
     scores_BGXS = reference.upcast((k_BGSK[..., :own] @ q_BGXK[..., :own].mT).mT)
     if k_BGSK.shape[-1] > own:
         # Products of columns that an encoding added may be large and differ by little (fox): bf16 would round that off.

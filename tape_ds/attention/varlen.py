@@ -48,7 +48,7 @@ def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
             window_size=(-1 if call.window is None else call.window - 1, 0),
             **grouped,
         )
-        assert isinstance(out_PHK, Tensor)  # nobody asked for the log-sum-exp
+        assert isinstance(out_PHK, Tensor)  # the log-sum-exp is not asked for
         return out_PHK
 
     return attention_by_documents(call, packed, attention, one_width=True)

@@ -120,17 +120,17 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
     if resumed is None:
         return
     manifest, problems = resumed.manifest, []
-    anew = "start a new run from its weights (tools/consolidate.py)"
+    new_run = "start a new run from its weights (tape-ds consolidate)"
     if (manifest.stage is None) != (stage is None):
         without = manifest.stage is None
         wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
-        problems.append((wrong, f"resume as it was saved; or {anew}"))
+        problems.append((wrong, f"resume as it was saved; or {new_run}"))
     elif bool(manifest.stage) != bool(stage):
         wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
-        problems.append((wrong, f"deepspeed: zero{manifest.stage}; or {anew}"))
+        problems.append((wrong, f"deepspeed: zero{manifest.stage}; or {new_run}"))
     if manifest.tensor != tensor:
         wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
-        problems.append((wrong, f"tensor_parallel_size: {manifest.tensor}, or {anew}"))
+        problems.append((wrong, f"tensor_parallel_size: {manifest.tensor}, or {new_run}"))
     raise_if_any([Problem(FIELD, str(resumed.folder), wrong, remedy) for wrong, remedy in problems])
 
 

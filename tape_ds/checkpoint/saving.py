@@ -278,7 +278,8 @@ class Saver:
             return
         kept = ", ".join(folder.name for folder in checkpoint.committed(self.output)) or "no earlier checkpoint"
         self.say(
-            f"step {step}: CHECKPOINT NOT SAVED ({self.failed} so far): {trouble}. Training goes on; there is {kept}. "
+            f"step {step}: CHECKPOINT NOT SAVED ({self.failed} so far): {trouble}. Training continues; "
+            f"there is {kept}. "
             "Make room, and the next save is tried as usual"
         )
 

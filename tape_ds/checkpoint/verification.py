@@ -41,5 +41,5 @@ def against(field: str, folder: Path, source: Path) -> list[Problem]:
         return found
     if not folder.resolve().is_relative_to(source.resolve()):
         return []
-    wrong = "it lies in the checkpoint, which has to stay as it is"
+    wrong = "it is inside the checkpoint, which must not change"
     return [Problem(field, str(folder), wrong, "name a new folder")]

@@ -92,7 +92,7 @@ class PositionEncoding(nn.Module):
         return self.random_shift > 0
 
     def positions_for(self, positions_BT: Tensor, context: TokenContext) -> Tensor:
-        """Return where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
+        """Return the positions of the tokens as this encoding counts: integers [B or 1, T, N], 0 or more.
 
         Args:
             positions_BT: int64 position ids, any offsets and jumps; B may be 1.

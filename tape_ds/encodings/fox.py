@@ -1,7 +1,7 @@
 """``fox``: the forgetting transformer's gates (Lin et al. 2025, arXiv:2503.02130).
 
 Each query head has a gate ``f_l = sigmoid(w x_l + b)`` on every token, x being attention's input. The score of query i
-and key j gets ``log f_(j+1) + ... + log f_i`` added: a bias that depends on what stands between the two. With
+and key j gets ``log f_(j+1) + ... + log f_i`` added: a bias that depends on what is between the two. With
 ``c_i = log f_1 + ... + log f_i`` it is ``c_i - c_j``, and a softmax takes no notice of c_i, which all scores of a query
 share. So what remains is a number of the key: one more column, and attention by any kernel.
 

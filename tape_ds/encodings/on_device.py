@@ -29,7 +29,7 @@ class Constant:
     def on(self, device: torch.device) -> Tensor:
         """Return the array, copied to a GPU once.
 
-        A compiled forward keeps no copy: it would lie in memory of the graph, and have the model compiled again.
+        A compiled forward keeps no copy: it would be in memory of the graph, and have the model compiled again.
         """
         if device in self.placed:
             return self.placed[device]

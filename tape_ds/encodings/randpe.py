@@ -1,7 +1,7 @@
 """``randpe``: rotary encoding at randomised positions (Ruoss et al. 2023, arXiv:2305.16843).
 
 Position n becomes the n-th of a sorted draw without replacement from a range longer than the text, so that training
-meets the distances of longer texts. The published TAPE code draws anew in every layer, in evaluation too, and at every
+meets the distances of longer texts. The published TAPE code draws again in every layer, in evaluation too, and at every
 step of cached decoding; here all layers of a forward share one draw, and evaluation has one fixed draw.
 """
 

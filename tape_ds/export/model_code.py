@@ -1,8 +1,8 @@
 """The code that an exported folder carries: modules of this package, copied side by side.
 
-transformers runs files that lie beside ``config.json`` and import one another by ``from .name import ...``: no
+transformers runs files next to ``config.json`` and import one another by ``from .name import ...``: no
 packages, and no file that no such line names. So a module ``tape_ds.attention.sdpa`` becomes
-``attention_sdpa.py``, and imports of this package are rewritten to match. Everything else stands as in the
+``attention_sdpa.py``, and imports of this package are rewritten to match. Everything else is as in the
 package, but for the changes listed here: one that no longer fits the sources is a :class:`CopyError`.
 """
 
@@ -78,7 +78,7 @@ def _flat(module: str) -> str:
 
 
 def _source(module: str) -> Path:
-    """Return where a module's source lies, or would."""
+    """Return the path of a module's source."""
     folder = _ROOT.parent.joinpath(*module.split("."))
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
@@ -116,7 +116,7 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
 def _once(pattern: str, new: str, text: str, where: str) -> str:
     text, found = re.subn(pattern, new, text, flags=re.MULTILINE | re.DOTALL)
     if found != 1:
-        raise CopyError(f"{where}: {pattern!r} stands there {found} times, not 1")
+        raise CopyError(f"{where}: {pattern!r} occurs there {found} times, not 1")
     return text
 
 

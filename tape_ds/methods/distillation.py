@@ -20,7 +20,7 @@ class TeacherTokens(NamedTuple):
     weight_VD: Tensor
     """Its output head."""
     counts_BT: Tensor
-    """bool: the tokens whose position in their document lies within the native window."""
+    """bool: the tokens whose position in their document is within the native window."""
     share: float
     """Of the divergence in the loss; the rest is the cross-entropy's."""
 

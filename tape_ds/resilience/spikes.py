@@ -19,7 +19,7 @@ be a spike."""
 
 @dataclass(frozen=True)
 class Spike:
-    """A loss that stands out."""
+    """A loss far above the recent ones."""
 
     value: float
     median: float

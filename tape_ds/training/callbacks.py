@@ -84,7 +84,7 @@ class Progress(TrainerCallback):
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:  # a full disk costs the line, and the run continues
             if not self.lost:
-                self._print(f"METRICS NOT STORED: {storage.explain(error, self.file.parent)}; the run goes on")
+                self._print(f"METRICS NOT STORED: {storage.explain(error, self.file.parent)}; the run continues")
             self.lost += 1
         short = {"learning_rate": "lr", "position_learning_rate": "position lr"}
         hidden = ("epoch", "tokens", PositionUpdates.NAME, TokensBySource.NAME)

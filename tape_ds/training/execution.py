@@ -140,7 +140,7 @@ def _newest(output: Path, lost: bool = False) -> str:
     newest = checkpoint.committed(output)[-1:]
     if lost:
         return f"NO checkpoint could be saved; {newest[0].name if newest else 'there is none'} is the newest"
-    return f"--resume auto goes on from {newest[0].name}" if newest else "nothing was trained yet"
+    return f"--resume auto continues from {newest[0].name}" if newest else "nothing was trained yet"
 
 
 def _leave(output: Path, rank_sync: RankSync) -> None:

@@ -84,7 +84,7 @@ class StepProfiler(TrainerCallback):
             text = f"profile of rank {self.rank}: {path}\n\n{summarise(profiler)}"
             storage.write_text(self.folder / f"summary_rank{self.rank}.md", text + "\n")
         except OSError as error:
-            say(f"PROFILE NOT STORED: {storage.explain(error, self.folder)}; the run goes on")
+            say(f"PROFILE NOT STORED: {storage.explain(error, self.folder)}; the run continues")
             return
         if self.rank == min(self.profile.profile_ranks):
             say(text)

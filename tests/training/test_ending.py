@@ -326,4 +326,4 @@ def test_a_rank_that_lost_another_says_so_in_a_line(train, monkeypatch, capsys):
     assert train() == 1
     printed = capsys.readouterr().out
     assert "another rank is gone (Connection reset by peer)" in printed
-    assert "this one ends at step 3; --resume auto goes on from checkpoint-2" in printed
+    assert "this one ends at step 3; --resume auto continues from checkpoint-2" in printed

@@ -149,7 +149,7 @@ class Finetuning(Run):
     @classmethod
     def read(cls, context: RunContext) -> "Finetuning":
         recipe, native, resumed = context.recipe, context.native, context.resumed
-        # a chat template may write today's date: a resumed run goes on with that of its first start
+        # a chat template may write today's date: a resumed run keeps that of its first start
         first_day = resumed.manifest.identity.get(identity.DATE) if resumed else None
         day = date.fromisoformat(context.rank_sync.first(first_day or date.today().isoformat()))
         found = cls.tokenized(recipe, context.tokenizer, day, context.bad_rows)
