@@ -122,7 +122,7 @@ def test_a_trained_folder_is_no_base(model):
     """It has a config.json, so everything went well until its weights were looked for."""
     (model / "model.safetensors").unlink()
     (model / "trained.json").write_text("{}")
-    with pytest.raises(UserError, match="merge_adapter"):
+    with pytest.raises(UserError, match="tape-ds merge"):
         assemble(recipe(model))
 
 
