@@ -48,14 +48,8 @@ class Wishes(NamedTuple):
 
 
 def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: bool) -> str:
-    """Return the card as Markdown with its YAML header, credentials replaced.
-
-    Args:
-        source: the exported model.
-        model: as it was written.
-        wishes: name and licence.
-        plain: whether transformers loads the folder without custom code.
-    """
+    """Return the card of ``model`` as it was written, credentials replaced; a ``plain`` folder loads without custom
+    code."""
     config, record, result = source.config, source.record, source.result
     base = record.base if record is not None else None
     if base is not None and Path(base).is_absolute() and Path(base).name == TRAINED:

@@ -96,7 +96,7 @@ class Evaluation:
         show: Callable[[Mapping[str, Any]], None],
         *,
         overwrite: bool,
-        beside: Sequence[Path] = (),
+        required: Sequence[Path] = (),
     ) -> int:
         """Evaluate, unless the folder holds the result already, and show the figures on the first process.
 
@@ -104,11 +104,11 @@ class Evaluation:
             work: returns the figures; every process calls it.
             show: prints the figures and writes tables and pictures.
             overwrite: whether another result in the folder may be replaced.
-            beside: files without which the result is incomplete.
+            required: files without which the result is incomplete.
         """
         with joined():
             # processes that see different disks must take the same branch
-            stored = from_first(lambda: self.stored(overwrite, beside))
+            stored = from_first(lambda: self.stored(overwrite, required))
             figures = work() if stored is None else stored.figures
             if is_main_process():
                 if stored is None:
@@ -117,7 +117,7 @@ class Evaluation:
                 print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
         return 0
 
-    def stored(self, overwrite: bool = False, beside: Sequence[Path] = ()) -> results.Result | None:
+    def stored(self, overwrite: bool = False, required: Sequence[Path] = ()) -> results.Result | None:
         """Return the folder's result if it is complete and of this evaluation, else None."""
         existing = next(each for each in (self.folder, *self.folder.absolute().parents) if each.exists())
         if existing.is_dir() and not os.access(existing, os.W_OK | os.X_OK):
@@ -137,7 +137,7 @@ class Evaluation:
         if differing and not overwrite:
             remedy = "name another folder, or replace it: --overwrite"
             raise UserError(Problem("--output", str(self.folder), wrong, remedy))
-        complete = found is not None and found.finished and not differing and all(path.is_file() for path in beside)
+        complete = found is not None and found.finished and not differing and all(path.is_file() for path in required)
         return found if complete else None
 
     def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     """
     given = {word[2:].split("=")[0] for word in passed_on if word.startswith("--")}
     raise_if_any(
-        [Problem(name, "behind --", "decided by the runner", "remove it") for name in table.OWN if name in given]
+        [Problem(name, "after --", "decided by the runner", "remove it") for name in table.OWN if name in given]
     )
 
     def load(arm: str, extra: Sequence[str]) -> tuple[Recipe, list[str]]:

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         lambda: evaluate(work, options, config, found, tasks),
         lambda figures: print(harness_tasks.table(figures)),
         overwrite=options.overwrite,
-        beside=harness_tasks.submission_files(work.folder, tasks.tasks),
+        required=harness_tasks.submission_files(work.folder, tasks.tasks),
     )
 
 
