@@ -223,8 +223,8 @@ def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
 
     given = {} if options.task_options is None else options.task_options
     if useless or not isinstance(given, dict):
-        remedy = """write for example '{"ignore": 0.9}'"""
-        return useless or [Problem("--task_options", given, "not a mapping", remedy)]
+        example = """write for example '{"ignore": 0.9}'"""
+        return useless or [Problem("--task_options", given, "not a mapping", example)]
     options.task_options = own.get("task_options", {}) | given
     options.tested = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
     if wrong := tasks.check(options.task, options.task_options):
