@@ -96,11 +96,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Report everything wrong with the command line.
-
-    Raises:
-        UserError: unknown names, a device that is not there, nothing left to run, a backend forced from outside.
-    """
+    """Report everything wrong with the command line."""
     problems = below_one(options, "repeats") + check_folder(
         "--out", options.out.parent if options.out.suffix else options.out
     )

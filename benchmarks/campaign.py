@@ -5,17 +5,16 @@
     python -m benchmarks campaign --part 1 --rehearse                  every stage in small, on a CPU
     python -m benchmarks choose --results FOLDER                       here: take in the folder that came back
 
-Each stage is a process group with a limit; what an earlier one did not use is left to those after it. One that fails,
-is late or lacks something never stops the next. ``campaign_PART.jsonl`` gets each row when it is known, and a line
-after each stage; ``campaign_PART.tar.gz`` holds the logs, written again after each stage. With ``--results``, the
-folder of an earlier try, stages that were done there are not run again.
+Each stage is a process group with a limit; time that it does not use is left to the next ones. A stage that fails or is
+late never stops the next. ``campaign_PART.jsonl`` gets each row when it is known, and a line after each stage;
+``campaign_PART.tar.gz`` holds the logs, written again after each stage. With ``--results``, the folder of an earlier
+try, stages that were done there are not run again.
 
-Exit codes: 0 every stage is done or lacks something; 1 one failed or was late; 2 something to mend, nothing started.
+Exit codes: 0 every stage is done; 1 one failed or was late; 2 invalid options, nothing started.
 """
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import shlex
 import shutil
@@ -24,7 +23,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,10 +39,9 @@ from tape_ds.results import now
 WORK = ROOT / ".cache"
 LEAST_SECONDS = 5  # a stage is not begun with less
 GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
-REHEARSAL = 4  # by how much longer all limits are in a rehearsal
+REHEARSAL = 4  # factor of all limits in a rehearsal
 LOGGED = 1 << 20  # bytes that are kept of a log: its end
-SKIPPED = 77  # exit code of a stage that cannot do here what it is for
-DONE, FAILED, LATE, LACKING = "done", "failed", "late", "skipped"
+DONE, FAILED, LATE, SKIPPED = "done", "failed", "late", "skipped"
 
 
 class Stage(NamedTuple):
@@ -53,51 +51,39 @@ class Stage(NamedTuple):
     words: str
     """The command, of this Python if it begins with ``-``. ``{rows}``, ``{work}``, ``{device}`` and ``{toys}`` are
     filled in."""
-    needs: tuple[str, ...] = ()  # modules or programs
     toy: str | None = None
-    """The command of a rehearsal."""
-    variables: dict[str, str] = {}
+    """The command of a rehearsal, where it is another."""
 
 
-def _groups(part: int, name: str, seconds: int, words: str) -> Stage:
-    return Stage(part, name, seconds, f"-m benchmarks {words} --device {{device}} --out {{rows}} {{toys}}")
-
-
+_GROUPS = "--device {device} --out {rows} {toys}"
 _SANITIZED = "-m benchmarks attention decode position_mix rotate --toys --only 'triton|ours' --repeats 1"
 _PROFILED = "-m benchmarks attention --shapes 'B1 H32 G32' --only triton --repeats 1 --device cuda --out {work}/profile"
 _KERNELS = "--clock-control none --set full --kernel-name 'regex:^(forward|values|keys)_kernel' --launch-count 6"
 _TESTS = "-m pytest -v --tb=short -rf -m 'not slow' -p no:cacheprovider -o faulthandler_timeout=40"
-_TESTS += " -p benchmarks.kernel_tests"
+_TESTS += " -p benchmarks.kernel_tests tests/kernels"
 STAGES = (
     Stage(1, "machine", 20, "-m benchmarks.machine --device {device} --out {rows}"),
-    _groups(1, "smoke", 60, "smoke"),
-    Stage(
-        1,
-        "kernels",
-        90,
-        f"{_TESTS} tests/kernels --ignore tests/kernels/test_compile.py",
-        ("pytest",),
-        f"{_TESTS} tests/kernels/test_rotate.py tests/kernels/test_decode_attention.py",
-    ),
-    _groups(1, "attention", 150, "attention --shapes 'H32 G32 T8192 K128'"),
-    _groups(1, "recipe", 180, "recipe"),
-    Stage(1, "deepspeed", 40, "-m benchmarks.train --work {work} --out {rows} {toys}", ("deepspeed",)),
+    Stage(1, "smoke", 60, f"-m benchmarks smoke {_GROUPS}"),
+    Stage(1, "kernels", 90, f"{_TESTS} --ignore tests/kernels/test_compile.py", f"{_TESTS}/test_decode_attention.py"),
+    Stage(1, "attention", 150, f"-m benchmarks attention --shapes 'H32 G32 T8192 K128' {_GROUPS}"),
+    Stage(1, "recipe", 180, f"-m benchmarks recipe {_GROUPS}"),
+    Stage(1, "deepspeed", 40, "-m benchmarks.train --work {work} --out {rows} {toys}"),
+    # without its cache, the allocator cannot let an overrun end in another tensor's block
     Stage(
         2,
         "memcheck",
         100,
-        f"compute-sanitizer --error-exitcode 3 python {_SANITIZED} --device cuda --out {{work}}/checked",
-        ("compute-sanitizer",),
-        # An allocator that keeps memory would let an overrun end in another tensor's block.
-        variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        "env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 3 "
+        f"python {_SANITIZED} --device cuda --out {{work}}/checked",
     ),
-    _groups(2, "grouped queries and K 64", 160, "attention --shapes 'G8|K64'"),
-    _groups(2, "decode", 40, "decode"),
-    _groups(2, "position_mix and rotate", 70, "position_mix rotate"),
-    _groups(2, "encodings", 160, "encodings"),
-    _groups(3, "launches", 360, "launches"),
-    Stage(3, "profile", 170, f"ncu {_KERNELS} python {_PROFILED}", ("ncu",)),
+    Stage(2, "grouped queries and K 64", 160, f"-m benchmarks attention --shapes 'G8|K64' {_GROUPS}"),
+    Stage(2, "decode", 40, f"-m benchmarks decode {_GROUPS}"),
+    Stage(2, "position_mix and rotate", 70, f"-m benchmarks position_mix rotate {_GROUPS}"),
+    Stage(2, "encodings", 160, f"-m benchmarks encodings {_GROUPS}"),
+    Stage(3, "launches", 360, f"-m benchmarks launches {_GROUPS}"),
+    Stage(3, "profile", 170, f"ncu {_KERNELS} python {_PROFILED}"),
 )
+PARTS = sorted({stage.part for stage in STAGES})
 
 
 def main(argv: list[str]) -> int:
@@ -105,11 +91,20 @@ def main(argv: list[str]) -> int:
     if options.list:
         print("\n".join(f"{each.part}  {each.seconds:>4} s  {each.name}: {each.words}" for each in STAGES))
         return 0
-    check(options)
-    parts = [options.part] if options.part else sorted({stage.part for stage in STAGES})
+    problems = check_folder("--out", options.out)
+    if options.part not in (None, *PARTS):
+        problems.append(Problem("part", options.part, "unknown part", f"give one of {', '.join(map(str, PARTS))}"))
+    if not options.minutes > 0:
+        problems.append(Problem("minutes", options.minutes, "no time", "give more than 0"))
+    for field in ("carried", "results"):
+        if (folder := getattr(options, field)) is not None and not folder.is_dir():
+            problems.append(Problem(field, str(folder), "no such folder", "name an existing one, or leave it out"))
+    if not options.rehearse and not torch.cuda.is_available():
+        problems.append(Problem("rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"))
+    raise_if_any(problems)
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a stage must not outlive it
     try:
-        ends = [end for part in parts for end in Part(part, options).run()]
+        ends = [end for number in ([options.part] if options.part else PARTS) for end in Part(number, options).run()]
     finally:
         signal.signal(signal.SIGTERM, before)
     return 1 if {FAILED, LATE} & set(ends) else 0
@@ -120,35 +115,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     out = Path(os.environ.get("OUT") or "runs/campaign")
     parser.add_argument("--part", type=int, help="of --list; default: all of them")
     parser.add_argument("--minutes", type=float, default=9.0, help="for each part; default: %(default)g")
-    parser.add_argument(
-        "--out", type=Path, default=out, help="folder of rows and logs; default: $OUT, else %(default)s"
-    )
-    parser.add_argument("--carried", type=Path, help="what python -m benchmarks collect has made")
-    parser.add_argument("--results", type=Path, help="folder of an earlier try: what was done there is not done again")
+    parser.add_argument("--out", type=Path, default=out, help="of rows and logs; default: $OUT, else %(default)s")
+    parser.add_argument("--carried", type=Path, help="folder of python -m benchmarks collect")
+    parser.add_argument("--results", type=Path, help="folder of an earlier try: stages done there are not run again")
     parser.add_argument("--rehearse", action="store_true", help=f"in small on a CPU, with {REHEARSAL} times the limits")
     parser.add_argument("--list", action="store_true", help="print the stages, their parts and limits")
     return parser.parse_args(argv)
-
-
-def check(options: argparse.Namespace) -> None:
-    """Report everything wrong with the command line.
-
-    Raises:
-        UserError: no such part, no time, no GPU, no such folder, or none to write to.
-    """
-    problems = check_folder("--out", options.out)
-    parts = sorted({stage.part for stage in STAGES})
-    if options.part not in (None, *parts):
-        problems.append(Problem("part", options.part, "unknown part", f"give one of {', '.join(map(str, parts))}"))
-    if not options.minutes > 0:
-        problems.append(Problem("minutes", options.minutes, "no time", "give more than 0"))
-    for field in ("carried", "results"):
-        folder = getattr(options, field)
-        if folder is not None and not folder.is_dir():
-            problems.append(Problem(field, str(folder), "no such folder", "name one that is there, or leave it out"))
-    if not options.rehearse and not torch.cuda.is_available():
-        problems.append(Problem("rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"))
-    raise_if_any(problems)
 
 
 class Part:
@@ -161,44 +133,63 @@ class Part:
             shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        lines = [] if options.results is None else map(table.lines, sorted(options.results.glob("*.jsonl")))
-        self.done = {line["stage"]: line["at"] for each in lines for line in each if line.get("end") == DONE}
+        earlier = [] if options.results is None else sorted(options.results.glob("*.jsonl"))
+        lines = [line for path in earlier for line in table.lines(path)]
+        self.done = {line["stage"]: line["at"] for line in lines if line.get("end") == DONE}
+
         self.kernels_are_built = False
         self.until = time.time() + 60 * options.minutes * self.slower
         if options.carried is not None:
             unpacked = carried.unpack(options.carried, self.work)
             table.append({"carried": unpacked}, self.rows)
             self.kernels_are_built = bool(unpacked["kernels"] and unpacked["same_triton"])
-        self.allowed = time.time()
-        """Until when a stage may run: all limits so far."""
 
-    def run(self) -> Iterator[str]:
-        """Run stage after stage, its line and the archive written at once; yields how each ended."""
+    def run(self) -> list[str]:
+        """Run stage after stage, write each one's line and the archive at once; return how each ended."""
+        ends = []
+        allowed = time.time()  # until when a stage may run: the sum of all limits so far
         for stage in STAGES:
             if stage.part != self.number:
                 continue
-            began = time.time()
-            self.allowed += stage.seconds * self.slower
-            end, why = self.ended(stage)
-            line = {"stage": stage.name, "end": end, "seconds": round(time.time() - began, 1)}
-            table.append(line | {"limit": stage.seconds * self.slower, "why": why, "at": now()}, self.rows)
-            limit = f"of {stage.seconds * self.slower} s"
-            print(f"part {self.number} {end:<7} {stage.name}, {line['seconds']} {limit}{why and ': '}{why}", flush=True)
-            self.pack()
-            yield end
+            began, limit = time.time(), stage.seconds * self.slower
+            allowed += limit
+            seconds = min(allowed, self.until) - began
+            if stage.name in self.done:
+                end, why = SKIPPED, f"done at {self.done[stage.name]}"
+            elif seconds < LEAST_SECONDS:
+                end, why = LATE, "no time was left to begin it"
+            else:
+                end, why = self.run_stage(stage, seconds)
+            line = {"stage": stage.name, "end": end, "seconds": round(time.time() - began, 1), "limit": limit}
+            table.append(line | {"why": why, "at": now()}, self.rows)
+            print(f"part {self.number} {end:<7} {stage.name}, {line['seconds']} of {limit} s: {why}", flush=True)
+            ends.append(end)
 
-    def ended(self, stage: Stage) -> tuple[str, str]:
-        """Return how one stage ended, and the last thing that it printed."""
-        if stage.name in self.done:
-            return LACKING, f"done at {self.done[stage.name]}"
-        lacking = [name for name in stage.needs if not self.has(name, stage)]
-        if lacking:
-            return LACKING, f"{', '.join(lacking)} is not installed"
-        seconds = min(self.allowed, self.until) - time.time()
-        if seconds < LEAST_SECONDS:
-            return LATE, "no time was left to begin it"
-        log = self.logs / f"{stage.name.replace(' ', '_')}.log"
-        process, late = self.start(stage, log), False
+            # aside first: the folder may be taken away at any moment
+            archived = self.work / f"campaign_{self.number}.tar.gz"
+            with tarfile.open(archived, "w:gz") as archive:
+                for log in sorted(self.logs.iterdir()):
+                    if log.stat().st_size > LOGGED:
+                        log.write_bytes(log.read_bytes()[-LOGGED:])
+                    archive.add(log, log.name)
+            shutil.move(archived, self.out / archived.name)
+        return ends
+
+    def run_stage(self, stage: Stage, seconds: float) -> tuple[str, str]:
+        """Return how a stage ended, and the last line that it printed."""
+        log, late = self.logs / f"{stage.name.replace(' ', '_')}.log", False
+        with open(log, "wb") as file:
+            try:  # in a new session, so that all its children can be ended together
+                process = subprocess.Popen(
+                    self.command(stage),
+                    cwd=ROOT,
+                    env=self.variables(stage),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                return FAILED, f"{error.filename} is not installed"
         try:
             code = process.wait(seconds - GRACE)
         except subprocess.TimeoutExpired:
@@ -206,7 +197,7 @@ class Part:
             os.killpg(process.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
-        finally:  # whatever is left of it: a launcher's workers hold the GPU's memory
+        finally:  # its children too: a launcher's workers hold the GPU's memory
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -214,15 +205,7 @@ class Part:
         last = lines[-1][:200] if lines else ""
         if late:
             return LATE, f"ended after {seconds:.0f} s; {last}"
-        if code == SKIPPED:
-            return LACKING, last
         return (DONE, last) if code == 0 else (FAILED, f"exit code {code}; {last}")
-
-    def has(self, name: str, stage: Stage) -> bool:
-        """Return whether a stage's program, or a module that it needs, is installed or was carried here."""
-        if stage.words.startswith(name):
-            return shutil.which(name) is not None
-        return importlib.util.find_spec(name) is not None or (self.work / carried.SITE / name).exists()
 
     def command(self, stage: Stage) -> list[str]:
         words = stage.toy if self.rehearse and stage.toy is not None else stage.words
@@ -231,29 +214,15 @@ class Part:
         words = f"python {words}" if words.startswith("-") else words
         return [sys.executable if word == "python" else word for word in shlex.split(words.format(**filled_in))]
 
-    def start(self, stage: Stage, log: Path) -> "subprocess.Popen[bytes]":
-        """Start a process in a new session, so that all its children can be ended together."""
-        own = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "BENCHMARK_ROWS": str(self.rows)}
-        own |= {"TRITON_CACHE_DIR": str(self.work / carried.CACHE)} | stage.variables
+    def variables(self, stage: Stage) -> dict[str, str]:
+        found = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "BENCHMARK_ROWS": str(self.rows)}
+        found["TRITON_CACHE_DIR"] = str(self.work / carried.CACHE)
         if self.kernels_are_built:  # such a machine may have no C compiler
-            own[jit.KERNELS_ARE_BUILT] = "1"
-        if "deepspeed" in stage.needs:  # no other stage meets packages that the machine did not have
-            own["PYTHONPATH"] += os.pathsep + str(self.work / carried.SITE)
+            found[jit.KERNELS_ARE_BUILT] = "1"
+        if stage.name == "deepspeed":  # other stages use the packages that the machine had
+            found["PYTHONPATH"] += os.pathsep + str(self.work / carried.SITE)
         if self.rehearse:
-            own |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-            if "pytest" not in stage.needs:  # compiling would take longer than all else
-                own["TORCH_COMPILE_DISABLE"] = "1"
-        with open(log, "wb") as file:
-            return subprocess.Popen(
-                self.command(stage), cwd=ROOT, env=own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    def pack(self) -> None:
-        path = self.out / f"campaign_{self.number}.tar.gz"
-        part = self.work / path.name
-        with tarfile.open(part, "w:gz") as archive:
-            for log in sorted(self.logs.iterdir()):
-                if log.stat().st_size > LOGGED:
-                    log.write_bytes(log.read_bytes()[-LOGGED:])
-                archive.add(log, log.name)
-        shutil.move(part, path)
+            found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+            if "pytest" not in stage.words:  # compiling would take longer than all else
+                found["TORCH_COMPILE_DISABLE"] = "1"
+        return found

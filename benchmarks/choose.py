@@ -44,11 +44,7 @@ class ShapeKind(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Read, take in, choose, print what was written.
-
-    Raises:
-        UserError: there is nothing to choose from.
-    """
+    """Read, take in, choose, print what was written."""
     parser = Parser(prog="python -m benchmarks choose", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of .jsonl files; default: %(default)s")
     parser.add_argument("--stored", type=Path, default=RESULTS, help="where tables are kept; default: %(default)s")

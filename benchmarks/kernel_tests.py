@@ -1,20 +1,16 @@
-"""A plugin of pytest for the campaign: the telling tests first, and a line for each failure at once.
+"""A plugin of pytest for the campaign: the tests that show most first, and a line for each failure at once.
 
 BENCHMARK_ROWS=rows.jsonl python -m pytest -p benchmarks.kernel_tests tests/kernels
 """
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
-import numpy
 import pytest
-import torch
 
 from benchmarks import table
-from benchmarks.campaign import SKIPPED
-from tape_ds.kernels import jit
-from tape_ds.kernels.tape_attention import tape_attention
 
 # Forward and backward of each kernel in short, then what is easily wrong: tails, documents, padding full of NaN
 FIRST = (
@@ -28,24 +24,13 @@ FIRST = (
 EACH = 6  # cases of one test before the next has its turn
 
 
-def pytest_sessionstart() -> None:
-    if not jit.INTERPRETED:
-        return
-    x = torch.ones(1, 1, 16, 16)
-    try:
-        tape_attention(x, x, x, x)
-    except Exception as error:
-        words = f"Triton {jit.triton.__version__}'s interpreter does not run with numpy {numpy.__version__}: {error}"
-        pytest.exit(words, returncode=SKIPPED)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     places = {}
     for item in items:
         name = item.nodeid.partition("[")[0]
-        seen[name] = seen.get(name, 0) + 1
+        seen[name] += 1
         place = next((at for at, each in enumerate(FIRST) if re.search(each, name)), len(FIRST))
         places[item] = (seen[name] > EACH, place)
     items.sort(key=places.__getitem__)

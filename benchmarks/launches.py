@@ -25,6 +25,7 @@ from benchmarks.shapes import Sweep
 from tape_ds.kernels import tape_attention_backward, tape_attention_forward
 from tape_ds.kernels.launch import AUTOTUNE, INTERPRETER, SHARED_MEMORY, Launch, capability, padded
 from tape_ds.kernels.tape_attention import document_borders, tape_attention
+from tools.compile_gate.calls import LLAMA_7B, WHOLE, attention, differentiate, documents
 
 
 class Kernel(NamedTuple):
@@ -57,7 +58,6 @@ def plausible(kernel: Kernel) -> Iterator[Launch]:
 
 def calls(dtype: torch.dtype, sound: bool = False) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield, for the compile gate, every plausible launch at 7B's shape, or the sound ones."""
-    from tools.compile_gate.calls import LLAMA_7B, WHOLE, attention, differentiate, documents
 
     def call(kernel: Kernel, packed: bool, launch: Launch) -> None:
         with kernel.launched((90, 128), packed, launch), mock.patch.dict(os.environ, {AUTOTUNE: "0"}):
@@ -70,27 +70,24 @@ def calls(dtype: torch.dtype, sound: bool = False) -> Iterator[tuple[str, Callab
                 yield f"{name}{', packed' * packed}", functools.partial(call, kernel, packed, launch)
 
 
-def _launches(text: str) -> tuple[Launch, ...]:
-    return tuple(Launch(*map(int, each.split("x"))) for each in text.split())
-
-
 # By kernel, and whether sequences are packed: rows x columns x warps x stages
-SOUND = {
-    ("forward", False): _launches(
+_SOUND = {
+    ("forward", False): (
         "64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x4x2 64x64x4x3 64x64x8x2 64x64x8x3 "
         "64x128x8x2 128x32x8x2 128x32x8x3 128x64x8x2 128x64x8x3"
     ),
-    ("forward", True): _launches(
+    ("forward", True): (
         "64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3 128x64x8x2 128x64x8x3"
     ),
-    ("dV", False): _launches(
+    ("dV", False): (
         "128x64x8x2 64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3 128x64x8x3"
     ),
-    ("dV", True): _launches("128x32x8x2 64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x3"),
-    ("dK dQ", False): _launches("128x64x8x2 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3"),
-    ("dK dQ", True): _launches("64x64x8x2 64x32x4x2 64x32x4x3 64x64x8x3 128x64x8x2"),
+    ("dV", True): "128x32x8x2 64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x3",
+    ("dK dQ", False): "128x64x8x2 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3",
+    ("dK dQ", True): "64x64x8x2 64x32x4x2 64x32x4x3 64x64x8x3 128x64x8x2",
 }
-INTERPRETED = 2  # as many are tried by Triton's interpreter, which takes seconds for each
+SOUND = {key: [Launch(*map(int, each.split("x"))) for each in text.split()] for key, text in _SOUND.items()}
+INTERPRETED = 2  # launches that Triton's interpreter tries, at seconds each
 
 
 def case(shape: Sweep, setting: Setting) -> BenchmarkCase:

@@ -7,6 +7,7 @@ multiply-adds of a matrix product, both on random numbers: zeros run faster than
 """
 
 import hashlib
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ PRODUCT_ROWS = {"cuda": 8192, "cpu": 256}
 
 
 def main() -> int:
-    """Look, measure, store; exit code 1 where something is missing."""
+    """Measure and store; exit code 1 where something is missing."""
     parser = Parser(prog="python -m benchmarks.machine", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="file of lines that one is added to")
@@ -37,22 +38,51 @@ def main() -> int:
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found: dict[str, Any] = {**table.provenance(Setting(device, dtype)), "hardware": results.hardware()}
-    found |= {"compiler": jit.no_compiler() or "there, with Python.h", "triton_key": triton_key()}
+    found |= {"compiler": jit.no_compiler() or "found, with Python.h", "triton_key": triton_key()}
     failed = list(filter(None, [jit.no_compiler()]))
+
+    def sum_over_one_rank() -> float:
+        began = time.perf_counter()
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+        summed = torch.ones(1, device=device)
+        distributed.all_reduce(summed)
+        distributed.destroy_process_group()
+        assert summed.item() == 1.0
+        return time.perf_counter() - began
+
+    def first_kernel() -> float:
+        """Include Triton's compiler, and the C compiler for its launcher."""
+        began = time.perf_counter()
+        start = torch.tensor([1.0, 0.0], device=device).repeat_interleave(32).expand(1, 1, 16, 64)  # cosines, sines
+        x = torch.randn(1, 16, 1, 64, device=device).to(dtype).transpose(1, 2)
+        assert torch.equal(rotate(x, start.contiguous()), x), "a rotation by nothing changed its tensor"
+        return time.perf_counter() - began
+
+    def copied() -> float:
+        source = torch.randint(256, (COPIED_BYTES[device.type],), dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        return 2 * len(source) / seconds(lambda: target.copy_(source), device)
+
+    def multiplied() -> float:
+        rows = PRODUCT_ROWS[device.type]
+        left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
+        return 2 * rows**3 / seconds(lambda: left @ right, device)
+
     checks: dict[str, Callable[[], float]] = {
-        "sum_over_one_rank_seconds": lambda: collective(device),
-        "first_kernel_seconds": lambda: first_kernel(device, dtype),
-        "copy_bytes_per_second": lambda: copy_rate(device),
-        "product_flop_per_second": lambda: product_rate(device, dtype),
+        "sum_over_one_rank_seconds": sum_over_one_rank,
+        "first_kernel_seconds": first_kernel,
+        "copy_bytes_per_second": copied,
+        "product_flop_per_second": multiplied,
     }
     for name, check in checks.items():
         try:
             found[name] = check()
-        except Exception as error:  # whatever it is, it belongs into the record, and the others are still looked at
+        except Exception as error:  # any error is part of the record, and the other checks still run
             failed.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
     table.append({"machine": found, "failed": failed}, options.out)
     print("\n".join(f"{name}: {value}" for name, value in found.items()))
-    print("; ".join(failed) or f"{found['device']}: all there")
+    print("; ".join(failed) or f"{found['device']}: complete")
     return 1 if failed else 0
 
 
@@ -60,48 +90,13 @@ def triton_key() -> str | None:
     """Return a short name of the compiler as Triton's cache knows it: a cache serves no other."""
     if triton is None:
         return None
-    from triton.runtime import cache
-
-    own = getattr(cache, "triton_key", None) or triton.compiler.compiler.triton_key
-    return hashlib.sha256(own().encode()).hexdigest()[:16]
-
-
-def collective(device: torch.device) -> float:
-    """Seconds until one rank has summed a tensor with itself alone."""
-    began = time.perf_counter()
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
-    summed = torch.ones(1, device=device)
-    distributed.all_reduce(summed)
-    distributed.destroy_process_group()
-    assert summed.item() == 1.0
-    return time.perf_counter() - began
-
-
-def first_kernel(device: torch.device, dtype: torch.dtype) -> float:
-    """Seconds of the first call of a Triton kernel: its compiler, and the C compiler for its launcher."""
-    began = time.perf_counter()
-    start = torch.tensor([1.0, 0.0], device=device).repeat_interleave(32).expand(1, 1, 16, 64)  # cosines, then sines
-    x = torch.randn(1, 16, 1, 64, device=device).to(dtype).transpose(1, 2)
-    assert torch.equal(rotate(x, start.contiguous()), x), "a rotation by nothing changed its tensor"
-    return time.perf_counter() - began
-
-
-def copy_rate(device: torch.device) -> float:
-    source = torch.randint(256, (COPIED_BYTES[device.type],), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * len(source) / seconds(lambda: target.copy_(source), device)
-
-
-def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    rows = PRODUCT_ROWS[device.type]
-    left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-    return 2 * rows**3 / seconds(lambda: left @ right, device)
+    cache = importlib.import_module("triton.runtime.cache")
+    key = getattr(cache, "triton_key", None) or triton.compiler.compiler.triton_key  # newer Triton, older
+    return hashlib.sha256(key().encode()).hexdigest()[:16]
 
 
 def seconds(function: Callable[[], Tensor], device: torch.device) -> float:
-    """Return the median of a GPU's runs, each after its second-level cache is emptied; one run on a CPU."""
-    if device.type == "cuda":
+    if device.type == "cuda":  # the median of many runs, each with an empty second-level cache
         return 1e-3 * float(triton.testing.do_bench(function, return_mode="median"))
     began = time.perf_counter()
     function()

@@ -114,11 +114,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read(path: Path) -> list[BenchmarkRow]:
-    """Return the rows of a file, of each implementation at each shape the last.
-
-    Raises:
-        UserError: another version wrote it.
-    """
+    """Return the rows of a file, of each implementation at each shape the last."""
     names = {field.name for field in dataclasses.fields(BenchmarkRow)}
     found = {}
     for line in lines(path):

@@ -34,10 +34,6 @@ def folder(
         build: creates and fills the folder of the given path, whose parent is temporary. If it raises, nothing is kept.
         field: what names the cache, for messages.
         remedy: for a disk that is full or read-only.
-
-    Raises:
-        UserError: ``cache_dir`` is a file.
-        DiskError: the folder must be built, and the disk is full or read-only.
     """
     finished = Path(cache_dir) / name
     if finished.exists():
@@ -58,10 +54,6 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
         finished: the folder's path; its parents are created.
         build: as for :func:`folder`.
         field: what names the folder on the command line.
-
-    Raises:
-        UserError: another process is building it, or has built it meanwhile.
-        DiskError: the disk is full or read-only; nothing is left of the folder.
     """
     remedy = "name a new folder"
     with disk(field, finished):

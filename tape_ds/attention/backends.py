@@ -49,16 +49,10 @@ _BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
 
 
 def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return the call's outputs [B, H, T, V], by the backend of that name."""
     return _BACKENDS[name](call)
 
 
 def choose(backend: str, call: AttentionCall) -> str:
-    """Return the backend that ``backend`` stands for in this call.
-
-    Raises:
-        ValueError: it is unknown, or cannot compute the call.
-    """
     name = requested(backend)
     if name == "auto":
         return _auto(call)
@@ -108,7 +102,6 @@ class Chip(NamedTuple):
 
 
 def chip_of(device: torch.device) -> Chip:
-    """Return the device's kind, and for CUDA its compute capability."""
     if device.type != "cuda":
         return Chip(device.type, device.type)
     return Chip("cuda", "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
@@ -141,7 +134,6 @@ def _auto(call: AttentionCall) -> str:
 
 
 def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
-    """Return the default without a measurement on this chip, and the reason."""
     masked = call.layout is not None or call.window is not None
     if masked and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
         unfit = _why_not("varlen", call)
@@ -161,7 +153,6 @@ def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
 
 
 def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
-    """Return the table's row for this call."""
     columns, packed = sum(value.shape[-1] for value in call.values), call.layout is not None
     kind = (chip, str(call.q.dtype).removeprefix("torch."), call.q.shape[-1], columns, packed)
     queries = call.q.shape[2]
@@ -170,7 +161,6 @@ def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
 
 
 def missing(name: str, device_type: str) -> str | None:
-    """Return what this machine lacks for a backend, for any call."""
     if NEEDS_CUDA[name] and device_type not in _GPUS:
         return "needs a CUDA device"
     if name == "flash":
@@ -183,7 +173,6 @@ def missing(name: str, device_type: str) -> str | None:
 
 
 def _why_not(name: str, call: AttentionCall) -> str | None:
-    """Return why a backend cannot compute this call."""
     if (reason := cannot(name, call.needs)) is not None:
         return reason
     elementwise = isinstance(call.bias, ScoreBias) and call.bias.element is not None

@@ -24,13 +24,8 @@ Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
 
 
 def biased_attention(call: AttentionCall, fused: Fused) -> Tensor:
-    """Where the whole would be large, the blocks are computed again for the backward instead of kept; and always where
-    the bias follows from the scores, since it keeps some eight numbers for each.
-
-    Args:
-        call: complete; autocast is off.
-        fused: attention with a ready mask.
-    """
+    """Large results are computed in blocks, again for the backward instead of kept; always where the bias follows from
+    the scores, since it keeps some eight numbers for each. Autocast is off; ``fused`` is attention with a mask."""
     call, bias = blank_padding(call), call.bias
     # Once; and their gradients add up in fp32.
     sinks = None if call.sinks is None else reference.upcast(call.sinks)

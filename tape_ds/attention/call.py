@@ -41,7 +41,6 @@ class AttentionCall(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether a gradient is computed."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, *self.values))
 
     @property
@@ -54,7 +53,6 @@ class AttentionCall(NamedTuple):
         return self.bias is not None or self.softcap is not None or self.sinks is not None
 
     def part(self, start: int, stop: int) -> "AttentionCall":
-        """Return the call of the queries ``start .. stop``, over the keys that they may see."""
         first, last = 0, self.k.shape[2]
         if not isinstance(self.offset, Tensor):
             last = self.offset + stop
@@ -102,12 +100,7 @@ def complete(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> AttentionCall:
-    """Fill the defaults in; drop the keys that no query sees, and a window that reaches all that are left.
-
-    Raises:
-        ValueError: queries outside the key axis, borders of other sequences, an empty window, or a soft cap or sinks
-            together with a bias.
-    """
+    """Fill the defaults in; drop the keys that no query sees, and a window that reaches all that are left."""
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys: give 1 or more, or None")
     if bias is not None and (softcap is not None or sinks is not None):

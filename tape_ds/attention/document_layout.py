@@ -64,12 +64,10 @@ class DocumentLayout:
 
     @property
     def may_pad(self) -> bool:
-        """Whether a token may be padding."""
         return not self.known or self.packed.key_order is not None
 
     @property
     def contiguous(self) -> bool:
-        """Whether the tokens of each document are adjacent."""
         return self.cached("contiguous", _contiguous)
 
     def to(self, device: Any, non_blocking: bool = False) -> "DocumentLayout":
@@ -106,20 +104,8 @@ def layout_of_ids(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> Doc
 
 
 def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> DocumentLayout | None:
-    """Return the borders of sequences filled with documents to the last token, as a collator tells them.
-
-    It waits for no device.
-
-    Args:
-        cu_seq_lens: integers [N + 1] that pass :func:`check_packed_sequences`: where documents begin in all sequences'
-            tokens one after the other, and the end.
-        longest: tokens of the longest document.
-        sequences: B.
-        tokens: T, all of them queries.
-
-    Returns:
-        None where every sequence is one document.
-    """
+    """Return the layout of sequences filled with documents to the last token; None where every sequence is one
+    document. It waits for no device: arguments pass :func:`check_packed_sequences` first."""
     if len(cu_seq_lens) == sequences + 1:  # a sequence has one document at least
         return None
     cu_seq_lens = cu_seq_lens.int()
@@ -128,7 +114,6 @@ def layout_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int
 
 
 def ids_of_packed_sequences(cu_seq_lens: Tensor, sequences: int, tokens: int) -> Tensor:
-    """Return document ids int32 [B, T] from cumulative lengths."""
     places = torch.arange(sequences * tokens, device=cu_seq_lens.device)
     return torch.bucketize(places, cu_seq_lens[1:], right=True, out_int32=True).view(sequences, tokens)
 

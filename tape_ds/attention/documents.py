@@ -30,13 +30,9 @@ class Attention(Protocol):
 def attention_by_documents(
     call: AttentionCall, packed: PackedLayout, attention: Attention, one_width: bool
 ) -> tuple[Tensor, ...]:
-    """Return the outputs [B, H, T, V] of a call; 0 for padding, which is never read.
+    """Return the outputs [B, H, T, V] of a call whose offset is a number; 0 for padding, which is never read.
 
-    Args:
-        call: with an offset that is a number.
-        packed: where its documents are.
-        attention: of packed tokens.
-        one_width: it takes values as wide as the key alone: it is called once for every K columns.
+    ``one_width``: ``attention`` takes values only as wide as the key, and is called for every K columns.
     """
     q_PHK, k_PGK = _gathered(call.q, packed.query_order), _gathered(call.k, packed.key_order)
     outs = []
@@ -49,7 +45,6 @@ def attention_by_documents(
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return why 16-bit kernels for packed tokens cannot compute this call."""
     if call.q.dtype not in (torch.float16, torch.bfloat16):
         return f"is for fp16 and bf16, not {str(call.q.dtype).removeprefix('torch.')}"
     if call.layout is None:
@@ -71,7 +66,6 @@ def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: in
 
 
 def whole_sequences(call: AttentionCall) -> PackedLayout:
-    """Return the layout of a call in which every sequence is one document."""
     (sequences, _, queries, _), keys = call.q.shape, call.k.shape[2]
     counted = torch.arange(sequences + 1, device=call.q.device, dtype=torch.int32)
     return PackedLayout(counted * queries, counted * keys, queries, keys, None, None)

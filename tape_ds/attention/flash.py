@@ -49,7 +49,6 @@ RELEASES = (
 
 
 def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Compute a call for which :func:`why_not` returns None."""
     options: dict[str, Any] = {"softmax_scale": call.scale, "causal": True}
     if call.window is not None:
         options["window_size"] = (call.window - 1, 0)
@@ -77,7 +76,6 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return why the installed release cannot compute this call."""
     release = flash_functions().release if call.needs else None
     if release is not None and not release.windows_and_caps:
         return f"has no window and no soft cap in {release.name}, whose first versions left them out of the gradients"
@@ -102,11 +100,7 @@ class Functions(NamedTuple):
 
 @functools.cache
 def flash_functions() -> Functions:
-    """Return those of the fastest installed release for the current CUDA device; one that is broken is left out, aloud.
-
-    Raises:
-        ModuleNotFoundError: none is installed that runs there.
-    """
+    """Return those of the fastest installed release for this GPU; one that is broken is left out with a warning."""
     capability = torch.cuda.get_device_capability()[0]
     for release in RELEASES:
         if capability not in release.capabilities or not installed(release):
@@ -122,7 +116,6 @@ def flash_functions() -> Functions:
 
 
 def missing() -> str | None:
-    """Return what the current CUDA device lacks for this backend."""
     try:
         flash_functions()
     except ModuleNotFoundError:

@@ -43,11 +43,7 @@ def attention_by_flex(call: AttentionCall) -> Tensor:
 
 
 def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
-    """-> [B, H, T, V], of a call whose padding is finite.
-
-    Raises:
-        ValueError: a bias without an elementwise form.
-    """
+    """-> [B, H, T, V], of a call whose padding is finite."""
     q, k, v, bias = call.q, call.k, call.v, call.bias
     if isinstance(bias, ContentBias) or (bias is not None and bias.element is None):
         raise ValueError("FlexAttention needs a bias that is a function of one query and one key")
@@ -74,12 +70,10 @@ def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
 
 
 def kernel_options(queries: int, columns: int) -> dict[str, int] | None:
-    """Return FlexAttention's block sizes for keys and values of this many columns together."""
     return SMALL_BLOCKS if columns > WIDE_COLUMNS and queries >= FLEX_QUERIES else None
 
 
 def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return the bias as FlexAttention's function of (score, batch, head, query, key)."""
     element = bias.element
     assert element is not None
     queries_BT, keys_BS = bias.query_marks[:, 0, :, 0], bias.key_marks[:, 0, :, 0]

@@ -16,7 +16,6 @@ from tape_ds.kernels import decode_attention, tape_attention
 
 
 def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Compute a call for which :func:`why_not` returns None."""
     assert isinstance(call.offset, int)
     halves = _halves(call)
     if _decodes(call):
@@ -40,7 +39,6 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return why the kernels cannot compute this call."""
     halves, width = _halves(call), call.q.shape[-1]
     if _decodes(call) or (len(halves) == 1 and halves[0].shape[-1] <= width):
         return None
@@ -58,7 +56,6 @@ def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def _decodes(call: AttentionCall) -> bool:
-    """Return whether this is a decoding step: few queries, no gradient."""
     halves = _halves(call)
     if call.trains or not call.scale > 0 or len(halves) > 2:
         return False

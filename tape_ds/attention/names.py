@@ -22,35 +22,29 @@ _LACKS = {"flash": ("sinks",), "triton": ("window", "softcap", "sinks"), "varlen
 
 
 def available() -> list[str]:
-    """Return names of the attention backends, without "auto"."""
     return sorted(NEEDS_CUDA)
 
 
 def requested(backend: str) -> str:
-    """Return ``backend``, or the one that ``TAPE_DS_ATTENTION`` names."""
     return os.environ.get(ENVIRONMENT) or backend
 
 
-def problems(backend: str) -> list[Problem]:
-    """Return unknown names in ``attention_backend`` or in the environment."""
-    found = []
-    for field, name in (("attention_backend", backend), (ENVIRONMENT, os.environ.get(ENVIRONMENT))):
-        if name and name not in ("auto", *NEEDS_CUDA):
-            found.append(Problem(field, name, "unknown backend", did_you_mean(name, ["auto", *NEEDS_CUDA])))
+def problems(backend: str, needs: Iterable[str] = ()) -> list[Problem]:
+    """Check the names in ``attention_backend`` and in the environment, and that the requested backend computes what of
+    :data:`NEEDS` a model needs."""
+    found = [
+        Problem(field, name, "unknown backend", did_you_mean(name, ["auto", *NEEDS_CUDA]))
+        for field, name in (("attention_backend", backend), (ENVIRONMENT, os.environ.get(ENVIRONMENT)))
+        if name and name not in ("auto", *NEEDS_CUDA)
+    ]
+    if reason := cannot(requested(backend), needs):
+        found.append(_refused(requested(backend), reason))
     return found
 
 
 def cannot(backend: str, needs: Iterable[str]) -> str | None:
-    """Return which of the :data:`NEEDS` a backend does not support, as a reason."""
     lacking = [NEEDS[need] for need in needs if need in _LACKS.get(backend, ())]
     return f"cannot compute {' and '.join(lacking)}" if lacking else None
-
-
-def problems_with_needs(backend: str, *, window: bool, softcap: bool, sinks: bool) -> list[Problem]:
-    """Return whether the requested backend lacks what such a model needs."""
-    needs = {"window": window, "softcap": softcap, "sinks": sinks}
-    reason = cannot(requested(backend), [name for name, needed in needs.items() if needed])
-    return [] if reason is None else [_refused(requested(backend), reason)]
 
 
 def missing(backend: str, device_type: str) -> Problem | None:

@@ -22,7 +22,6 @@ def attention_by_reference(call: AttentionCall) -> Tensor:
 
 
 def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, T, V] and the weights [B, H, T, S]."""
     call = blank_padding(call)
     q, k, v = call.q, call.k, call.v
     allowed_BTS = allowed_keys(call)

@@ -37,7 +37,6 @@ class ScoreBias(NamedTuple):
     """Numbers that ``block`` holds per query and key on the way to the H it gives."""
 
     def of(self, queries: slice, keys: slice) -> Tensor:
-        """Return the bias of a block of queries and keys, fp32 [B or 1, H or 1, t, s]."""
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])
 
     def part(self, queries: slice, keys: slice) -> ScoreBias:

@@ -44,11 +44,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return every call of :func:`tape_ds.attention.attend.attend`; the way depends on masks and lengths.
-
-    Raises:
-        ValueError: on CUDA and outside compiled graphs, a long input that none of torch's fused kernels takes.
-    """
+    """Return every call of :func:`tape_ds.attention.attend.attend`; the way depends on masks and lengths."""
     if call.q.is_cuda and not call.changes_scores:  # they take one width: joined values would be cut again
         return tuple(_of_one_value(call._replace(values=(value,))) for value in call.values)
     return joined(_of_one_value, call)
@@ -100,7 +96,6 @@ def _masked(call: AttentionCall) -> Tensor:
 
 
 def _masked_block(call: AttentionCall) -> Tensor:
-    """Compute a call whose padding is zeros."""
     allowed_BTS = allowed_keys(call)
     # A row without any key is a softmax over nothing. It sees everything (zeros, mostly) and is then dropped, so that
     # neither its output nor its gradient can be NaN on any of torch's backends.
@@ -132,14 +127,8 @@ def _lengths(layout: DocumentLayout) -> tuple[list[int], list[int]]:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """torch's fused attention for grouped queries and a value of any width.
-
-    Args:
-        q, k, v: [B, H, T, K], [B, G, S, K], [B, G, S, V].
-        mask: bool or floating [B or 1, 1 or H, T, S], or None.
-        is_causal: query t sees keys 0 .. t; only without a mask and with T = S.
-        scale: factor on the scores.
-    """
+    """torch's fused attention for grouped queries and a value of any width. ``is_causal``: query t sees keys 0 .. t;
+    only without a mask and with T = S."""
     on_cpu, width, value_width = q.device.type == "cpu", q.shape[-1], v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
     if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
@@ -207,7 +196,6 @@ def _sdpa(
 
 
 def _flash_first() -> AbstractContextManager[None]:
-    """Prefer torch's other fused kernels to cuDNN's; disabled kernels stay disabled."""
     cuda = torch.backends.cuda
     enabled = {
         SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
@@ -219,11 +207,7 @@ def _flash_first() -> AbstractContextManager[None]:
 
 
 def refuse_unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, grouped: bool) -> None:
-    """Raise where torch would compute a long CUDA input by its unfused form, a [B, H, T, S] matrix, without a word.
-
-    Raises:
-        ValueError: none of torch's fused kernels takes this input.
-    """
+    """Raise where torch would compute a long CUDA input by its unfused form, a [B, H, T, S] matrix, without a word."""
     cuda = torch.backends.cuda
     asked = cuda.SDPAParams(q, k, v, mask, 0.0, is_causal, grouped)
     kernels = (cuda.can_use_flash_attention, cuda.can_use_cudnn_attention, cuda.can_use_efficient_attention)

@@ -74,14 +74,9 @@ def attend_in_groups(
 
 
 def use_groups(model: nn.Module, group_tokens: int | None) -> None:
-    """Have every block of ``model`` attend within groups of so many tokens in training mode; None: over everything.
-
-    In evaluation mode attention is over everything whatever was set here. It is no part of the configuration: a model
-    that was trained so is an ordinary one.
-
-    Raises:
-        ValueError: an odd or too small group, or a model whose attention cannot be grouped.
-    """
+    """Make every block of ``model`` attend within groups of ``group_tokens`` tokens in training mode; None: over
+    everything, as in evaluation mode. The configuration does not change: a model that was trained so is an ordinary
+    one."""
     if group_tokens is not None:
         check_group(group_tokens)
     blocks: list[Any] = [module for module in model.modules() if hasattr(module, "group_tokens")]
@@ -92,7 +87,6 @@ def use_groups(model: nn.Module, group_tokens: int | None) -> None:
 
 
 def check_group(group: int) -> None:
-    """Raise ValueError unless a group can be halved."""
     if group < 2 or group % 2:
         raise ValueError(
             f"a group of {group} tokens cannot be shifted by half of itself: give an even number, 2 or more"
@@ -130,17 +124,13 @@ def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
 
 
 def _halves(heads: int) -> list[tuple[int, int, bool]]:
-    """Return first query head, end, and whether the groups are shifted."""
     middle = heads - heads // 2
     return [(0, middle, False), (middle, heads, True)][: 1 if heads == 1 else 2]
 
 
 def _heads(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTV: Tensor, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query heads ``first .. last`` with the key/value heads they read, each serving equally many of them.
-
-    Views, unless a key/value head serves heads on both sides of the border: then heads are repeated so that each copy
-    serves as many as divide both sides.
-    """
+    """Query heads ``first .. last`` with the key/value heads they read. Views, unless a key/value head serves heads on
+    both sides of the border: then heads are repeated so that each copy serves as many as divide both sides."""
     heads_per_group = q_BHTK.shape[1] // k_BGTK.shape[1]
     served = math.gcd(heads_per_group, first, last)
     low, high, copies = first // heads_per_group, -(-last // heads_per_group), heads_per_group // served
@@ -172,7 +162,6 @@ def cut_ahead(layout: DocumentLayout | None, attention: Any) -> None:
 
 
 def _cut(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
-    """Layout of a piece's groups as separate sequences; the same for all layers."""
     return layout.cached(piece, functools.partial(_cut_anew, piece=piece))
 
 

@@ -72,7 +72,6 @@ def use_flash_attention_3() -> None:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return why its kernels do not run here, or cannot compute this call."""
     if (reason := why_not_documents(call)) is not None:
         return reason
     if not has_flash(call.q):

@@ -12,32 +12,25 @@ names each shard that is damaged or missing; before a training run only sizes ar
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tape_ds.arguments import Parser
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.sources import SPLITS
+from tape_ds.data.sources.arrow import PARTS, SHARD_TOKENS, ShardEntry, read_manifest
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-
-if TYPE_CHECKING:
-    from tape_ds.data.prepared import ShardEntry
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Prepare, or check what is prepared."""
-    from tape_ds.data import prepared
-    from tape_ds.data.bad_rows import BadRows
-    from tape_ds.data.sources import SPLITS
-
     parser = Parser(prog="tape-ds prepare-data", description=__doc__)
     parser.add_argument("--data", nargs="+", metavar="SPEC", help="as in the recipes")
     parser.add_argument("--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2")
     parser.add_argument("--output", metavar="DIR")
     parser.add_argument("--check", metavar="DIR", help="read a finished folder whole and name what is damaged")
     parser.add_argument("--split", default="train", choices=SPLITS, help="%(default)s")
-    parser.add_argument("--shard_tokens", type=int, default=prepared.SHARD_TOKENS, help="tokens a shard; %(default)s")
-    parser.add_argument(
-        "--parts", type=int, default=prepared.PARTS, help="tasks at most, more than workers; %(default)s"
-    )
+    parser.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens a shard; %(default)s")
+    parser.add_argument("--parts", type=int, default=PARTS, help="tasks at most, more than workers; %(default)s")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core")
     parser.add_argument(
         "--skip_bad_rows",
@@ -47,17 +40,17 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     check_options(options)
+    from tape_ds.data import prepared, tokenizer  # seconds: not for --help
+
     if options.check is not None:
         raise_if_any(prepared.verify(options.check, threads=options.workers))
-        found = prepared.read_manifest(Path(options.check))
+        found = read_manifest(Path(options.check))
         print(f"{options.check}: {len(found.shards)} shards, {found.tokens:,} tokens, all of them whole")
         return 0
-    from tape_ds.data.tokenizer import load
-
     bad_rows = BadRows(options.skip_bad_rows)
     result = prepared.prepare(
         options.data,
-        load(options.tokenizer),
+        tokenizer.load(options.tokenizer),
         options.output,
         split=options.split,
         shard_tokens=options.shard_tokens,
@@ -75,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def report(entry: "ShardEntry") -> None:
+def report(entry: ShardEntry) -> None:
     """Print a line for a new shard."""
     # with its newline in one write: workers share an output that may have no buffer
     print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens\n", end="", flush=True)

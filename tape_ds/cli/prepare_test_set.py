@@ -32,7 +32,6 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
-from tape_ds.data import tokenized, tokenizer
 from tape_ds.data.prompting import appended
 from tape_ds.data.sources import Source, parse_all, token_file
 from tape_ds.errors import Problem, collecting, command, raise_if_any
@@ -89,6 +88,9 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(options, field.name) is None:
             setattr(options, field.name, getattr(TEST_SETS[options.name], field.name))
     sources, path = check(options)
+
+    from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
+
     tokens = tokenizer.load(options.tokenizer)
     choice = {name: getattr(options, name) for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")}
     found = token_file.write(
@@ -132,6 +134,7 @@ def chosen(
     sources: Iterable[Source], tokens: PreTrainedTokenizerBase, options: argparse.Namespace
 ) -> Iterator[np.ndarray]:
     """Yield token ids int32 [n] of the documents that are taken; reading ends with the last of them."""
+    from tape_ds.data import tokenized
 
     end = appended(tokens)
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from tape_ds import fields
-from tape_ds.config import files, old_names, trainer
+from tape_ds.config import files, trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.trainer import Trainer
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
@@ -113,10 +113,7 @@ def _one(kind: type[Recipe], name: str) -> Iterator[str]:
     known = kind.fields()
     name = trainer.ALIASES.get(name, name)
     if name not in known:
-        former = old_names.today(name, known)
-        raise UserError(
-            Problem("help", name, "unknown field", f"today: {former}" if former else did_you_mean(name, known))
-        )
+        raise UserError(Problem("help", name, "unknown field", did_you_mean(name, known)))
     yield f"--{name}  ({fields.spelled(known[name].annotation)})"
     yield _wrapped(
         _described(known[name]) or "A field of transformers' TrainingArguments, see its documentation.", "  "

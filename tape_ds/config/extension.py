@@ -286,7 +286,7 @@ class ExtensionRecipe(Recipe):
     @rule("position_encoding", "pose_chunks")
     def _skips(self) -> Iterator[Problem]:
         encoding, chunks = self.model.position_encoding, self.data.pose.chunks
-        if chunks >= 2 and encoding in encodings.available() and encodings.reads_tokens(encoding):
+        if chunks >= 2 and encoding in encodings.available() and encodings.options_of(encoding, {}).reads_tokens:
             wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
             remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
             yield Problem("pose_chunks", chunks, wrong, remedy)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tape_ds import fields, paths
-from tape_ds.config import command_line, deepspeed_config, files, old_names, trainer
+from tape_ds.config import command_line, deepspeed_config, files, trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.trainer import Trainer
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
@@ -100,10 +100,8 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
     found: dict[str, Problem] = {}
     for name, given in collected.items():
         if name not in known:
-            former = old_names.today(name, known)
-            wrong = f"{'unknown field' if former is None else 'no field any more'} ({given.where})"
-            remedy = did_you_mean(name, [*known, *NOT_FIELDS]) if former is None else f"today: {former}"
-            found[name] = Problem(name, given.value, wrong, remedy)
+            remedy = did_you_mean(name, [*known, *NOT_FIELDS])
+            found[name] = Problem(name, given.value, f"unknown field ({given.where})", remedy)
         # null stands for "not given" wherever it is no value, and in all of transformers' fields
         elif given.value is not None or (
             fields.takes(known[name].annotation, type(None)) and (name not in trainer.FIELDS or name == "deepspeed")

@@ -194,7 +194,7 @@ class MethodSection(Section):
         elif group >= window:
             wrong = f"not shorter than the window of {window} tokens: nothing would be cut"
             yield Problem("group_tokens", group, wrong, "give less, usually a quarter of the window")
-        if encoding in encodings.available() and encodings.biases_scores(encoding):
+        if encoding in encodings.available() and encodings.options_of(encoding, {}).biases_scores:
             wrong = f"method = {self.method!r} cannot cut an encoding that biases scores"
             yield Problem("position_encoding", encoding, wrong, "position_encoding: rope, or method: lora")
 

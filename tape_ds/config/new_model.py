@@ -85,7 +85,7 @@ def derived(model: NewModel, window: int) -> dict[str, Any]:
     heads, encoding = model.num_attention_heads, model.position_encoding
     known = encoding if encoding in encodings.available() else STAND_INS["position_encoding"]  # a rule refuses it
     return {
-        "rope_parameters": encodings.default_rope_parameters(known, window),
+        "rope_parameters": encodings.options_of(known, {}).default_rope_parameters(window),
         "num_key_value_heads": heads,
         "head_dim": model.hidden_size // heads,
     }

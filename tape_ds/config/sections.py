@@ -32,9 +32,9 @@ Mixture = Annotated[list[str | dict[str, Any]], FREE, COMPARED, Field(descriptio
 class Memory(Section):
     """Memory savings; how much each saves and costs is in docs/memory.md."""
 
-    checkpoint_layers: Annotated[Annotated[int, Field(ge=1)] | Literal["selective", "selective_matmuls"], RISKY] = 1
-    """With ``activation_checkpointing: true``, the blocks that are computed again in the backward: every n-th, or all
-    of them except the outputs of attention (``selective``) and also of the linear maps (``selective_matmuls``)."""
+    checkpoint_layers: Annotated[Literal[1, "selective"], RISKY] = 1
+    """With ``activation_checkpointing: true``: compute every block again in the backward (1), or all of it but
+    attention (selective)."""
     checkpoint_offload: Annotated[bool, RISKY] = False
     """Keep those blocks' inputs, hidden and position state, in the host's memory meanwhile."""
     mlp_tiles: Annotated[int, RISKY] = Field(1, ge=1)
@@ -63,16 +63,12 @@ class Memory(Section):
                 wrong = "this stack has a field for it"
                 yield Problem(f"activation_checkpointing_kwargs.{key}", value, wrong, f"use {ours[key]}")
 
-    @rule("mlp_tiles", "activation_checkpointing", "checkpoint_layers", "window", "sequence_parallel_size")
+    @rule("mlp_tiles", "window", "sequence_parallel_size")
     def _tiles(self, recipe: RecipeView) -> Iterator[Problem]:
         tokens = -(-recipe.window // recipe.scale.sequence_parallel_size)
-        again = recipe.trainer_value("activation_checkpointing")
         if self.mlp_tiles > tokens:
             wrong = f"a process has {tokens:,} tokens of a sequence"
             yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole sequences) or more, up to that")
-        elif self.mlp_tiles > 1 and again and self.checkpoint_layers == "selective_matmuls":
-            wrong = "checkpoint_layers = 'selective_matmuls' would keep the inside of every tile"
-            yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give checkpoint_layers: selective, or mlp_tiles: 1")
 
 
 class Safety(Section):
@@ -124,7 +120,7 @@ class Profile(Section):
     """Steps that are recorded, and where."""
 
     profile: Annotated[bool, FREE] = False
-    """Record some steps with torch's profiler: a trace, the time of each part of a step, on CUDA every allocation, in
+    """Record some steps with torch's profiler: a trace, the time of operators, on CUDA every allocation, in
     the run's folder under ``profile``. Such steps are slower, all others are not."""
     profile_start: Annotated[int, FREE] = Field(3, ge=1)
     """The first of them, counted from the start of this process; the steps before it are warm-up."""
@@ -207,7 +203,10 @@ def _factor(text: str) -> float | None:
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
     """Return whether an encoding has parameters to train; False if its name or options are wrong."""
-    return not encodings.check_options(encoding, options) and encodings.learns(encoding, options)
+    if encodings.check_options(encoding, options):
+        return False
+    chosen = encodings.options_of(encoding, options)
+    return chosen.learns or chosen.abacus
 
 
 def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem]:

@@ -44,11 +44,7 @@ class BadRows:
         self._found: dict[tuple[Any, str], Problem] = {}
 
     def add(self, problem: Problem) -> None:
-        """Leave a row out; it counts once, however often it is read.
-
-        Raises:
-            UserError: the limit is exceeded.
-        """
+        """Leave a row out; it counts once, however often it is read."""
         place = (problem.value, problem.wrong)
         if place in self._found:
             return
@@ -71,11 +67,7 @@ class BadRows:
             storage.write_json(file, rows)
 
     def read(self, file: Path, **known: str) -> None:
-        """Add the stored rows, if the file exists, with the current values ``known`` of a problem's fields.
-
-        Raises:
-            UserError: the limit is exceeded.
-        """
+        """Add the stored rows, if the file exists, with the current values ``known`` of a problem's fields."""
         if file.exists():
             for row in json.loads(file.read_text(encoding="utf-8")):
                 self.add(replace(Problem(*row), **known))

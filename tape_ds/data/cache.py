@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds import building
 from tape_ds.data.bad_rows import SourceBadRows
-from tape_ds.data.sources.base import dated_identities
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -25,24 +24,11 @@ def key(kind: str, **parts: Any) -> str:
     return f"{kind}-{hashlib.sha256(described.encode()).hexdigest()[:32]}"
 
 
-def known(cache_dir: str | Path, name: Callable[[], str]) -> str:
-    """Return ``name()``, of :func:`key`, or the name that an older version gave the folder if only that exists."""
-    now = name()
-    if (Path(cache_dir) / now).exists():
-        return now
-    with dated_identities():
-        before = name()
-    return before if (Path(cache_dir) / before).exists() else now
-
-
 def folder_with_record(
     bad_rows: SourceBadRows, cache_dir: str | Path, name: str, build: Callable[[Path], None]
 ) -> Path:
     """As :func:`tape_ds.building.folder`, with a record of the rows that ``build`` leaves out, which count for every
     run that reads the folder.
-
-    Raises:
-        UserError: they exceed the run's limit.
     """
 
     def build_with_record(folder: Path) -> None:

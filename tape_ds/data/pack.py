@@ -46,9 +46,6 @@ def pack(
 
     Returns:
         Rows ``{input_ids: list<int32>, document_ids: list<int32>}``.
-
-    Raises:
-        UserError: the documents do not fill one sequence.
     """
     from datasets import Features, List, Value
 

@@ -84,9 +84,6 @@ def draw(
     """Draw ``trials`` prompts of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
 
     A prompt depends on (seed, trial, length) alone.
-
-    Raises:
-        UserError: an unknown form, or lengths without room for any filler.
     """
     prompts: list[PasskeyPrompt] = []
     problems: list[Problem] = []
@@ -116,9 +113,6 @@ def grid(
     """Return ``trials`` questions at every length and depth; ``reply`` tokens of a length are for the answer.
 
     A key depends on (seed, trial, length, depth) alone.
-
-    Raises:
-        UserError: invalid trials, depths, seed or form, or lengths without room for any filler.
     """
     problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
     problems += [Problem("depths", depth, "outside 0 to 1", "give shares") for depth in depths if not 0 <= depth <= 1]
@@ -132,7 +126,7 @@ def grid(
             for trial in range(trials):
                 generator = np.random.Generator(np.random.PCG64((seed, trial, length, round(depth * 1_000_000))))
                 key = int(generator.integers(1, LARGEST_KEY, endpoint=True))
-                shortest = max(shortest, _shortest(tokenizer, key, form) + reply)
+                shortest = max(shortest, len(prompt_ids(text(form, 0, 0, key), tokenizer)) + reply)
                 prompt = partial(write, tokenizer, length, key, depth, form, trial, reply)
                 questions.append(PasskeyQuestion(length, depth, trial, prompt))
         if length < shortest:
@@ -147,11 +141,7 @@ def published(
     lengths: Sequence[int] = PUBLISHED_LENGTHS,
     trials: int = PUBLISHED_TRIALS,
 ) -> list[PasskeyQuestion]:
-    """Return the published questions: seeds 0 .. ``trials`` - 1 at each nominal length.
-
-    Raises:
-        UserError: no trials, or lengths without any filler.
-    """
+    """Return the published questions: seeds 0 .. ``trials`` - 1 at each nominal length."""
     characters = {length: int(3.75 * length) // 1024 * 1024 for length in lengths}
 
     def ask(length: int, seed: int) -> PasskeyPrompt:
@@ -186,9 +176,6 @@ def write(
 ) -> PasskeyPrompt:
     """Return the longest prompt of at most ``length - reply`` tokens; depth 0 puts the key before the filler, 1 after
     it.
-
-    Raises:
-        UserError: an unknown form, or a length without room for any filler.
     """
 
     def prompt(units: int) -> str:
@@ -199,7 +186,7 @@ def write(
         return len(prompt_ids(prompt(units), tokenizer)) + reply <= length
 
     if not fits(0):
-        shortest = _shortest(tokenizer, key, form)
+        shortest = len(prompt_ids(text(form, 0, 0, key), tokenizer))
         wrong = f"without any filler the prompt has {shortest} tokens"
         raise UserError(Problem("passkey_lengths", length, wrong, f"give {shortest + reply} or more"))
     low, high = 0, 1
@@ -212,19 +199,11 @@ def write(
 
 
 def text(form: str, before: int, after: int, key: int) -> str:
-    """Return the five lines, with ``before`` and ``after`` units of filler around the key.
-
-    Raises:
-        UserError: an unknown form.
-    """
+    """Return the five lines, with ``before`` and ``after`` units of filler around the key."""
     if form not in FORMS:
         raise UserError(Problem("passkey_form", form, "no such form", did_you_mean(form, FORMS)))
     filler = FORMS[form]
     return "\n".join((TASK, filler(before), _KEY.format(key=key), filler(after), _QUESTION))
-
-
-def _shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
-    return len(prompt_ids(text(form, 0, 0, key), tokenizer))
 
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:

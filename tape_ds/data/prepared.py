@@ -31,14 +31,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from tape_ds import building, storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import Document, Shard, parse_all
 from tape_ds.data.sources.arrow import (
     MANIFEST,
+    PARTS,
     PREPARE_AGAIN,
     RECORDS,
+    SHARD_TOKENS,
     DataManifest,
     Settings,
     ShardEntry,
@@ -52,9 +55,6 @@ from tape_ds.errors import Problem, UserError, raise_if_any, redacted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-SHARD_TOKENS = 100_000_000  # 400 MB
-PARTS = 64
 
 # A record batch ends at either; larger ones cost memory, smaller ones time when single documents are read.
 _BATCH_DOCUMENTS = 256
@@ -76,19 +76,12 @@ def prepare(
     """Tokenise ``specs`` into ``folder``, or resume it.
 
     Args:
-        specs: see :mod:`tape_ds.data.sources`.
-        tokenizer: any of transformers; with its special tokens, never truncating.
+        specs, tokenizer, split, bad_rows: as for :func:`tape_ds.data.tokenized.tokenize`.
         folder: new, empty, or of an earlier call with the same arguments.
-        split: ``"train"`` or ``"heldout"``.
         shard_tokens: a shard ends with the document that reaches it.
         parts: the most tasks; more than ``processes``, so that none waits long for the last.
         processes: 1: this one.
-        bad_rows: where unreadable rows count; by default the first is refused.
         report: called after each new shard, in the process that wrote it; picklable.
-
-    Raises:
-        UserError: an invalid spec or its data, no tokens, other arguments than the folder's, a folder with other
-            contents or used by another call, a killed process, a full disk.
     """
     from datasets import DatasetInfo
 
@@ -110,7 +103,10 @@ def prepare(
         shard_tokens=shard_tokens,
         parts=parts,
     )
-    _check_folder(folder, settings)
+    if folder.is_dir() and is_prepared(folder):
+        _check_same(folder, settings)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(Problem("output", str(folder), "holds something else", "name a new folder"))
     if (folder / MANIFEST).is_file() and not check_manifest(folder, "output", str(folder)):
         _count(folder, bad_rows)
         return read_manifest(folder)
@@ -154,12 +150,8 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
         return [Problem("check", str(folder), wrong, PREPARE_AGAIN) for wrong in pool.map(damage, shards) if wrong]
 
 
-def _check_folder(folder: Path, settings: Settings) -> None:
-    """Raise unless ``folder`` is new, empty, or was begun with ``settings``; name all that differ."""
-    if not (folder.is_dir() and is_prepared(folder)):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(Problem("output", str(folder), "holds something else", "name a new folder"))
-        return
+def _check_same(folder: Path, settings: Settings) -> None:
+    """Raise unless ``folder`` was begun with ``settings``; name all that differ."""
     plan = folder / RECORDS / "plan.json"
     try:
         if (folder / MANIFEST).is_file():
@@ -182,13 +174,7 @@ def _check_folder(folder: Path, settings: Settings) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Create and lock ``folder``.
-
-    Raises:
-        UserError: another process has locked it, or it cannot be created.
-    """
-    from filelock import FileLock, Timeout
-
+    """Create and lock ``folder``."""
     try:
         (folder / RECORDS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -281,10 +267,6 @@ def _in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], processes: i
     """Map ``work`` over the tasks; the first failure ends the others at once.
 
     With fewer tasks than processes, the tokenizers library gets the remaining cores as threads.
-
-    Raises:
-        UserError: a process was killed from outside.
-        Exception: the first that a task raised.
     """
     if processes == 1 or not tasks:
         return list(map(work, tasks))

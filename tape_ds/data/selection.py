@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.compute
 
 from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
@@ -66,13 +67,10 @@ def select(
         max_documents: reading ends at this number of long enough documents, so that a corpus too large to tokenise can
             be used; only those are stored, and both numbers are part of the cache's key. None: all documents are
             tokenised and stored, and ``min_tokens`` may change without tokenising again.
-
-    Raises:
-        UserError: an invalid spec or its data, or no document left.
     """
     from datasets import concatenate_datasets
 
-    identity, room = tokenizer_fingerprint(tokenizer), max_documents
+    identity, room = tokenizer_fingerprint(tokenizer), max_documents  # room: documents still wanted
     parts: list[Selection] = []
     bad_rows = bad_rows or BadRows()
     for source in parse_all(specs, FIELD_OF[split], bad_rows):
@@ -111,11 +109,8 @@ def _first(
     """Return the first ``count`` documents of a text source that have ``min_tokens``; the others are not stored."""
     from datasets import Dataset, load_from_disk
 
-    def name() -> str:
-        origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
-        return cache.key("first", format=FORMAT, **origin, min_tokens=min_tokens, count=count)
-
-    key = cache.known(cache_dir, name)
+    origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
+    key = cache.key("first", format=FORMAT, **origin, min_tokens=min_tokens, count=count)
     features = document_features()
     source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
     read = {"tokens": 0, "read_documents": 0, "read_tokens": 0}
@@ -146,8 +141,6 @@ def _first(
 
 def token_counts(rows: "Dataset") -> np.ndarray:
     """Return the tokens of each row, int64 [rows], from the list offsets: no token is read."""
-    import pyarrow.compute
-
     stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
     chosen = rows._indices  # of a selection: which of the stored rows it has
     return stored if chosen is None else stored[chosen.column(0).to_numpy()]

@@ -71,9 +71,6 @@ class Stream:
         """Yield the worker's tokens after the first ``skip``: int32 [n] for each document, n >= 1.
 
         Endless unless no shard has a token.
-
-        Raises:
-            UserError: unreadable data.
         """
         passed = 0
         empty = set()

@@ -63,9 +63,6 @@ def tokenize(
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>}``.
-
-    Raises:
-        UserError: an invalid spec or its data.
     """
     from datasets import concatenate_datasets
 
@@ -106,10 +103,8 @@ def tokenize_source(
     # the key of a tokenizer with BOS changed when doubled ones were left out
     once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
     source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
-
-    def name() -> str:
-        data = source.fingerprint()
-        return cache.key("documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once)
+    data = source.fingerprint()
+    key = cache.key("documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once)
 
     def token_rows() -> Iterator[dict[str, Any]]:
         if not isinstance(source, TokenSource):
@@ -128,7 +123,7 @@ def tokenize_source(
     def rows() -> Iterator[dict[str, Any]]:
         return cache.some(token_rows(), source.problem("no document has any token", "name data that hold text"))
 
-    return cache.rows(cache_dir, cache.known(cache_dir, name), document_features(), rows, source_bad_rows)
+    return cache.rows(cache_dir, key, document_features(), rows, source_bad_rows)
 
 
 def document_features() -> "Features":

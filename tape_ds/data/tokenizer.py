@@ -20,9 +20,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from sentencepiece import SentencePieceTrainer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tape_ds import building
 from tape_ds.data import cache
@@ -30,11 +32,9 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.models.loading import model_folder, sentencepiece_tokenizer
 from tape_ds.models.loading.config_file import unreadable
 from tape_ds.registration import register
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Part of every key: raise it when the code below gives another tokenizer for the same documents.
 FORMAT = 1
@@ -65,7 +65,7 @@ def train(
     *,
     max_characters: int = MAX_CHARACTERS,
     field: str = "train_data",
-) -> "PreTrainedTokenizerBase":
+) -> PreTrainedTokenizerBase:
     """Train on the training documents of ``specs``, save in ``folder`` and load from there.
 
     Args:
@@ -74,13 +74,7 @@ def train(
         folder: new; its parents are created.
         max_characters: the most text, drawn by :func:`sample`.
         field: of the specs, for messages.
-
-    Raises:
-        UserError: an invalid spec, no text, a vocabulary that the text is too small or too varied for (with the nearest
-            possible size), an existing folder.
     """
-    from transformers import AutoTokenizer
-
     folder = Path(folder)
     if folder.exists():
         raise UserError(Problem("output", str(folder), "exists", "name a new folder"))
@@ -91,27 +85,23 @@ def train(
 
 def cached(
     specs: Sequence[str], vocab_size: int, cache_dir: str | Path, skip_bad_rows: int | None = None
-) -> "PreTrainedTokenizerBase":
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer of :func:`train`, from ``cache_dir`` if it is there; it is trained by one process. Up to
     ``skip_bad_rows`` unreadable rows are left out."""
-    from transformers import AutoTokenizer
-
     sources = _text_sources(specs, "train_data", BadRows(skip_bad_rows))
     settings = {"vocab_size": vocab_size, "max_characters": MAX_CHARACTERS, **SETTINGS}
-
-    def name() -> str:
-        fingerprints = [source.fingerprint() for source in sources]
-        return cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
+    fingerprints = [source.fingerprint() for source in sources]
+    key = cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
 
     def build(folder: Path) -> None:
         _save(_sentencepiece(sources, vocab_size, MAX_CHARACTERS), folder)
 
-    return AutoTokenizer.from_pretrained(building.folder(cache_dir, cache.known(cache_dir, name), build))
+    return AutoTokenizer.from_pretrained(building.folder(cache_dir, key, build))
 
 
 def load(
     name_or_path: str, field: str = "tokenizer", *, trust_remote_code: bool | None = None
-) -> "PreTrainedTokenizerBase":
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
     Args:
@@ -119,14 +109,7 @@ def load(
         field: of the recipe, or an option, for messages.
         trust_remote_code: run a class that comes with it (transformers itself would stop and ask); None: do not, and
             the command has no such option.
-
-    Raises:
-        UserError: a missing or unreadable tokenizer, or one that needs such a class.
     """
-    from transformers import AutoTokenizer
-
-    from tape_ds.models.loading import model_folder
-
     try:
         folder = model_folder.resolve(name_or_path, with_weights=False)
         register()  # AutoTokenizer reads the configuration of the folder too
@@ -138,13 +121,13 @@ def load(
         raise unreadable(error, "tokenizer", field, name_or_path, remedy, trust_remote_code) from error
 
 
-def begins(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+def begins(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the BOS that a tokenizer puts before every text, or None."""
     begin: int | None = tokenizer.bos_token_id
     return begin if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else None
 
 
-def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str]:
+def bos_note(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, str]:
     """Return a line for a run's outline if a Llama's tokenizer does not add the model's BOS to texts.
 
     transformers 5 reads a ``tokenizer.model`` that way unless tokenizer_config.json has ``add_bos_token``. A
@@ -161,7 +144,7 @@ def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str
     return {"BOS": f"the tokenizer puts no {tokenizer.bos_token} before a text; {remedy}"}
 
 
-def save(tokenizer: "PreTrainedTokenizerBase", folder: str | Path) -> None:
+def save(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
     """Save a tokenizer so that transformers 4.45 and later read it too (earlier ones cannot read its
     ``tokenizer.json``)."""
     tokenizer.save_pretrained(folder)
@@ -218,8 +201,6 @@ def _text_sources(specs: Sequence[str], field: str, bad_rows: BadRows | None = N
 
 def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: int) -> bytes:
     """Return a trained ``tokenizer.model``."""
-    from sentencepiece import SentencePieceTrainer
-
     # a list, because sentencepiece would replace an error of the data by another
     lines = [
         line[start : start + _LINE]
@@ -249,10 +230,6 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
 
 def _save(model: bytes, folder: Path) -> None:
     """Write the folder from a sentencepiece model."""
-    from transformers import PreTrainedTokenizerFast
-
-    from tape_ds.models.loading import sentencepiece_tokenizer
-
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}

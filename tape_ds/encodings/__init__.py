@@ -12,43 +12,22 @@ from typing import Any, TypeVar
 
 from tape_ds.encodings import catalogue, scaling
 from tape_ds.encodings.options import ModelConfig, Options
-from tape_ds.encodings.registry import available, check_options, entry_of, options, register
+from tape_ds.encodings.registry import available, check_options, options, options_of, register
 from tape_ds.errors import Problem
 
-__all__ = ["ModelConfig", "Options", "available", "catalogue", "check_options", "options", "register"]
+__all__ = ["ModelConfig", "Options", "available", "catalogue", "check_options", "options", "options_of", "register"]
 
 Config = TypeVar("Config", bound=ModelConfig)
 _LLAMA = ("rope", "yarn")
 """Encodings that a plain Llama computes too."""
 
 
-def learns(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether an encoding with these options has parameters."""
-    chosen = entry_of(name).options(**given)
-    return chosen.learns or chosen.abacus
-
-
-def reads_tokens(name: str) -> bool:
-    """Return whether an encoding's positions follow from the token ids, and position ids are ignored."""
-    return entry_of(name).options.reads_tokens
-
-
-def biases_scores(name: str) -> bool:
-    """Return whether an encoding may add to the scores of attention."""
-    return entry_of(name).options.biases_scores
-
-
 def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Return the given options, and those that the encoding takes from a tokenizer by default."""
-    chosen = entry_of(name).options(**given)
+    chosen = options_of(name, given)
     filled = chosen.for_tokenizer(tokenizer)
     changed = {each.name for each in fields(chosen) if getattr(filled, each.name) != getattr(chosen, each.name)}
     return {**given, **{name: getattr(filled, name) for name in changed}}
-
-
-def default_rope_parameters(name: str, window: int) -> dict[str, Any]:
-    """Return ``rope_parameters`` of a model made from scratch for ``window`` tokens."""
-    return entry_of(name).options().default_rope_parameters(window)
 
 
 def plain(config: Config, rope_parameters: Mapping[str, Any]) -> Config:

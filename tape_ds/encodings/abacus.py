@@ -21,7 +21,6 @@ from torch import Tensor
 from tape_ds.encodings import base, documents
 from tape_ds.encodings.on_device import Constant
 from tape_ds.encodings.options import ModelConfig, Options
-from tape_ds.encodings.place_table import PlaceTable
 
 
 class AbacusEncoding(base.PositionEncoding):
@@ -34,7 +33,7 @@ class AbacusEncoding(base.PositionEncoding):
     def __init__(self, config: ModelConfig, options: Options, inner: base.PositionEncoding):
         super().__init__(config, options)
         self.inner = inner
-        self.digits = PlaceTable(options.abacus_places, config.hidden_size)
+        self.digits = base.PlaceTable(options.abacus_places, config.hidden_size)
         self.digit_ids = Constant(np.array(options.abacus_digits or (), np.int64))
         self.shift = options.abacus_shift
         self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact
@@ -47,11 +46,7 @@ class AbacusEncoding(base.PositionEncoding):
         return self.shift > 0 or self.inner.draws
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
-        """Return the inner encoding's places, and behind them those within numbers.
-
-        Raises:
-            ValueError: embeddings were given instead of token ids.
-        """
+        """Return the inner encoding's places, followed by those within numbers."""
         if context.ids_BT is None:
             raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
         past_BSN = None if context.past_BSN is None or not self.inner.remembers else context.past_BSN[..., :-1]
@@ -96,12 +91,8 @@ class AbacusEncoding(base.PositionEncoding):
 
 
 def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
-    """Place of each digit within its number, from 1; 0 for other tokens. int64 [B, S].
-
-    Args:
-        digits_BS: whether a token is a digit.
-        documents_BS: documents may be interleaved, and numbers do not run on from one into another; None: one document.
-    """
+    """Place of each digit within its number, from 1; 0 for other tokens; int64 [B, S]. Documents may be interleaved,
+    and numbers do not run on from one into another."""
     order_BS, begins = None, torch.zeros_like(digits_BS)
     if documents_BS is not None:
         order_BS, begins = documents.together(documents_BS)

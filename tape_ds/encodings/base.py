@@ -63,7 +63,6 @@ class TokenContext(NamedTuple):
         return past.index_copy(1, torch.arange(new.shape[1], device=new.device) + self.offset, new)
 
     def of_this_call(self, whole_BSN: Tensor, tokens: int) -> Tensor:
-        """Return the part of a [B, S, ...] tensor that belongs to the ``tokens`` of this call."""
         if self.past_BSN is None:
             return whole_BSN
         if not isinstance(self.offset, Tensor):
@@ -92,7 +91,7 @@ class PositionEncoding(nn.Module):
         """Whether a forward in training draws from torch's CPU generator."""
         return self.random_shift > 0
 
-    def positions_for(self, positions_BT: Tensor, concontext: TokenContext) -> Tensor:
+    def positions_for(self, positions_BT: Tensor, context: TokenContext) -> Tensor:
         """Return where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
 
         Args:
@@ -102,7 +101,6 @@ class PositionEncoding(nn.Module):
         return self.shifted(positions_BT)[..., None]
 
     def shifted(self, positions_BT: Tensor) -> Tensor:
-        """Return the positions with the random offset of training, if any."""
         if not self.training or not self.random_shift:
             return positions_BT
         return positions_BT + torch.randint(self.random_shift + 1, (), device="cpu").item()
@@ -132,7 +130,6 @@ class PositionLayer(nn.Module):
     """Whether attention without a fused kernel keeps a bias of this layer for the backward."""
 
     def __init__(self, *made_of: Any):
-        """Accept a configuration, options and the layer's index; unused here."""
         super().__init__()
 
     def observe(self, x_BTD: Tensor, heads: slice = EVERY_HEAD) -> Tensor | None:
@@ -248,3 +245,10 @@ class Weight(Parameters):
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
         constant(self.weight, 0.0) if self.zero_init else normal(self.weight)
+
+
+class PlaceTable(Weight):
+    """Learned embedding [rows, D] of a place in a segment (``bipe_*``) or in a number (Abacus)."""
+
+    def forward(self, places: Tensor) -> Tensor:
+        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)  # later ones share the last

@@ -16,7 +16,6 @@ from tape_ds.encodings.alibi import AlibiLayer
 from tape_ds.encodings.catalogue import BipeOptions
 from tape_ds.encodings.on_device import Constant
 from tape_ds.encodings.options import ModelConfig
-from tape_ds.encodings.place_table import PlaceTable
 from tape_ds.encodings.rope import RopeEncoding
 
 
@@ -31,14 +30,10 @@ class BipeRopeEncoding(RopeEncoding):
     def __init__(self, config: ModelConfig, options: BipeOptions):
         super().__init__(config, options)
         self.separators = Constant(np.array(options.separators or (), np.int64))
-        self.intra = PlaceTable(options.segment_length, config.hidden_size)
+        self.intra = base.PlaceTable(options.segment_length, config.hidden_size)
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
-        """Segments are counted within each document, through the cache.
-
-        Raises:
-            ValueError: embeddings were given instead of token ids.
-        """
+        """Segments are counted within each document, through the cache."""
         if context.ids_BT is None:
             raise ValueError("bilevel positions follow from the tokens: give input_ids, not inputs_embeds")
         ends_BT1 = torch.isin(context.ids_BT, self.separators.on(context.ids_BT.device)).long()[..., None]
@@ -64,12 +59,7 @@ class BipeAlibiLayer(AlibiLayer):
 
 
 def count_segments(ends_BS: Tensor, documents_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of each token's segment within its document, and its place in that segment; both [B, S].
-
-    Args:
-        ends_BS: 1 where a token ends its segment, else 0.
-        documents_BS: documents may be interleaved.
-    """
+    """Number of each token's segment within its document, and its place in that segment; both [B, S]."""
     order_BS, begins_document = documents.together(documents_BS)
     ends = ends_BS.gather(1, order_BS)
     places = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)

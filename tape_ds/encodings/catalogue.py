@@ -316,14 +316,12 @@ class RepoOptions(Options):
     no_dynamic_scaling = "dynamic scaling follows the length in tokens, these positions are predicted"
 
     def first_predicted(self, layers: int) -> int:
-        """Return the first of a model's ``layers`` that predicts."""
         return layers // 3 if self.start_layer is None else self.start_layer
 
     def stretches(self, layers: int) -> list[int]:
         return sorted({0, self.first_predicted(layers)})
 
     def inner_width(self, hidden: int) -> int:
-        """Return the inner width for a model of this hidden size."""
         return hidden // 8 if self.width is None else self.width
 
     def problems_with(self, config: ModelConfig) -> list[Problem]:

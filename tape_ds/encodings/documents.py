@@ -18,12 +18,8 @@ def together(documents_BS: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def running_sums(numbers_BCT: Tensor, documents_BT: Tensor | None) -> Tensor:
-    """Return the sums of a number a token over its document, up to and with the token, among the tokens of one call.
-
-    Args:
-        numbers_BCT: C sums run beside each other.
-        documents_BT: document of every token, -1 = padding, which counts as 0; None: one document without padding.
-    """
+    """Return the sums of numbers [B, C, T] over each token's document, up to and with the token, among the tokens of
+    one call. Document -1 is padding, which counts as 0; None: one document without padding."""
     if documents_BT is None:
         return numbers_BCT.cumsum(-1)
     order_BT, begins_BT = together(documents_BT)
@@ -37,14 +33,8 @@ def running_sums(numbers_BCT: Tensor, documents_BT: Tensor | None) -> Tensor:
 
 
 def last_cached(documents_BS: Tensor, offset: int | Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return where the last cached token of each new token's document stands (0 where there is none), and whether there
-    is one; both [B, T].
-
-    Args:
-        documents_BS: of every key, -1 = padding; at a tensor offset of the cache's whole buffer.
-        offset: how many keys are cached, and place of the first new token.
-        tokens: how many are new.
-    """
+    """Return the place of the last cached token of each new token's document (0 where there is none), and whether there
+    is one; both [B, T]. At a tensor offset ``documents_BS`` is of the cache's whole buffer."""
     places_S = torch.arange(documents_BS.shape[1], device=documents_BS.device)
     new_BT = documents_BS.index_select(1, places_S[:tokens] + offset)
     cached_BS = documents_BS.masked_fill(places_S >= offset, -1)

@@ -80,7 +80,6 @@ class FoxLayer(base.PositionLayer):
         return torch.cat((q_BHTK, reads_BHTE), dim=-1), torch.cat((k_BGTK, columns), dim=-1)
 
     def scaled(self, q_BHTX: Tensor, factors_B1T1: Tensor) -> Tensor:
-        """Leave the columns that read the sums as they are."""
         q_BHTK, reads_BHTE = q_BHTX.split((self.head_dim, q_BHTX.shape[-1] - self.head_dim), dim=-1)
         return torch.cat((super().scaled(q_BHTK, factors_B1T1), reads_BHTE), dim=-1)
 
@@ -91,11 +90,7 @@ class FoxLayer(base.PositionLayer):
         documents_BS: Tensor | None,
         offset: int | Tensor,
     ) -> Tensor:
-        """Put the sums of ``-log f`` over the document in place of ``log f``.
-
-        Raises:
-            ValueError: a cache that does not keep its keys as they are.
-        """
+        """Put the sums of ``-log f`` over the document in place of ``log f``."""
         k_BGTK, columns_BGTE = k_BGTX.split((self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1)
         numbers_BGRT = self._numbers(columns_BGTE)
         tokens, device = k_BGTX.shape[2], k_BGTX.device

@@ -49,15 +49,8 @@ def features(positions_BT: Tensor, slopes_G: Tensor, grids_3P: Tensor) -> Tensor
 
 
 def log_kernel(query_marks: Tensor, key_marks: Tensor) -> Tensor:
-    """``ln max(e_n . e_m, FLOOR)``, at least in fp32.
-
-    Args:
-        query_marks: [B, H, t, C].
-        key_marks: [B, G, s, C]; query head h reads head h // (H / G).
-
-    Returns:
-        [B, H, t, s].
-    """
+    """``ln max(e_n . e_m, FLOOR)`` [B, H, t, s], at least in fp32, from marks [B, H, t, C] and [B, G, s, C]; query head
+    h reads head h // (H / G)."""
     groups = key_marks.shape[1]
     queries = upcast(query_marks).unflatten(1, (groups, -1)).flatten(2, 3)
     products = queries @ upcast(key_marks).transpose(-1, -2)

@@ -40,15 +40,9 @@ class Constant:
 
 
 def refuse_above(numbers: Tensor, limit: float, message: str) -> None:
-    """Refuse numbers above a limit; on a GPU the device itself looks, and stops the process with the message.
+    """Raise ValueError where a number is above a limit; a GPU checks without the host, and stops the process.
 
-    Args:
-        numbers: of any shape.
-        limit: what each of them may be.
-        message: with ``{}`` in the place of the largest number, which a GPU does not tell.
-
-    Raises:
-        ValueError: the message.
+    ``message`` has ``{}`` in place of the largest number, which a GPU does not give.
     """
     above = (numbers > limit).any()
     if above.is_cuda:

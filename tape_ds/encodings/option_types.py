@@ -24,12 +24,9 @@ def _section(options: Any) -> Any:
     return create_model(options.__name__, __base__=_Options, **members)  # type: ignore[call-overload]
 
 
-def problems(options: Any, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with each of the ``given`` fields of a dataclass of options by itself."""
-    found = _section(options).check(given)
-    return [
-        dataclasses.replace(
-            each, field=f"position_options.{each.field}", wrong=each.wrong.replace("unknown field", "unknown option")
-        )
-        for each in found
-    ]
+def problems(encoding: str, options: Any, given: Mapping[str, Any]) -> list[Problem]:
+    found = []
+    for each in _section(options).check(given):
+        wrong = f"{encoding} has no such option" if each.wrong == "unknown field" else each.wrong
+        found.append(dataclasses.replace(each, field=f"position_options.{each.field}", wrong=wrong))
+    return found

@@ -36,7 +36,6 @@ class ModelConfig(Protocol):
 
 
 def bounded(default: Any, **bounds: float) -> Any:
-    """Return a dataclass field with pydantic's bounds (``ge=1``)."""
     return field(default=default, metadata=bounds)
 
 
@@ -74,13 +73,13 @@ class Options:
 
     @property
     def learns(self) -> bool:
+        """Whether the encoding has parameters, those of abacus left out."""
         return False
 
     def problem(self, name: str, wrong: str, remedy: str) -> Problem:
         return Problem(f"position_options.{name}", getattr(self, name), wrong, remedy)
 
     def problems(self) -> list[Problem]:
-        """Return contradictions among the options, whose types and bounds are right."""
         found = []
         digits, layers = self.abacus_digits, self.nope_layers
         if not self.abacus:
@@ -107,7 +106,6 @@ class Options:
         return found
 
     def problems_with(self, config: ModelConfig) -> list[Problem]:
-        """Return contradictions between the options and the model's other fields."""
         found = []
         layers, count = self.nope_layers, config.num_hidden_layers
         if self.abacus and self.abacus_digits is None:
@@ -133,17 +131,14 @@ class Options:
         return found
 
     def has_positions(self, layer: int) -> bool:
-        """Return whether a layer, counted from 0, is not one of ``nope_layers``."""
         if isinstance(self.nope_layers, list):
             return layer not in self.nope_layers
         return self.nope_layers is None or (layer + 1) % self.nope_layers != 0
 
     def scales_queries(self, layer: int) -> bool:
-        """Return whether ``log_scale`` applies to a layer, counted from 0."""
         return self.log_scale == "all" or (self.log_scale == "nope_layers" and not self.has_positions(layer))
 
     def last_placed(self, layers: int) -> int:
-        """Return the last layer with positions, of a model of ``layers`` layers whose configuration was checked."""
         return next(layer for layer in reversed(range(layers)) if self.has_positions(layer))
 
     def alike(self, layers: int) -> dict[int, int]:
@@ -182,11 +177,9 @@ class Options:
         return replace(self, abacus_digits=digits) if digits and not joined else self
 
     def default_rope_parameters(self, window: int) -> dict[str, Any]:
-        """Return ``rope_parameters`` of a model made from scratch for ``window`` tokens."""
         return {"rope_type": "default", "rope_theta": 10_000.0}
 
     def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-        """Return ``rope_parameters`` as they are used on texts of ``length`` tokens."""
         return rope_parameters
 
     def changes_at(self, length: int, window: int) -> dict[str, Any]:

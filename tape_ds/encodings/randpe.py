@@ -33,11 +33,7 @@ class RandpeEncoding(RopeEncoding):
         self.fixed_draw = Constant(np.sort(generator.permutation(self.max_range)[:length]))
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
-        """Return the drawn position of each, and for dynamic scaling what RoPE adds.
-
-        Raises:
-            ValueError: a position beyond ``max_position_embeddings`` in training.
-        """
+        """Return the drawn position of each, and for dynamic scaling what RoPE adds."""
         if self.training:
             refuse_above(
                 positions_BT,

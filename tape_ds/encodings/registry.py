@@ -42,9 +42,6 @@ def register(
         options: dataclass of its ``position_options``.
         encoding: runs once per forward; a class, or ``module.Class``.
         layer: runs in every block.
-
-    Raises:
-        ValueError: another encoding has this name.
     """
     entry = EncodingEntry(options, encoding, layer)
     if _ENTRIES.setdefault(name, entry) != entry:
@@ -52,41 +49,31 @@ def register(
 
 
 def available() -> list[str]:
-    """Return the names that ``position_encoding`` takes."""
     return sorted(_ENTRIES)
 
 
 def entry_of(name: str) -> EncodingEntry:
-    """Return what was registered for ``name``.
-
-    Raises:
-        UserError: an unknown name.
-    """
     raise_if_any(check_options(name, {}))
     return _ENTRIES[name]
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with an encoding's name or its options."""
     if name not in _ENTRIES:
         return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _ENTRIES))]
     kind = _ENTRIES[name].options
-    return option_types.problems(kind, given) or kind(**given).problems()
+    return option_types.problems(name, kind, given) or kind(**given).problems()
+
+
+def options_of(name: str, given: Mapping[str, Any]) -> Options:
+    raise_if_any(check_options(name, given))
+    return _ENTRIES[name].options(**given)
 
 
 def options(config: ModelConfig) -> Options:
-    """Return ``config.position_options`` as the encoding's dataclass.
-
-    Raises:
-        UserError: an unknown encoding, or impossible options.
-    """
-    given = config.position_options or {}
-    raise_if_any(check_options(config.position_encoding, given))
-    return _ENTRIES[config.position_encoding].options(**given)
+    return options_of(config.position_encoding, config.position_options or {})
 
 
 def build(config: ModelConfig) -> PositionEncoding:
-    """Return the once-per-forward part of the encoding that ``config`` names."""
     chosen = options(config)
     encoding: PositionEncoding = imported(_ENTRIES[config.position_encoding].encoding)(config, chosen)
     if not chosen.abacus:
@@ -108,7 +95,6 @@ def build_layer(config: ModelConfig, layer_idx: int) -> PositionLayer:
 
 
 def imported(named: str | type) -> Any:
-    """Return a class, imported where it is only named."""
     if not isinstance(named, str):
         return named
     module, _, name = named.rpartition(".")

@@ -20,23 +20,17 @@ WINDOW = "original_max_position_embeddings"
 
 
 def available() -> list[str]:
-    """Return names for ``rope_parameters["rope_type"]``."""
     return sorted(_TYPES)
 
 
 def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """Angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 but for YaRN).
-
-    Args:
-        parameters: transformers' ``rope_parameters``, complete (``rope_type``, ``rope_theta`` and the type's own).
-        head_size: K, even.
-    """
+    """Angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 except with YaRN), from complete
+    ``rope_parameters``."""
     function, _, _ = _TYPES[parameters["rope_type"]]
     return function(parameters, head_size)
 
 
 def same(one: Parameters, other: Parameters, head_size: int) -> bool:
-    """Return whether both give the same angles at every position and length."""
     if is_dynamic(one) or is_dynamic(other) or dict(one) == dict(other):
         return dict(one) == dict(other)
     (mine, my_factor), (theirs, their_factor) = (frequencies(each, head_size) for each in (one, other))
@@ -59,13 +53,7 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
 
 def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str, Any]:
     """Return the same angles as transformers' ``longrope``, which has a factor for each frequency: for families that
-    allow no other scaling. Not for ``dynamic``.
-
-    Args:
-        parameters: complete.
-        head_size: rotated columns of a head.
-        window: tokens of context before scaling; the factors are the same below and above it.
-    """
+    allow no other scaling. Not for ``dynamic``. ``window``: tokens of context before scaling."""
     scaled, attention_factor = frequencies(parameters, head_size)
     factors = (_plain(parameters, head_size) / scaled).tolist()
     return {
@@ -80,7 +68,6 @@ def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str
 
 
 def named(rope_type: str) -> set[str]:
-    """Return the names of a type's own parameters; none for an unknown type."""
     _, required, optional = _TYPES.get(rope_type, (None, (), ()))
     return {*required, *optional}
 
@@ -135,7 +122,6 @@ def _check_number(key: str, value: Any) -> list[Problem]:
 
 
 def _check_order(parameters: Parameters) -> list[Problem]:
-    """Both bands run from a lower to a higher bound."""
     problems = []
     for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
         low = parameters.get(lower) or _BETAS.get(lower)

@@ -166,5 +166,4 @@ class TapeLayer(base.PositionLayer):
 
 
 def current(start_B1TC: Tensor, state: Tensor | None) -> Tensor:
-    """Return ``e`` in fp32 [B, G or 1, T, C]."""
     return start_B1TC if state is None else start_B1TC + state

@@ -129,7 +129,6 @@ class Update(NamedTuple):
     """Whether every pair (cos_j, sin_j) of the new state gets the modulus of its start back."""
 
     def halves(self) -> tuple[Update, Update]:
-        """Return the same for cosines and sines alone, each with its modules."""
         return self._half(0, "cos"), self._half(1, "sin")
 
     def _half(self, at: int, name: str) -> Update:
@@ -160,7 +159,6 @@ def across_heads(of: Update) -> Tensor:
 
 
 def across_heads_separately(of: Update) -> Tensor:
-    """:func:`across_heads` by two sets of matrices and one gate."""
     return _finished(of, torch.cat([across_heads(half) for half in of.halves()], dim=-1))
 
 
@@ -204,7 +202,6 @@ def _step_by_step(
 
 
 def _finished(of: Update, state: Tensor) -> Tensor:
-    """Return an ablation's new deviation, with ``state_norm`` applied."""
     if not of.unit:
         return state
     return restore_modulus(of.start, state.to(torch.promote_types(state.dtype, of.start.dtype))).to(of.dtype)
@@ -238,7 +235,6 @@ class UpdateForm(NamedTuple):
     """Whether W_up and W_down come twice."""
 
     def projections(self, config: ModelConfig, rank: int) -> tuple[nn.Module, nn.Module]:
-        """W_up, zero, and W_down."""
         channels = self.channels(config)
 
         def expand() -> nn.Module:

@@ -7,7 +7,7 @@ Both published forms are read: ``rope_scaling`` and ``rope_theta`` (transformers
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tape_ds.encodings import scaling
@@ -91,61 +91,67 @@ class TrainedRope:
 
 
 def read(config: Mapping[str, Any], name: str) -> TrainedRope:
-    """Return the RoPE of a model; where it has one for each kind of layer, that of layers that see everything.
-
-    Args:
-        config: content of its ``config.json``, or ``to_dict()`` of its configuration.
-        name: of the model, for messages.
-
-    Raises:
-        UserError: no length, or a setting of RoPE whose meaning is not known here.
-    """
+    """Return the RoPE of a model from its ``config.json`` (or ``to_dict()`` of its configuration); where it has one for
+    each kind of layer, that of layers that see everything. ``name`` is for messages."""
+    model_type = config.get("model_type")
+    foreign, is_own = model_type not in _OURS, model_type in OWN_TYPES
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    foreign = config.get("model_type") not in _OURS
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
         stated = stated[FULL]
     length = native_length(config)
     raise_if_any([Problem("model", name, *reason) for reason in _unreadable(config, stated, length)])
     assert length is not None  # else it was unreadable
+
     given = {key: value for key, value in stated.items() if value is not None}
-    old_name = given.pop("type", "default")
-    rope_type = given.pop("rope_type", old_name)
+    rope_type = given.pop("rope_type", given.pop("type", "default"))
     thetas = (given.pop("rope_theta", None), config.get("rope_theta"), _THETA)
-    theta = next(each for each in thetas if each is not None)
     named = [given.pop(WINDOW, None), config.get(WINDOW)]
     if rope_type in _FROM_WINDOW:
         named.reverse()  # in the order of transformers
-    elif rope_type == "dynamic" and config.get("model_type") not in OWN_TYPES:
+    elif rope_type == "dynamic" and not is_own:
         named = [length]  # transformers counts from max_position_embeddings alone
     window = next((each for each in named if each is not None), None)
     if rope_type == "yarn":
         given = _with_attention_factor(given, length, window)
-    share = given.get(PARTIAL, 1.0) if foreign else 1.0
-    if foreign:
-        given = {key: value for key, value in given.items() if key not in OF_THE_CLASS}
-    idle = {key for key, value in given.items() if key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)}
-    given = {key: value for key, value in given.items() if key not in idle}
-    parameters = {"rope_type": rope_type, "rope_theta": theta, **given}
+    head_size = int(_head_size(config) * (given.get(PARTIAL, 1.0) if foreign else 1.0))
+
+    parameters = {"rope_type": rope_type, "rope_theta": next(each for each in thetas if each is not None)}
+    for key, value in given.items():
+        without_effect = key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
+        if not (without_effect or (foreign and key in OF_THE_CLASS)):
+            parameters[key] = value
     if rope_type in _FROM_WINDOW:
         parameters[WINDOW] = window or length  # what transformers computes with
-    elif window is not None and WINDOW in scaling.named(rope_type):
+    elif window and (rope_type in KEPT or WINDOW in scaling.named(rope_type)):
         parameters[WINDOW] = window
     if rope_type in KEPT:
-        kept = {**parameters, **({WINDOW: window} if window else {})}
-        return TrainedRope(name, kept, length, window, int(_head_size(config) * share))
+        return TrainedRope(name, parameters, length, window, head_size)
     raise_if_any([_of_the_file(each, config, name) for each in scaling.check(parameters)])
-    found = _counted(name, parameters, window, config, length)
-    return replace(found, head_size=int(found.head_size * share))
+    if rope_type not in _STATIC:
+        return TrainedRope(name, parameters, length, window or length, head_size)
+
+    # Published models name either the length before scaling (Vicuna, LongLoRA) or after it (deepseek-coder). Vicuna
+    # also has a max_sequence_length, which is the one after it.
+    factor, whole = parameters.get("factor") or 1.0, config.get("max_sequence_length")
+    if window is None and (factor == 1 or whole == factor * length):
+        window = length
+    elif window is None and whole == length and rope_type not in _FROM_WINDOW:
+        window = length / factor
+    if window is None:
+        return TrainedRope(name, parameters, length, None, head_size)
+    native = length if is_own or length > window else round(factor * window)
+    if not is_own:
+        parameters[WINDOW] = int(window) if window == int(window) else window
+    # Llama 3.1 was trained further than its factor times its window: a factor counts from what that leaves.
+    return TrainedRope(name, parameters, native, max(window, native / factor), head_size)
 
 
 def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of full-attention layers, from those of all layers or of each kind of layer."""
     found: Mapping[str, Any] = rope_parameters.get(FULL, rope_parameters)
     return found
 
 
 def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Problem:
-    """Return a problem of ``rope_parameters`` as one of a model's file, without the remedy for a recipe's field."""
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     field = found.field.replace("rope_parameters", place)
     remedy = "correct config.json, or remove what the weights were not trained with"
@@ -155,13 +161,11 @@ def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Proble
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
-    """Return the length that a configuration names, if any."""
     found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
     return found if type(found) is int and found >= 1 else None
 
 
 def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong and a remedy, for settings that :mod:`.scaling` cannot express."""
     if length is None:
         found = config.get("max_position_embeddings") or config.get("n_positions")
         yield f"its max_position_embeddings is {found!r}", "give a model whose config.json has its context length"
@@ -229,50 +233,17 @@ def _head_size(config: Mapping[str, Any]) -> int:
     return int(found or 0)
 
 
-def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping[str, Any], length: int) -> TrainedRope:
-    """Add the native length, and the window that factors count from.
-
-    Published models name either the length before scaling (Vicuna, LongLoRA) or after it (deepseek-coder).
-
-    Args:
-        name: of the model.
-        parameters: complete but for the window of ``linear``.
-        window: what config.json names; None: nothing.
-        config: where ``max_sequence_length``, which Vicuna has, is the length after scaling.
-        length: ``max_position_embeddings``.
-    """
-    head_size = _head_size(config)
-    is_own, whole = config.get("model_type") in OWN_TYPES, config.get("max_sequence_length")
-    rope_type, factor = parameters["rope_type"], parameters.get("factor") or 1.0
-    if rope_type not in _STATIC:
-        return TrainedRope(name, parameters, length, window or length, head_size)
-    if window is None and (factor == 1 or whole == factor * length):
-        window = length
-    elif window is None and whole == length and rope_type not in _FROM_WINDOW:
-        window = length / factor
-    if window is None:
-        return TrainedRope(name, parameters, length, None, head_size)
-    native = length if is_own or length > window else round(factor * window)
-    if not is_own:
-        parameters[WINDOW] = int(window) if window == int(window) else window
-    # Llama 3.1 was trained further than its factor times its window: a factor counts from what that leaves.
-    return TrainedRope(name, parameters, native, max(window, native / factor), head_size)
-
-
 def requested_type(own: TrainedRope, change: Parameters) -> str:
-    """Return the ``rope_type`` that a change leads to; without one, the model's own."""
     asked = change.get("rope_type") or own.type
     return str(asked if asked != AUTO else own.type if own.type != "default" else "yarn")
 
 
 def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[str, Any]:
-    """Return ``rope_parameters`` of the extended model. :func:`problems` finds the changes that make no sense.
+    """Return ``rope_parameters`` of the extended model; :func:`problems` finds the changes that make no sense.
 
-    Args:
-        own: the base model's.
-        change: what the recipe asks for, empty for the model's own type. Of the same type, everything that it leaves
-            out stays; another type starts from the unscaled RoPE of :meth:`TrainedRope.unscaled_theta`.
-        target_length: tokens. A ``factor`` that is left out is what reaches it, and never less than the model's own.
+    Of the same type, everything that the change leaves out stays; another type starts from the unscaled RoPE of
+    :meth:`TrainedRope.unscaled_theta`. A ``factor`` that is left out is what reaches ``target_length``, and never less
+    than the model's own.
     """
     kind = requested_type(own, change)
     given = {key: value for key, value in change.items() if key != "rope_type" and value is not None}
@@ -338,41 +309,36 @@ def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterat
 
 
 def _which_length(own: TrainedRope, target_length: int, trained: str) -> Problem:
-    """Return the ambiguity of config.json as a problem, with both readings."""
     length, before = own.native_length, own.native_length / own.factor
     wrong = f"{trained}; config.json leaves open whether max_position_embeddings = {length:,} is before or after that"
     if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
         remedy = f"write {WINDOW} into the model's config.json: {before:.10g} if the model reaches {length:,} tokens, "
         remedy += f"or {length}, which transformers computes with, if it reaches {own.factor * length:,.0f}"
         return Problem("model", own.name, wrong, remedy)
-    first = f"{before:.10g} if the model reaches {length:,} tokens, as deepseek-coder"
-    second = f"{length} if it reaches {own.factor * length:,.0f}, as Vicuna"
     factors = f"{target_length / before:.4g} or {max(own.factor, target_length / length):.4g}"
-    remedy = f"give {first}, or {second} (the factor becomes {factors})"
+    remedy = f"give {before:.10g} if the model reaches {length:,} tokens, or {length} if it reaches "
+    remedy += f"{own.factor * length:,.0f} (the factor becomes {factors})"
     return Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
 
 
+def _window_problems(own: TrainedRope, kind: str, named: Any) -> Iterator[Problem]:
+    if not isinstance(named, int):
+        return
+    least, most = 0.0, float(own.native_length)
+    if kind == own.type and WINDOW in own.parameters:
+        least = most = own.parameters[WINDOW]
+    elif kind == own.type and own.window is None:
+        least = own.native_length / own.factor
+    if not least <= named <= most:
+        known = f"{most:.10g}" if least in (0, most) else f"{least:.10g} to {most:.10g}"
+        wrong = f"the model has {own.native_length:,} tokens natively, with {scaling.described(own.parameters)}"
+        yield Problem(f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out")
+
+
 def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:
-    """Return a model's own RoPE and that of its extension in one line; arguments as for :func:`extended`."""
     before, after = own.parameters, extended(own, change, target_length)
     if after != before:
         return f"{scaling.described(before)} -> {scaling.described(after)}"
     kept = f"{scaling.described(before)}, unchanged"
     beyond = own.type != "dynamic" and not own.is_scaled and target_length > own.native_length
     return kept + f": not scaled for more than {own.native_length:,} tokens" * beyond
-
-
-def _window_problems(own: TrainedRope, kind: str, named: Any) -> Iterator[Problem]:
-    """Yield a window that the base does not have."""
-    if not isinstance(named, int):
-        return
-    field, known = f"rope_parameters.{WINDOW}", own.parameters.get(WINDOW)
-    if named > own.native_length:
-        wrong = f"longer than the {own.native_length:,} tokens that the model has natively"
-        yield Problem(field, named, wrong, f"give {own.native_length}, or leave it out")
-    elif kind == own.type and known is not None and named != known:
-        yield Problem(field, named, f"the model's own scaling counts from {known:,}", "leave it out")
-    elif kind == own.type and own.window is None and named < own.native_length / own.factor:
-        wrong = f"x{own.factor:g} of it is less than the {own.native_length:,} tokens that the model has"
-        remedy = f"give {own.native_length / own.factor:.10g} to {own.native_length}"
-        yield Problem(field, named, wrong, remedy)

@@ -33,11 +33,7 @@ class XposEncoding(RopeEncoding):
         self.middle = min(config.max_position_embeddings // 2, FARTHEST)  # farther, and position 0 is out of reach
 
     def start(self, positions_BTN: Tensor) -> Tensor:
-        """fp32 [B, 1, T, 3 K / 2]: cosines, sines, factors, K/2 columns each; from fp64, rounded once.
-
-        Raises:
-            ValueError: a position too far from the middle of the window for fp32 to hold the factors.
-        """
+        """fp32 [B, 1, T, 3 K / 2]: cosines, sines, factors, K/2 columns each; from fp64, rounded once."""
         refuse_above(
             positions_BTN[..., 0],
             self.middle + FARTHEST,
@@ -63,11 +59,7 @@ class XposLayer(base.PositionLayer):
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate in fp32, scale, and round once.
-
-        Raises:
-            ValueError: fp16 cannot hold the factors of these positions.
-        """
+        """Rotate in fp32, scale, and round once."""
         angles, factors = start[..., : self.width], start[..., self.width :].repeat(1, 1, 1, 2)
         if self.is_first and q_BHTK.dtype == torch.float16:  # the factors are those of all layers
             refuse_above(

@@ -103,15 +103,12 @@ def changed(module: str, text: str, encoding: str) -> str:
 
 def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
     """Return what is left out of a module, whose name comes first."""
-    method = r"\n    def flops\(.*?(?=\n    def |\n\S|\Z)"
     return {
         # A model has one encoding.
         "tape_ds.encodings.catalogue": lambda text: _one_entry(encoding, text),
         "tape_ds.encodings.registry": lambda text: _static_imports(encoding, text),
         # The others need more than torch.
         "tape_ds.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
-        # Counting operations is no part of running a model.
-        "tape_ds.models.llama": lambda text: _once(method, "", text, "TapeForCausalLM"),
     }
 
 

@@ -6,7 +6,8 @@ from typing import Any
 from tape_ds.errors import Problem
 
 
-def problems(options: Any, given: Mapping[str, Any]) -> list[Problem]:
+def problems(encoding: str, options: Any, given: Mapping[str, Any]) -> list[Problem]:
     """Refuse unknown names; types are not checked."""
     unknown = given.keys() - options.__dataclass_fields__.keys()
-    return [Problem(f"position_options.{name}", given[name], "unknown field", "remove it") for name in sorted(unknown)]
+    wrong = f"{encoding} has no such option"
+    return [Problem(f"position_options.{name}", given[name], wrong, "remove it") for name in sorted(unknown)]

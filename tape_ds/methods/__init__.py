@@ -61,12 +61,10 @@ METHODS: Mapping[str, Method] = {
 
 
 def available() -> list[str]:
-    """Return names of the methods, as a recipe's ``method`` takes them."""
     return sorted(METHODS)
 
 
 def trained() -> list[str]:
-    """Return names of the methods that train anything."""
     return [name for name in available() if METHODS[name].trains != "nothing"]
 
 
@@ -79,11 +77,7 @@ class Trained:
 
 
 def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
-    """Choose what ``model`` trains; ``settings`` is the method section of a recipe.
-
-    Raises:
-        UserError: an unknown method, or one that has nothing to train in this model.
-    """
+    """Choose what ``model`` trains; ``settings`` is the method section of a recipe."""
     if name not in METHODS:
         raise UserError(Problem("method", name, "unknown", did_you_mean(name, METHODS)))
     from tape_ds.attention.shifted_groups import use_groups

@@ -16,11 +16,7 @@ from tape_ds.models.output_head import OutputHead
 
 
 def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
-    """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on.
-
-    Raises:
-        UserError: a target that names no linear layer.
-    """
+    """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on."""
     linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     names = {path.rsplit(".", 1)[-1] for path in linears}
     raise_if_any(

@@ -59,13 +59,8 @@ class Teacher:
 
 def native_places(position_ids: Tensor, documents_BT: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """Return positions counted from each document's first token, int64 [B, T] and at most ``window - 1``, and which of
-    them are within the window, bool [B, T]; padding is not.
-
-    Args:
-        position_ids: int64 [B or 1, T], rising within a document.
-        documents_BT: the document of each token, each in one piece; -1 = padding.
-        window: tokens.
-    """
+    them are within the window, bool [B, T]; padding is not. Positions rise within a document, which is in one piece;
+    document -1 is padding."""
     positions_BT = position_ids.expand_as(documents_BT)
     begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT.diff(dim=1) != 0

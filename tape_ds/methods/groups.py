@@ -14,11 +14,7 @@ _NORM = re.compile("(RMS|Layer)?Norm(PerHead|1P|Gated)?$")
 
 
 def unfreeze(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
-    """Make the groups that the settings switch on trainable, in a model whose parameters are frozen.
-
-    Raises:
-        UserError: a group is on but empty, such as position updates of an encoding that has none.
-    """
+    """Make the groups that the settings switch on trainable, in a model whose parameters are frozen."""
     chosen = set(names(model, settings))
     for name, parameter in model.named_parameters():
         if name in chosen:
@@ -31,9 +27,6 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
     sorted.
 
     The output head is in no group: tied, it follows the embeddings; untied, the published recipes leave it as it is.
-
-    Raises:
-        UserError: a group is on but empty in this model.
     """
     chosen: list[str] = []
     for switch, modules in modules_by_switch(model).items():
@@ -62,7 +55,6 @@ def position_parameters(model: nn.Module) -> set[str]:
 
 
 def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]:
-    """Return the modules behind each switch, by path."""
     modules = dict(model.named_modules())
     embeddings = model.get_input_embeddings()
     return {

@@ -23,16 +23,8 @@ from tape_ds.models.llama import TapeForCausalLM
 
 
 def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
-    """Return a new model in training mode; every rank must call it.
-
-    Args:
-        config: of the model; a copy is kept.
-        seed: 0 or more.
-        dtype: of the parameters. Where TrainingArguments with ZeRO-3 exist, they are sharded as they are made.
-
-    Raises:
-        RuntimeError: ``_init_weights`` leaves a parameter without a value.
-    """
+    """Return a new model in training mode, with parameters of this dtype; every rank must call it. Where
+    TrainingArguments with ZeRO-3 exist, they are sharded as they are made."""
     config = copy.deepcopy(config)
     with init.no_init_weights():  # the values come below; they would be drawn twice
         model = TapeForCausalLM._from_config(config, dtype=dtype)
@@ -54,7 +46,6 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
 
 
 def _parts(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules whose parameters are drawn together: blocks, and the rest."""
     for name, child in model.named_children():
         below = f"{path}.{name}" if path else name
         if isinstance(child, (PreTrainedModel, nn.ModuleList)):

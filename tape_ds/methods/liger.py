@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 
 def why_not(device: torch.device) -> str | None:
-    """Return why Liger's kernels cannot run on this device."""
     if importlib.util.find_spec("liger_kernel") is None:
         return "the package liger-kernel is not installed"
     if device.type != "cuda":

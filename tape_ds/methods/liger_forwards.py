@@ -22,18 +22,10 @@ at 16,384."""
 
 
 def use_liger(model: nn.Module) -> list[str]:
-    """Replace the forwards of every Llama norm and feed-forward and the long losses of every output head.
+    """Replace the forwards of every Llama norm and feed-forward and the long losses of every output head; return what
+    was replaced, for the log.
 
     To be called last, once adapters are in place: a copy that peft trains in place of a module is another module.
-
-    Args:
-        model: built and loaded, wrapped by peft or not; changed in place.
-
-    Returns:
-        What was replaced, for the log.
-
-    Raises:
-        ModuleNotFoundError: Liger is not installed, see :func:`tape_ds.methods.liger.why_not`.
     """
     from liger_kernel.transformers import functional
 

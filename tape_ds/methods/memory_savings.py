@@ -113,7 +113,7 @@ class MemorySavings:
     def outline(self) -> list[str]:
         lines = [f"in {self.memory.mlp_tiles} tiles: {', '.join(self.tiled)}"] if self.tiled else []
         if self.recompute is not None:
-            kept = f", {self.memory.checkpoint_layers}" if self.recompute.selective else ""
+            kept = ", selective" if self.recompute.selective else ""
             offloaded = ", their inputs in the host's memory" if self.offload is not None else ""
             lines.append(f"computed again in the backward: {self.recompute.blocks} blocks{kept}{offloaded}")
         return lines
@@ -125,7 +125,7 @@ class MemorySavings:
             lines.append("checkpoint_offload moves nothing: a backward needs the last block's inputs alone; remove it")
         if self.recompute is not None and self.recompute.selective and self.recompute.kept == 0:
             lines.append(
-                f"checkpoint_layers: {self.memory.checkpoint_layers} is as 1 here: attention is no operator that could "
+                "checkpoint_layers: selective is as 1 here: attention is no operator that could "
                 "be kept; give checkpoint_layers: 1, or attention_backend: sdpa"
             )
         return lines

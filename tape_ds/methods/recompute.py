@@ -1,15 +1,8 @@
-"""Which blocks are computed again in the backward instead of being remembered, and what of them is kept all the same.
+"""Blocks that are computed again in the backward instead of being remembered (Chen et al. 2016, arXiv:1604.06174).
 
 transformers' ``GradientCheckpointingLayer`` has one switch a block and one function that carries it out; here is that
-function, for three ways to trade time for memory (Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022,
-arXiv:2205.05198, Section 5, for the selective form):
-
-    1, 2, 3 ...          every n-th block keeps its inputs alone, the others keep everything
-    selective            every block keeps its inputs and what attention gave: its work grows with the square of the
-                         length, what it gives only with the length
-    selective_matmuls    and the results of all matrix products with a weight
-
-Never reentrant: that form loses the gradients of a position state.
+function. With ``selective`` a block keeps attention's output too (Korthikanti et al. 2022, arXiv:2205.05198, Section
+5): the work of attention grows with the square of the length, its output only with the length.
 """
 
 import functools
@@ -26,8 +19,6 @@ from torch.utils.checkpoint import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-Layers = int | Literal["selective", "selective_matmuls"]
-
 ATTENTION = frozenset(
     {
         "aten::_scaled_dot_product_flash_attention",
@@ -43,75 +34,51 @@ ATTENTION = frozenset(
         "torch_attn::_varlen_attn",
     }
 )
-"""Operators that hold a whole softmax attention: torch's, FlashAttention's, ours. FlexAttention is compiled code, in
-which nobody sees an operator."""
-PRODUCTS = frozenset({"aten::mm", "aten::addmm"})
-"""What every linear map becomes; attention's and the position updates' own small products are batched (``bmm``)."""
-KEPT = {"selective": ATTENTION, "selective_matmuls": ATTENTION | PRODUCTS}
+"""Operators that hold a whole softmax attention: torch's, FlashAttention's, ours. FlexAttention is compiled code, which
+dispatches no such operator."""
 
 
 class Recompute:
-    """How the blocks of one model are computed again, and what happened.
+    """The recomputed blocks of one model; ``saving`` makes the context under which a block's inputs are kept."""
 
-    Args:
-        layers: see the module's table.
-        saving: makes the context under which a block's inputs are kept; the offload of
-            :mod:`tape_ds.methods.memory_savings` is one.
-    """
-
-    def __init__(self, layers: Layers, saving: Callable[[], AbstractContextManager[Any]] = nullcontext):
-        self.layers = layers
+    def __init__(self, *, selective: bool, saving: Callable[[], AbstractContextManager[Any]] = nullcontext):
+        self.selective = selective
         self.saving = saving
         self.kept = 0
-        """Results of operators that were kept so far instead of being computed again."""
+        """Outputs of attention that were kept so far instead of being computed again."""
         self.blocks = 0
-        """Blocks that are computed again."""
-
-    @property
-    def selective(self) -> bool:
-        """Whether a block keeps more than its inputs."""
-        return self.layers in KEPT
 
     def run(self, block: Callable[..., Any], *inputs: Any) -> Any:
-        """Return ``block(*inputs)``, recomputed in the backward; its inputs are kept under ``saving``."""
-        options: dict[str, Any] = {"use_reentrant": False}
+        """Return ``block(*inputs)``, recomputed in the backward."""
+        options: dict[str, Any] = {"use_reentrant": False}  # the reentrant form loses a position state's gradients
         if self.selective:
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, self._policy)
         with self.saving():
             return checkpoint(block, *inputs, **options)
 
     def _policy(self, context: SelectiveCheckpointContext, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        if operator.name() not in KEPT[str(self.layers)]:
+        if operator.name() not in ATTENTION:
             return CheckpointPolicy.PREFER_RECOMPUTE
         self.kept += not context.is_recompute
         return CheckpointPolicy.MUST_SAVE
 
 
 def use_recompute(
-    model: nn.Module, layers: Layers, saving: Callable[[], AbstractContextManager[Any]] = nullcontext
+    model: nn.Module,
+    layers: Literal[1, "selective"],
+    saving: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Recompute:
-    """Have every block of ``model``, or every n-th from the first, compute itself again in the backward.
+    """Make every block of ``model`` (wrapped by peft or not, changed in place) compute itself again in the backward.
 
     Gradients are those of a model that remembers everything, bit for bit: the same operators run on the same numbers,
-    random ones included.
-
-    Args:
-        model: built, wrapped by peft or not; changed in place. In evaluation its blocks compute as ever.
-        layers: see the module's table.
-        saving: see :class:`Recompute`.
-
-    Raises:
-        ValueError: an unknown word, a number below 1, or a model without blocks that can be computed again.
+    random ones included. Raises ValueError for a model without blocks that can be computed again.
     """
-    if layers not in KEPT and (not isinstance(layers, int) or layers < 1):
-        raise ValueError(f"layers = {layers!r}: give 1 or more, or one of: {', '.join(KEPT)}")
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no blocks that can be computed again")
-    recompute = Recompute(layers, saving)
-    every = layers if isinstance(layers, int) else 1
-    for index, block in enumerate(blocks):
-        block.gradient_checkpointing = index % every == 0
+    recompute = Recompute(selective=layers == "selective", saving=saving)
+    for block in blocks:
+        block.gradient_checkpointing = True
         block._gradient_checkpointing_func = recompute.run
-        recompute.blocks += block.gradient_checkpointing
+    recompute.blocks = len(blocks)
     return recompute

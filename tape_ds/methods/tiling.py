@@ -28,20 +28,11 @@ from tape_ds.encodings.tape import TapeLayer
 
 
 def use_tiles(model: nn.Module, tiles: int) -> list[str]:
-    """Have feed-forwards and unfused position updates work on ``tiles`` pieces of each sequence in training.
+    """Make feed-forwards and unfused position updates work on ``tiles`` pieces of each sequence in training; return
+    what is tiled, for the log.
 
-    In evaluation they compute as ever: nothing is kept there, and a step of decoding has one token. To be called last,
-    once adapters and other kernels are in place: what a tile runs is the forward that is there now.
-
-    Args:
-        model: built, wrapped by peft or not; changed in place.
-        tiles: pieces of a sequence, whatever its length; pieces differ by one token at most.
-
-    Returns:
-        What is tiled, for the log.
-
-    Raises:
-        ValueError: ``tiles`` below 1, or nothing in the model that can be tiled.
+    In evaluation nothing is kept, and a step of decoding has one token. To be called last, once adapters and other
+    kernels are in place: a tile runs the forward that is there now.
     """
     if tiles < 1:
         raise ValueError(f"tiles = {tiles}: give 1 or more")

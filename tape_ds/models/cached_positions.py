@@ -22,11 +22,7 @@ LARGEST = BASE**DIGITS - 1
 
 
 def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
-    """Return the keys with the positions' digits behind them: [B, G, T, K + 3 N].
-
-    Raises:
-        ValueError: a position that three digits cannot hold (not looked for inside a compiled graph).
-    """
+    """Return the keys with the positions' digits behind them: [B, G, T, K + 3 N]."""
     if not torch.compiler.is_compiling():
         refuse_above(positions_BTN, LARGEST, f"a cache keeps positions up to {LARGEST} for this encoding, not {{}}")
     digits = [positions_BTN // BASE**power % BASE for power in range(DIGITS)]
@@ -35,11 +31,7 @@ def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
 
 
 def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-    """Return a layer's cached keys and values with those of this call behind them, [B, G, S, ...] each.
-
-    Raises:
-        ValueError: the cached ones are of another width, see :func:`require_own`.
-    """
+    """Return a layer's cached keys and values with those of this call behind them, [B, G, S, ...] each."""
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     if layer is not None and layer.is_initialized and layer.keys.dim() == 4:  # a quantised one keeps none as they are
         require_own(layer.keys, k_BGTK.shape[-1])
@@ -75,13 +67,8 @@ def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Te
 
 
 def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
-    """Return the positions int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
-
-    Returns None where there is nothing to recall.
-
-    Raises:
-        ValueError: a cache that does not keep its first keys as they were given.
-    """
+    """Return the positions int64 [B, S, N] of the tokens in a cache, of its whole buffer at a tensor offset; None where
+    there are none."""
     if cache is None or integers == 0 or not cache.layers or not cache.layers[0].is_initialized:
         return None
     if not isinstance(offset, Tensor) and offset == 0:

@@ -60,5 +60,4 @@ class TapeConfig(LlamaConfig):
         """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``: see :meth:`problems`."""
 
     def problems(self) -> list[Problem]:
-        """Return everything wrong with the fields, those of the encoding included."""
         return sizes.problems(self)

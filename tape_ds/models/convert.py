@@ -41,11 +41,7 @@ _LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - _CLASS_FIELDS
 
 
 def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
-    """Return a ``TapeConfig`` with the source's sizes; ``changes`` replace or add fields.
-
-    Raises:
-        UserError: the source is not Llama-shaped, or a change is unknown or impossible.
-    """
+    """Return a ``TapeConfig`` with the source's sizes; ``changes`` replace or add fields."""
     raise_if_any(check_llama_shaped(source))
     fields = {name: copy.deepcopy(value) for name, value in source.to_dict().items() if name in _LLAMA_FIELDS}
     rope = trained_rope.read(source.to_dict(), source.name_or_path or source.model_type)
@@ -63,12 +59,7 @@ def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
 
 
 def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCausalLM:
-    """Load a Llama's (or TAPE model's) folder or hub id as ``config`` says; arguments go to ``from_pretrained``.
-
-    Raises:
-        UserError: the source is not Llama-shaped, a file of its weights is damaged, a parameter is missing (a kind that
-            belongs to the encoding may be, in every layer), or a tensor has no place or another shape.
-    """
+    """Load a Llama's (or TAPE model's) folder or hub id as ``config`` says; arguments go to ``from_pretrained``."""
     hub_arguments = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
     raise_if_any(check_llama_shaped(configuration.read(source, **hub_arguments)))
 
@@ -89,11 +80,7 @@ def _position_kind(name: str) -> str:
 
 def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM:
     """transformers' own model with the same weights and RoPE parameters: a Llama, a Qwen2 where queries, keys and
-    values have biases and outputs none, or a Qwen3 where queries and keys have norms.
-
-    Raises:
-        UserError: the model's encoding is not ``rope``: a plain Llama could not compute it.
-    """
+    values have biases and outputs none, or a Qwen3 where queries and keys have norms."""
     config = model.config
     rope_parameters = encodings.llama_rope_parameters(config)
     if rope_parameters is None:

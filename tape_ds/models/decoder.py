@@ -37,6 +37,7 @@ from tape_ds.models.inputs import CACHE, Documents, past_length
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.loading.strict import load_exact
 from tape_ds.models.output_head import OutputHead, causal_lm_loss
+from tape_ds.registration import register
 
 CHUNK = 1024
 """Tokens whose logits exist at once, where a family changes what its head gives."""
@@ -101,11 +102,7 @@ def attention(
     backend: str = "auto",
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of one layer, as transformers calls it -> [B, T, H, V], and weights of the ``reference`` backend.
-
-    Raises:
-        ValueError: dropout, a ready-made mask, or what the backend cannot compute.
-    """
+    """Attention of one layer, as transformers calls it -> [B, T, H, V], and weights of the ``reference`` backend."""
     if dropout:
         raise ValueError(f"attention dropout of {dropout} is computed by no backend: set it to 0 in the configuration")
     if isinstance(attention_mask, Tensor):
@@ -130,11 +127,7 @@ for _backend in ("auto", *available()):
 
 @torch.no_grad()
 def has_plain_head(model: Any) -> bool:
-    """Return whether a model's logits are what its output head gives, by a look at large ones.
-
-    Raises:
-        TypeError: see :func:`logits_of`.
-    """
+    """Return whether a model's logits are what its output head gives, by a look at large ones."""
     weight = model.get_input_embeddings().weight
     large_11D = torch.linspace(-99, 99, model.config.hidden_size, dtype=weight.dtype, device=weight.device)[None, None]
     return torch.equal(model.get_output_embeddings()(large_11D), logits_of(model, large_11D))
@@ -215,7 +208,6 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
     @contextlib.contextmanager
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:
-        """Within the block, the model computes with these RoPE parameters and its present weights."""
         config = copy.deepcopy(self.config)
         config.rope_parameters = with_rope(self.config, rope_parameters)
         if config.rope_parameters == self.config.rope_parameters:
@@ -278,11 +270,7 @@ class _Decoded:
 
 def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
     """Return the logits [B, T, V] of hidden states as the forward of a class of transformers computes them, with its
-    soft caps and factors.
-
-    Raises:
-        TypeError: a forward that does not call ``base_model``.
-    """
+    soft caps and factors."""
     forward = model.native.forward if isinstance(model, ExtendedDecoder) else type(model).forward
     decoded = _Decoded(model.base_model, hidden_BTD)
     head_alone = _InPlaceOf(model, **{model.base_model_prefix: decoded})
@@ -294,11 +282,7 @@ def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
 
 
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> ExtendedDecoder:
-    """Load a folder as ``config`` has it; arguments go to ``from_pretrained``. Code in the folder is never run.
-
-    Raises:
-        UserError: a file of its weights is damaged; a parameter is missing, has no place, or has another shape.
-    """
+    """Load a folder as ``config`` has it; arguments go to ``from_pretrained``. Code in the folder is never run."""
     kind = class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     if not str(config._attn_implementation).startswith(ATTENTION):  # no other attention sees documents
         config._attn_implementation = ATTENTION
@@ -336,5 +320,6 @@ def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -
 
 
 def on_meta(config: PreTrainedConfig) -> Any:
+    register()  # transformers' table has our own type of GPT-J only then
     with torch.device("meta"):
         return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)

@@ -42,7 +42,6 @@ _OTHERWISE = {
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
-    """Return why a model cannot be extended by its class, as one problem."""
     reasons = list(_reasons(native))
     if not reasons:
         return []
@@ -80,7 +79,6 @@ def _reasons(native: PreTrainedConfig) -> Iterator[str]:
 
 
 def recomputes(native: PreTrainedConfig) -> bool:
-    """Return whether a family's layers can be computed again in the backward."""
     return bool(MODEL_FOR_CAUSAL_LM_MAPPING[type(native)].supports_gradient_checkpointing)
 
 
@@ -90,15 +88,16 @@ def changes_logits(native: PreTrainedConfig) -> bool:
     return two_maps or any(getattr(native, name, None) not in (None, 1, 1.0) for name in _CHANGED_LOGITS)
 
 
-def needs(native: PreTrainedConfig) -> dict[str, bool]:
+def needs(native: PreTrainedConfig) -> set[str]:
     """Return what the attention of a family needs beyond causal attention, by the argument of ``attend``."""
     window, layers = getattr(native, "sliding_window", None), getattr(native, "layer_types", None)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(native)]
-    return {
+    found = {
         "window": bool(window) and (not layers or "sliding_attention" in layers),
         "softcap": bool(getattr(native, "attn_logit_softcapping", None)),
         "sinks": "s_aux=" in inspect.getsource(sys.modules[kind.__module__]),  # as transformers calls them
     }
+    return {name for name, needed in found.items() if needed}
 
 
 def configure(
@@ -111,20 +110,8 @@ def configure(
     rope_parameters: Mapping[str, Any] | None = None,
     max_position_embeddings: int | None = None,
 ) -> PreTrainedConfig:
-    """Return a configuration of the family's own class, with this RoPE and this length.
-
-    Args:
-        native: one that :func:`check` has nothing against.
-        position_encoding: the family's own; with ``position_options`` and ``state_dtype``, which it does not have.
-        position_options: see there.
-        state_dtype: see there.
-        attention_backend: "auto" or a name of :func:`tape_ds.attention.available`.
-        rope_parameters: complete, of the layers that see everything; None: the model's own.
-        max_position_embeddings: tokens; None: the model's own.
-
-    Raises:
-        UserError: what the family's class cannot compute.
-    """
+    """Return a configuration of the family's own class, with this RoPE (of the layers that see everything) and this
+    length. ``position_options`` and ``state_dtype`` are refused: these families have neither."""
     problems = []
     if position_encoding != ENCODING:
         wrong = f"a {native.model_type} is extended by its own class, whose positions are RoPE"
@@ -145,11 +132,7 @@ def configure(
 
 def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a family's ``rope_parameters`` with others for the layers that see everything: the share of a head that is
-    rotated and the RoPE of layers with a window stay.
-
-    Raises:
-        UserError: scaling that the family's class does not compute, or that reaches no layer that sees everything.
-    """
+    rotated and the RoPE of layers with a window stay."""
     own, rope_parameters = native.rope_parameters, of_full(rope_parameters)
     before, kind = of_full(own), rope_parameters["rope_type"]
     reason = ""
@@ -176,8 +159,7 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
 
 
 def _unscaled(native: PreTrainedConfig) -> str:
-    """Return what prevents scaling the positions of a family."""
-    if native.model_type in ROTATED_WINDOWS and needs(native)["window"]:
+    if native.model_type in ROTATED_WINDOWS and "window" in needs(native):
         return "its layers that see everything have no positions, and those with a window need no scaling"
     if getattr(native, "layer_rope_theta", None):
         return "its layers have bases that differ (layer_rope_theta)"

@@ -17,6 +17,7 @@ from tape_ds.encodings import registry
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
 from tape_ds.models import decoder_shape
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.llama import TapeForCausalLM
 
 Config: TypeAlias = TapeConfig | PreTrainedConfig
 
@@ -32,25 +33,14 @@ def position_parameters(config: TapeConfig) -> int:
 
 
 def position_multiplications(config: TapeConfig, layer_idx: int, keys: float) -> float:
-    """Return the encoding's multiplications per token in a block."""
     with torch.device("meta"):
         return registry.build_layer(config, layer_idx).multiplications_per_token(keys)
 
 
 def parameters(config: TapeConfig) -> int:
     """Return all parameters; an output head tied to the embeddings counts once."""
-    query, key = _widths(config)
-    hidden = config.hidden_size
-    attention = hidden * (2 * query + 2 * key) + config.attention_bias * hidden
-    if config.attention_bias or config.qkv_bias:
-        attention += query + 2 * key
-    attention += 2 * config.head_dim * config.qk_norm
-    feed_forward = 3 * hidden * config.intermediate_size
-    if config.mlp_bias:
-        feed_forward += 2 * config.intermediate_size + hidden
-    layers = config.num_hidden_layers * (attention + feed_forward + 2 * hidden)
-    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return layers + hidden + embeddings + position_parameters(config)
+    with torch.device("meta"):
+        return TapeForCausalLM(config).num_parameters()
 
 
 def multiply_adds(config: Config, length: int, causal: bool = True, *, attention_span: float | None = None) -> float:
@@ -61,7 +51,8 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     """
     if not isinstance(config, TapeConfig):
         return decoder_shape.multiply_adds(config, length, causal)
-    query, key = _widths(config)
+    query = config.num_attention_heads * config.head_dim
+    key = config.num_key_value_heads * config.head_dim
     span = float(length) if attention_span is None else attention_span
     keys = span / 2 if causal else span
     projections = config.hidden_size * (2 * query + 2 * key)
@@ -82,12 +73,7 @@ def training_flops_per_token(
 ) -> float:
     """FLOPs of forward and backward, per token, without recomputation.
 
-    The backward needs as much as the forward for the gradients of activations, and again as much for those of
-    weights, of which only ``trained_share`` (0 to 1, by parameter count) is computed. ``attention_span`` is as in
-    :func:`multiply_adds`.
+    The backward needs as much as the forward for the gradients of activations, and again as much for those of weights,
+    of which only ``trained_share`` (0 to 1, by parameter count) is computed.
     """
     return forward_flops_per_token(config, length, attention_span=attention_span) * (2.0 + trained_share)
-
-
-def _widths(config: TapeConfig) -> tuple[int, int]:
-    return config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

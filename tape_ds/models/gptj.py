@@ -82,7 +82,6 @@ class ScaledGPTJAttention(nn.Module):
         cache: Cache | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, T, D], and the weights of attention that computes them."""
         heads = (*hidden_states.shape[:2], -1, self.head_dim)
         start_B1TR = self.rotary_emb(position_ids)
         query = rotate_pairs(self.q_proj(hidden_states).view(heads).transpose(1, 2), start_B1TR)

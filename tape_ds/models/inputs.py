@@ -45,17 +45,8 @@ def local_embeddings(
     inputs_embeds: Tensor | None,
     layout: DocumentLayout | None,
 ) -> Tensor:
-    """Return embeddings of this process's tokens, [B, T, D] where sequences are not shared; those of padding, and of
-    what lies behind a shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is
-    NaN.
-
-    Args:
-        shards: of sequences of T tokens.
-        embedding: the decoder's.
-        input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
-        inputs_embeds: see there.
-        layout: of the documents; None: neither padding nor a second document.
-    """
+    """Return embeddings of this process's tokens, [B, T, D] where sequences are not shared. Those of padding, and
+    beyond a shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is NaN."""
     if inputs_embeds is None:
         assert input_ids is not None
         hidden_BTD, tokens = embedding(shards.mapped_tokens(input_ids, filling=0)), input_ids.shape[1]
@@ -80,12 +71,7 @@ class Documents(NamedTuple):
 
     def layout(self, sequences: int, tokens: int, offset: int | Tensor) -> DocumentLayout | None:
         """Return what layers read of it, for ``sequences`` sequences of ``tokens`` new tokens behind ``offset`` cached
-        ones; None where there is neither padding nor a second document.
-
-        Raises:
-            ValueError: masks of another shape, or ``cu_seq_lens`` beside a cache, without the longest document, or that
-                do not fit the sequences.
-        """
+        ones; None where there is neither padding nor a second document."""
         self._check(sequences, tokens, offset)
         if self.cu_seq_lens is not None and self.attention_mask is None:
             assert self.longest is not None
@@ -145,7 +131,6 @@ def resolve_backend(config: PreTrainedConfig) -> str:
 
 
 def require_weights(config: PreTrainedConfig, asked: Mapping[str, Any]) -> None:
-    """Raise ValueError if attention weights are requested of a backend that does not compute them."""
     if asked.get("output_attentions", config.output_attentions) and resolve_backend(config) != "reference":
         raise ValueError(
             "output_attentions: only the reference backend computes attention weights; "

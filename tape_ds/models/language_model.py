@@ -40,14 +40,13 @@ class LanguageModel:
     training: bool
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """By these names, and not by what was registered with its auto classes, a plain Trainer decides whether it
-        smooths labels of the next token or of the present one, and a pipeline whether it knows a model."""
+        """Register the class by its name, by which a plain Trainer decides whether labels are of the next token, and a
+        pipeline whether it knows a model."""
         super().__init_subclass__(**kwargs)
         if model_type := getattr(getattr(cls, "config_class", None), "model_type", None):
             MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = cls.__name__
 
     def decode(self, **arguments: Any) -> Any:
-        """Call the decoder."""
         return self.base_model(**arguments)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -141,11 +140,6 @@ class LanguageModel:
         return OutputHead.of(super()._get_resized_lm_head(*args, **kwargs))  # type: ignore[misc]  # PreTrainedModel's
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Return where ``generate_batch`` and ``transformers serve`` begin.
-
-        Raises:
-            ValueError: always.
-        """
         raise ValueError(
             "continuous batching keeps its own pages of keys and values, which have no room for places and position "
             "states: call generate with a padded batch, or serve without continuous batching"

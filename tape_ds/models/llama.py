@@ -30,7 +30,7 @@ from tape_ds.attention.attend import attend, attend_with_weights
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.shifted_groups import attend_in_groups, cut_ahead
 from tape_ds.encodings import base, log_scale, registry
-from tape_ds.models import cached_positions, flops
+from tape_ds.models import cached_positions
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.inputs import (
     Documents,
@@ -116,12 +116,7 @@ class TapeAttention(nn.Module):
         self, x_BTD: Tensor, state: Tensor | None, inputs: BlockInputs
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
-        else None) and the attended columns of :meth:`PositionLayer.carry` [B, H, T, C].
-
-        Raises:
-            ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or without
-                all heads.
-        """
+        else None) and the attended columns of :meth:`PositionLayer.carry` [B, H, T, C]."""
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BTHK, k_BTGK, v_BTGK = (project(x_BTD).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
@@ -362,14 +357,8 @@ class TapeModel(TapePreTrainedModel):
 
 @contextmanager
 def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
-    """Within the block, ``model`` computes with the encoding of ``config``, see :func:`change_positions`.
-
-    So a model is measured as the Llama it was before (``positions.plain``), with RoPE scaled or its updates off,
-    without being loaded twice.
-
-    Raises:
-        ValueError: the encoding has parameters that the model has not.
-    """
+    """Within the block, ``model`` computes with the encoding of ``config``, see :func:`change_positions`: it is
+    measured as the Llama it was before, with RoPE scaled or its updates off, without being loaded twice."""
     kept = change_positions(model, config)
     try:
         yield
@@ -382,9 +371,6 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
     with other RoPE parameters or fewer updates) and its present weights; return what it computed with.
 
     No weights are made or copied, so sharded ones stay as they are.
-
-    Raises:
-        ValueError: the encoding has parameters that the model has not.
     """
     decoder: Any = model.model
     kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])
@@ -465,7 +451,3 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within the block, the model computes plain RoPE with these parameters and its present weights."""
         return positions_of(self, encodings.plain(self.config, rope_parameters))
-
-    def flops(self, length: int, causal: bool = True) -> float:
-        """FLOPs of a forward over one sequence of ``length`` tokens, see :mod:`tape_ds.models.flops`."""
-        return 2.0 * flops.multiply_adds(self.config, length, causal)

@@ -65,17 +65,10 @@ class OutputHead(nn.Linear):
         ignore_index: int = -100,
         teacher: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Return logits [..., V] of hidden states [..., D]; with ``targets`` or ``teacher``, the loss instead.
+        """Return logits [..., V] of hidden states [..., D] after the final norm; with ``targets`` or ``teacher``, the
+        loss instead: the sum of cross-entropies, or of divergences KL(teacher || this head), an fp32 scalar in nats.
 
-        Args:
-            hidden: hidden states after the final norm.
-            targets: int64 [...], what each hidden state predicts (already shifted), or ``ignore_index``.
-            ignore_index: target of what predicts nothing.
-            teacher: :meth:`operands` of another head, for as many hidden states.
-
-        Returns:
-            The logits; or the sum of cross-entropies, or of the divergences KL(teacher || this head), as an fp32
-            scalar, in nats.
+        ``targets``: int64 [...], already shifted, or ``ignore_index``. ``teacher``: :meth:`operands` of another head.
         """
         if teacher is not None:
             return linear_kl(*self.operands(hidden.reshape(-1, hidden.shape[-1])), *teacher)
@@ -115,7 +108,8 @@ def causal_lm_loss(
     shift_labels: Tensor | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """transformers' ``ForCausalLMLoss`` (``loss/loss_utils.py``) of the head's logits, which are never held whole.
+    """transformers' ``ForCausalLMLoss`` of the head's logits, which are never held whole; None where the head can only
+    give logits, which is logged once with the reason.
 
     Args:
         head: of the model, maybe wrapped; or a function that gives the sum of losses as :class:`OutputHead` does.
@@ -124,9 +118,6 @@ def causal_lm_loss(
         num_items_in_batch: divides the sum; default the number of labels, which makes the mean (NaN without any).
         ignore_index: label of what is not predicted.
         shift_labels: int64 [B, T], labels that are shifted already, in place of ``labels_BT``.
-
-    Returns:
-        The loss; None where the head can only give logits, which is logged once with the reason.
     """
     if (reason := why_not(head)) is not None:
         _say_once(reason)
@@ -146,16 +137,8 @@ def divergence(
     num_items_in_batch: Tensor | int | None = None,
     **_: Any,
 ) -> Tensor:
-    """Return the divergence from what a teacher predicts, summed over its tokens and divided by the targets of the
-    whole batch, as :func:`causal_lm_loss` divides.
-
-    Args:
-        head: of the student, maybe wrapped.
-        hidden_BTD: what it reads.
-        labels_BT: as there.
-        teacher: see :class:`tape_ds.methods.distillation.TeacherTokens`.
-        num_items_in_batch: as there.
-    """
+    """Return the divergence from what a teacher predicts (:class:`tape_ds.methods.distillation.TeacherTokens`), summed
+    over its tokens and divided by the targets of the whole batch, as :func:`causal_lm_loss` divides."""
     found: Tensor = head(hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD))
     items = (shifted(labels_BT) != -100).sum() if num_items_in_batch is None else num_items_in_batch
     return found / (items.to(found.device) if isinstance(items, Tensor) else items)

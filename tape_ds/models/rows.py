@@ -29,7 +29,6 @@ def check_rows(config: PreTrainedConfig, tokenizer: Any) -> list[Problem]:
 
 
 def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
-    """Return a note on rows without a token, if any."""
     tokens, spare = _tokens(tokenizer), config.vocab_size - _tokens(tokenizer)
     if spare <= 0:
         return None
@@ -38,7 +37,6 @@ def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
 
 
 def check_cut(config: PreTrainedConfig, rows: int, tokenizer: Any) -> list[Problem]:
-    """Return what prevents dropping the rows from ``rows`` on."""
     if rows > config.vocab_size:
         wrong = f"more than the {config.vocab_size:,} there are, and rows are never added"
         return [Problem("rows", rows, wrong, f"give {config.vocab_size:,} or fewer")]
@@ -55,13 +53,8 @@ def check_cut(config: PreTrainedConfig, rows: int, tokenizer: Any) -> list[Probl
 
 
 def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausalLM:
-    """Return a model with the first ``rows`` rows of embeddings and output head; all else is the same tensors.
-
-    A padding token whose row goes is no longer named: padding is masked.
-
-    Raises:
-        UserError: a token of the tokenizer would lose its row, or there are fewer rows than asked for.
-    """
+    """Return a model with the first ``rows`` rows of embeddings and output head; all else is the same tensors. A
+    padding token whose row goes is no longer named: padding is masked."""
     raise_if_any(check_cut(model.config, rows, tokenizer))
     config, generation = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
     config.vocab_size = rows

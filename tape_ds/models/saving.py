@@ -13,11 +13,8 @@ class _Unchecked(GenerationConfig):
 
 
 def save(model: PreTrainedModel, folder: str | Path, **arguments: Any) -> None:
-    """Write a model folder; arguments go to ``save_pretrained``.
-
-    transformers refuses to save generation settings that contradict each other once they are changed, and before 5.23
-    unchanged ones, too: Vicuna's have a temperature and no do_sample.
-    """
+    """Write a model folder. transformers refuses to save generation settings that contradict each other once they are
+    changed: Vicuna's have a temperature and no do_sample."""
     own = model.generation_config
     unchecked = copy.copy(own)
     unchecked.__class__ = _Unchecked

@@ -47,16 +47,11 @@ class SequenceSharding(Protocol):
     caches: bool
     """Whether a cache may hold this process's part of keys and values."""
 
-    def __call__(self, tokens: int) -> Shards:
-        """Return the shards of sequences of ``tokens`` tokens."""
+    def __call__(self, tokens: int) -> Shards: ...
 
 
 def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
-    """Return the shards of a forward of ``decoder`` over ``tokens`` tokens.
-
-    Raises:
-        ValueError: ``cached``, and the decoder's sequences are shared so that no cache can be kept.
-    """
+    """Return the shards of a forward of ``decoder`` over ``tokens`` tokens."""
     sharding: SequenceSharding | None = getattr(decoder, "sequence_sharding", None)
     if sharding is None or not (decoder.training or sharding.always):
         return UNSHARED

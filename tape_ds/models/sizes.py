@@ -55,8 +55,6 @@ class Fields:
 
 
 def problems(of: Fields | TapeConfig) -> list[Problem]:
-    """Return everything wrong with the fields, those of the encoding included; empty where there can be such a
-    model."""
     found = _counts(of)
     if not found:
         config: Any = of  # its fields are read, not set
@@ -80,7 +78,6 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
 
 
 def _counts(of: Fields | TapeConfig) -> list[Problem]:
-    """Return sizes that are not whole numbers of 1 or more."""
     given = {name: getattr(of, name) for name in _COUNTS}
     return [
         Problem(name, value, "no whole number of 1 or more", "give 1 or more")
@@ -90,7 +87,6 @@ def _counts(of: Fields | TapeConfig) -> list[Problem]:
 
 
 def _heads(of: Fields | TapeConfig) -> list[Problem]:
-    """Return head counts and sizes that do not divide."""
     found = []
     if of.hidden_size % of.num_attention_heads:
         wrong = f"not divisible by num_attention_heads = {of.num_attention_heads}"

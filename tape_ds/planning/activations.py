@@ -21,8 +21,8 @@ class SavedTensor:
 
     name: str
     bytes: float
-    by: str = ""
-    """"attention" or "product" for their outputs, which selective checkpointing keeps as well."""
+    selected: bool = False
+    """Whether selective checkpointing keeps it as well: an output of attention."""
     carried: bool = False
     """Whether the last block lacks it: it carries no state, since no layer reads an update of it."""
     placed: bool = False
@@ -44,35 +44,32 @@ def inside(job: Job) -> list[SavedTensor]:
         SavedTensor("q and k as rotated", query + key),
         SavedTensor("columns added to q and k", (query + key) * (turned - 1), placed=True),
         *(_norm(job, "norms of q and k", (query + key) / element) if model.normed_heads else ()),
-        SavedTensor("q and k before", model.keeps_unrotated * (query + key), "product", placed=True),
-        SavedTensor("value", key * padded, "" if wide or padded > 1 else "product"),
+        SavedTensor("q and k before", model.keeps_unrotated * (query + key), placed=True),
+        SavedTensor("value", key * padded),
         SavedTensor("state beside the value", key * wide, carried=True),
-        SavedTensor("attention's output", query * padded, "attention"),
-        SavedTensor("what became of the state", query * wide, "attention", carried=True),
+        SavedTensor("attention's output", query * padded, selected=True),
+        SavedTensor("what became of the state", query * wide, selected=True, carried=True),
         SavedTensor("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
-        SavedTensor("attention's sums", sums, "attention"),
+        SavedTensor("attention's sums", sums, selected=True),
         SavedTensor("input of o", (_reads(job, "o_proj") and (wide or padded > 1 or job.layout.sequence > 1)) * query),
         *_norm(job, "norm after attention"),
-        SavedTensor("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
-        SavedTensor("gate of the state", positions * model.rank / ways * element, "product", carried=True),
-        # position updates read it; under tensor parallelism it is a sum over ranks, and no linear map's own
-        SavedTensor(
-            *("feed-forward's output", (positions and trained.positions) * hidden / ways),
-            *("product" if ways == 1 else "", True),
-        ),
+        SavedTensor("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj")) * hidden),
+        SavedTensor("gate of the state", positions * model.rank / ways * element, carried=True),
+        # position updates read it
+        SavedTensor("feed-forward's output", (positions and trained.positions) * hidden / ways, carried=True),
         SavedTensor("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
-        *(SavedTensor(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
+        *(SavedTensor(f"inside the adapter of {name}", rank * element) for name, rank in trained.adapters),
     ]
     if model.biased and job.gpu is None:  # in the kernel on a GPU; on a CPU a mask, half a sequence's held
-        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, "attention", placed=True))
+        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, selected=True, placed=True))
     if not tiled:
         found += [
-            SavedTensor("gate, up" if model.gated else "inner columns", (2 if model.gated else 1) * inner, "product"),
-            SavedTensor("activation of the gate", (not job.fused or not model.gated) * inner),
-            SavedTensor("input of down", (model.gated and _reads(job, "down_proj", "fc_out")) * inner),
+            SavedTensor("gate, up", 2 * inner),
+            SavedTensor("activation of the gate", (not job.fused) * inner),
+            SavedTensor("input of down", _reads(job, "down_proj") * inner),
         ]
     if wide and job.gpu is not None and not job.wide_attention:  # one call for each half, whose outputs stay apart
-        found.append(SavedTensor("sums of the second half", sums, "attention", carried=True))
+        found.append(SavedTensor("sums of the second half", sums, selected=True, carried=True))
     return [each for each in found if each.bytes]
 
 
@@ -131,19 +128,21 @@ class Activations:
 
 def of(job: Job) -> Activations:
     layout, model, tokens = job.layout, job.model, job.tokens
-    checkpointed = 0 if layout.every is None else -(-model.layers // layout.every)
+    policy, recomputes = layout.checkpoint_layers, layout.recomputes
     parts = inside(job)
+    plain = [each for each in parts if not each.placed and not each.carried]  # of a block without positions
+
+    def size(tensors: list[SavedTensor], kept: bool = False) -> float:
+        """Return bytes per token of all of them, or of those that are kept for the backward."""
+        selected = policy == "selective"
+        return sum(each.bytes for each in tensors if not (kept and recomputes) or (selected and each.selected))
+
     last = sum(each.bytes for each in parts if each.carried)
-    whole = sum(each.bytes for each in parts)
-    again, extra = _kept_again(job, parts)
-    remembered = model.layers - checkpointed
-    of_blocks = remembered * whole + checkpointed * again
-    if bare := model.layers - model.placed:  # blocks without positions, taken to be spread evenly
-        plain = [each for each in parts if not each.placed and not each.carried]
-        less, less_again = whole - sum(each.bytes for each in plain), again - _kept_again(job, plain)[0]
-        of_blocks -= (remembered * less + checkpointed * less_again) * bare / model.layers
+    bare = model.layers - model.placed
+    of_blocks = model.placed * size(parts, kept=True) + bare * size(plain, kept=True)
     hidden = model.hidden / layout.tensor * job.element
     state = state_bytes(job)
+    checkpointed = model.layers * recomputes
     moved = max(0, checkpointed - 1) * layout.offload_checkpoints
     # the loss computes its gradients in the forward; under tensor parallelism it reads the tokens of all, gathered
     read = model.hidden * job.element * (1 + (layout.tensor > 1)) + sum(each.bytes for each in _norm(job, "final"))
@@ -151,8 +150,8 @@ def of(job: Job) -> Activations:
         checkpoints=tokens * hidden * (checkpointed - moved),
         states=tokens * state * max(0, model.placed - 1 - moved),
         offloaded=tokens * (hidden + state) * moved,
-        inside=tokens * (of_blocks - last * (layout.every != 1)),
-        recomputed=tokens * (whole - again + extra - last * (model.placed == 1)) * bool(checkpointed),
+        inside=tokens * (of_blocks - last * (not recomputes)),
+        recomputed=tokens * (size(parts) - size(parts, kept=True) - last * (model.placed == 1)) * recomputes,
         working=tokens * _working(job),
         head=tokens * read,
         head_weight=job.trains_head * model.vocabulary / layout.tensor * model.hidden * job.element,
@@ -160,36 +159,14 @@ def of(job: Job) -> Activations:
     )
 
 
-def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
-    """Return bytes per token that selective checkpointing keeps of a block, and how many of them a block without
-    checkpointing would not keep: outputs of linear maps that no backward reads."""
-    policy, model, element = job.layout.checkpoint_layers, job.model, job.element
-    if not isinstance(policy, str):
-        return 0.0, 0.0
-    kept = sum(each.bytes for each in parts if each.by == "attention")
-    if policy == "selective":
-        return kept, 0.0
-    kept += sum(each.bytes for each in parts if each.by == "product")
-    given = {each.name for each in parts}
-    read = job.layout.tensor == 1 and "feed-forward's output" in given
-    extra: float = model.hidden * element * (2 - read)  # of o and down, of all tokens
-    if "q and k before" not in given:
-        extra += (model.query / job.layout.tensor + key_columns(job)) * element
-    if "value" not in {each.name for each in parts if each.by == "product"}:
-        extra += key_columns(job) * element
-    if job.layout.mlp_tiles > 1:
-        extra -= model.hidden * element
-    return kept + extra, extra
-
-
 def _working(job: Job) -> float:
     """Return the most bytes per token besides kept tensors: gradients of hidden and state, and of the feed-forward's
     inner columns, minus the tensor that was needed first; in tiles, of one tile only, and its inside."""
     model, tiles = job.model, job.layout.mlp_tiles
-    frees = _reads(job, "down_proj", "fc_out")
-    inner = (3 if model.gated else 2) - frees
+    frees = _reads(job, "down_proj")
+    inner = 3 - frees
     if tiles > 1:
-        inner += (4 if model.gated else 2) - job.fused - (not frees)
+        inner += 4 - job.fused - (not frees)
     columns = model.hidden + (model.state + inner * model.inner / tiles) / job.layout.tensor
     return columns * job.element
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Offload = Literal["none", "cpu", "nvme"]
-Layers = int | Literal["selective", "selective_matmuls"]
+Layers = Literal[1, "selective"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class PlannedLayout:
     micro_batch: int = 1
     """Sequences of a forward, on each data-parallel rank."""
     checkpoint_layers: Layers | None = None
-    """Which blocks are computed again for the backward, as ``tape_ds.methods.recompute`` takes it; None: none."""
+    """How blocks are computed again for the backward (:mod:`tape_ds.methods.recompute`); None: they are not."""
     offload_checkpoints: bool = False
     """The inputs of those blocks wait in the host's memory."""
     offload_optimizer: Offload = "none"
@@ -56,14 +56,8 @@ class PlannedLayout:
     engine: Engine = Engine()
 
     @property
-    def every(self) -> int | None:
-        """Every n-th block is recomputed; None: none."""
-        return 1 if isinstance(self.checkpoint_layers, str) else self.checkpoint_layers
-
-    @property
-    def again(self) -> float:
-        """Share of recomputed blocks."""
-        return 0.0 if self.every is None else 1 / self.every
+    def recomputes(self) -> bool:
+        return self.checkpoint_layers is not None
 
     @property
     def replicas(self) -> int:
@@ -87,7 +81,7 @@ class PlannedLayout:
             "per_device_train_batch_size": str(self.micro_batch),
             "tensor_parallel_size": str(self.tensor),
             "sequence_parallel_size": str(self.sequence),
-            "activation_checkpointing": str(self.every is not None).lower(),
+            "activation_checkpointing": str(self.recomputes).lower(),
             "checkpoint_layers": str(self.checkpoint_layers or 1),
             "checkpoint_offload": str(self.offload_checkpoints).lower(),
             "mlp_tiles": str(self.mlp_tiles),

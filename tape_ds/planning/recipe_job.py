@@ -172,7 +172,7 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         layout = plan.job.layout
         values = {
             "deepspeed": f"zero{layout.zero}",
-            "activation_checkpointing": layout.every is not None,
+            "activation_checkpointing": layout.recomputes,
             "checkpoint_layers": layout.checkpoint_layers or 1,
             "per_device_train_batch_size": layout.micro_batch,
         }
@@ -199,6 +199,8 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
         with contextlib.suppress(OSError, ValueError):  # the resume itself reports it
             manifest = checkpoint.read(folder)
             stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in unwritten.items()}
+            if stored["checkpoint_layers"] != "selective":  # older versions could recompute every n-th block
+                stored["checkpoint_layers"] = 1
             return folder, {"deepspeed": f"zero{manifest.stage}" if manifest.stage else None, **stored}
     return None
 

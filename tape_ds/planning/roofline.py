@@ -12,7 +12,7 @@ from tape_ds.planning.hardware import HOST_BANDWIDTH, LINK_SHARE, MEMORY_SHARE, 
 from tape_ds.planning.job import Job
 from tape_ds.planning.shape import total
 
-FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "fc_in", "fc_out")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 """Linear layers of a feed-forward."""
 HIDDEN_SHARE = 0.9
 """Share of computation that can overlap communication, and of a message that can be hidden at most."""
@@ -37,14 +37,14 @@ class Work:
 def work(job: Job) -> Work:
     """Count the work of a forward, its backward, and recomputation."""
     model, layout, trained = job.model, job.layout, job.trained
-    trains, again = trained.anything, layout.again
+    trains, again = trained.anything, layout.recomputes
     blocks = {name: 2.0 * model.layers * a * b for name, (a, b) in model.linears.items()}
     fixed, per_key = model.position_work
     linear, head = sum(blocks.values()) + 2 * fixed, 2.0 * model.hidden * model.vocabulary
     own_weights = linear * trained.linears + 2 * sum(
         each.total for each in job.tensors if each.trained and each.kind in ("adapter", "position")
     )
-    products = linear * (1 + trains + again * (layout.checkpoint_layers != "selective_matmuls")) + own_weights * trains
+    products = linear * (1 + trains + again) + own_weights * trains
     if layout.mlp_tiles > 1 and trains:
         products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
     products += head * (1 + trains * (1 + job.trains_head))
@@ -56,12 +56,11 @@ def work(job: Job) -> Work:
     extra = seen if job.attention_calls == 1 and not model.added else 0.0
     # scores, values; scores, dP, dV, dK, dQ
     forward, backward = 2 * products_of_heads + extra, 5 * products_of_heads + 2 * extra
-    kept = isinstance(layout.checkpoint_layers, str)
     whole = (job.length if job.attention_span is None else job.attention_span) / job.attended
     plain = linear + head + (2 * model.layers * block + seen) * whole
     return Work(
         linear=products,
-        attention=forward * (1 + again * (not kept)) + backward * trains,
+        attention=forward * (1 + (layout.checkpoint_layers == 1)) + backward * trains,
         model=plain * (2 + job.trained_parameters / job.parameters if trains else 1),
     )
 
@@ -126,7 +125,7 @@ def _sharding(job: Job, group: _Group) -> list[Traffic]:
 
 def _passes(job: Job) -> float:
     """Return how often the blocks' communication happens in a step: forward, backward, and recomputed forward."""
-    return ((2 if job.trained.anything else 1) + job.layout.again) * job.accumulation
+    return ((2 if job.trained.anything else 1) + job.layout.recomputes) * job.accumulation
 
 
 def _tensor(job: Job, group: _Group) -> list[Traffic]:
@@ -176,7 +175,7 @@ def memory_bound(job: Job) -> float:
     columns, 5 unfused). The backward makes twice as many, recomputation as many again. The position update makes 5
     passes over the state forward and 9 backward, and 2 to form ``e`` for the value. Value and state are not joined;
     where each has its own call, the gradients of queries and keys are summed (3 passes)."""
-    model, again, trains = job.model, job.layout.again, job.trained.anything
+    model, again, trains = job.model, job.layout.recomputes, job.trained.anything
     hidden, inner = 10 if job.fused or job.fused_norms else 38, 3 if job.fused else 5
     columns = hidden * model.hidden + 2 * (model.query + model.key) + inner * model.inner
     added = model.placed * model.added / model.head_size * (model.query + model.key)

@@ -11,7 +11,7 @@ from tape_ds.planning.job import Job, possible
 from tape_ds.planning.layout import Engine, Layers, PlannedLayout
 from tape_ds.planning.prediction import GIB, Plan
 
-POLICIES: tuple[Layers | None, ...] = (None, 1, "selective", "selective_matmuls")
+POLICIES: tuple[Layers | None, ...] = (None, 1, "selective")
 """Of checkpointing, that a search tries."""
 LONG = 65_536
 """Tokens from which the search tries feed-forwards in tiles."""

@@ -119,8 +119,6 @@ class Sizes:
     vocabulary: int
     tied: bool
     """Whether the output head is the embedding's own matrix."""
-    gated: bool = True
-    """Whether the feed-forward has a gate (three matrices) or not (two)."""
     state: int = 0
     """Numbers of position state per token between blocks."""
     placed: int
@@ -162,11 +160,9 @@ class Sizes:
         if self.counted:
             return {each.name: each.shape for each in self.counted if each.kind == "linear"}
         hidden, inner, query, key = self.hidden, self.inner, self.query, self.key
-        found = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
-        if self.gated:
-            found |= {"o_proj": (query, hidden), "gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
-            return found | {"down_proj": (inner, hidden)}
-        return found | {"out_proj": (query, hidden), "fc_in": (hidden, inner), "fc_out": (inner, hidden)}  # GPT-J's
+        attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
+        gates = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
+        return {**attention, "o_proj": (query, hidden), **gates, "down_proj": (inner, hidden)}
 
 
 def sizes(config: Any) -> Sizes:
@@ -232,7 +228,7 @@ def _counted_sizes(config: PreTrainedConfig) -> Sizes:
     )
 
 
-CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "fc_out")
+CUT_BY_ROWS = ("o_proj", "down_proj")
 """Linear layers whose input tensor parallelism splits; it splits the output of the others. Only the LoRA factor on the
 split side is split."""
 
@@ -244,7 +240,7 @@ def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
         return _counted_tensors(model, trained)
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
     whole = [
-        (trained.norms, Tensors("norm", model.hidden, (2 if model.gated else 1) * model.layers + 1, False, False)),
+        (trained.norms, Tensors("norm", model.hidden, 2 * model.layers + 1, False, False)),
         (trained.norms, Tensors("norm", model.head_size, 2 * model.layers * model.normed_heads, False, False)),
         (trained.embeddings, Tensors("embedding", model.vocabulary * model.hidden, 1, False, True)),
         *((trained.positions, Tensors("position", *each, False, False)) for each in model.position_weights),

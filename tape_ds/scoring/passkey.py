@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from tape_ds.data.multikey import KeyedQuestion, KeyedText
 from tape_ds.data.passkey import PasskeyPrompt, answer_ids
 from tape_ds.models.inputs import CACHE
 from tape_ds.scoring import CHUNK, Each, in_turn
@@ -121,11 +122,11 @@ def score(
     causal_lm = bare(model)
 
     def answer(prompt: PasskeyPrompt) -> Reply:
-        ids = _continue(causal_lm, prompt, chunk, new_tokens, use_cache)
-        end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
-        key_ids = answer_ids(tokenizer, prompt.key)
-        same = None if key_ids is None else tuple(ids[: len(key_ids)]) == key_ids
-        return Reply(prompt.trial, len(prompt.ids), prompt.depth, prompt.key, tokenizer.decode(ids[:end]), same)
+        cache = DynamicCache(config=causal_lm.config) if use_cache else None
+        # as many pieces as any prompt of this nominal length, see above
+        pieces = -(-prompt.length // chunk) if reads_in_pieces(causal_lm) else 1
+        ids = _continue(causal_lm, prompt.ids, cache, pieces, new_tokens)
+        return _reply(tokenizer, prompt, len(prompt.ids), ids)
 
     with evaluating(causal_lm):
         lengths = sorted({prompt.length for prompt in prompts})
@@ -138,14 +139,58 @@ def reads_in_pieces(causal_lm: Any) -> bool:
     return bool(getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False))
 
 
+def score_shared(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    text: KeyedText,
+    *,
+    chunk: int = CHUNK,
+    new_tokens: int = NEW_TOKENS,
+) -> list[Passkey]:
+    """Return the replies of ``model`` to the questions about a text, by ascending length.
+
+    The text is read once, and each question is removed from the cache after its reply. A model that does not
+    :func:`reads_in_pieces` reads the text again for each length; where its angles follow the length, the text keeps
+    those that it was read with.
+    """
+    causal_lm = bare(model)
+    exact = reads_in_pieces(causal_lm)
+    found, read = [], 0
+    with evaluating(causal_lm):
+        for length, questions in text.questions.items():
+            if read == 0 or not exact:
+                cache, read = DynamicCache(config=causal_lm.config), 0
+            end = questions[0].start  # of all questions of a length
+            pieces = -(-(end - read) // chunk) if exact else 1
+            _continue(causal_lm, text.ids[read:end], cache, pieces, new_tokens=1)
+            read, replies = end, []
+            for question in questions:
+                ids = _continue(causal_lm, question.ids, cache, 1, new_tokens)
+                cache.crop(-(len(question.ids) + new_tokens - 1))  # the last new token was not read
+                replies.append(_reply(tokenizer, question, end + len(question.ids), ids))
+            found.append(Passkey(length, tuple(replies)))
+    return found
+
+
+def _reply(
+    tokenizer: "PreTrainedTokenizerBase", prompt: PasskeyPrompt | KeyedQuestion, tokens: int, ids: list[int]
+) -> Reply:
+    end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
+    key_ids = answer_ids(tokenizer, prompt.key)
+    same = None if key_ids is None else tuple(ids[: len(key_ids)]) == key_ids
+    return Reply(prompt.trial, tokens, prompt.depth, prompt.key, tokenizer.decode(ids[:end]), same)
+
+
 @torch.no_grad()
-def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int, use_cache: bool) -> list[int]:
-    """Return the greedy continuation; logits of the last token alone are computed."""
-    ids_1T = torch.tensor([prompt.ids], device=causal_lm.get_input_embeddings().weight.device)
-    cache = DynamicCache(config=causal_lm.config) if use_cache else None
+def _continue(
+    causal_lm: Any, ids: Sequence[int], cache: DynamicCache | None, pieces: int, new_tokens: int
+) -> list[int]:
+    """Read ``ids`` in a number of pieces, after the tokens of the cache; return the greedy continuation. Only the
+    logits of the last token are computed."""
+    ids_1T = torch.tensor([ids], device=causal_lm.get_input_embeddings().weight.device)
 
     def next_token(unread_1T: Tensor) -> Tensor:
-        inputs = {"input_ids": unread_1T, CACHE: cache, "use_cache": use_cache, "logits_to_keep": 1}
+        inputs = {"input_ids": unread_1T, CACHE: cache, "use_cache": cache is not None, "logits_to_keep": 1}
         return causal_lm(**inputs).logits[:, -1].argmax(dim=-1)
 
     chosen: list[Tensor] = []
@@ -154,9 +199,7 @@ def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int
             chosen.append(next_token(ids_1T))
             ids_1T = torch.cat((ids_1T, chosen[-1][None]), dim=1)
     else:
-        # as many pieces as any prompt of this nominal length, see above
-        count = min(-(-prompt.length // chunk), ids_1T.shape[1]) if reads_in_pieces(causal_lm) else 1
-        for piece_1T in ids_1T.tensor_split(count, dim=1):
+        for piece_1T in ids_1T.tensor_split(min(pieces, len(ids)), dim=1):
             chosen = [next_token(piece_1T)]
         while len(chosen) < new_tokens:
             chosen.append(next_token(chosen[-1][None]))

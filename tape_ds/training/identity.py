@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import results
 from tape_ds.config import trainer
-from tape_ds.config.kinds import KINDS
-from tape_ds.config.old_names import RENAMED
+from tape_ds.config.kinds import KINDS, RENAMED
 from tape_ds.config.recipe import Recipe
 from tape_ds.data.sources.weights import shares_of
 from tape_ds.data.tokenized import tokenizer_fingerprint

@@ -1,4 +1,4 @@
-"""The pictures of results: the loss as it fell, the loss at each position of a long document.
+"""The pictures of results: the loss as it fell, the loss at each position of a long document, position updates.
 
 Drawn without a display. Colours are Okabe and Ito's, which stay apart for colour-blind readers; line style and marker
 differ as well, so that a printed page works too.
@@ -21,30 +21,29 @@ from tape_ds.scoring.span_losses import SpanLosses
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DPI = 150
 
 
-def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw training loss, and held-out loss (``eval_loss``), against the optimizer step, as a PNG. A loss that is not
-    finite is marked with a red line. Raises ValueError when no entry has a loss."""
-    entries = list(history)
-    train = [(int(entry["step"]), float(entry["loss"])) for entry in entries if "step" in entry and "loss" in entry]
-    held_out = [(int(e["step"]), float(e["eval_loss"])) for e in entries if "step" in e and "eval_loss" in e]
-    if not train and not held_out:
-        raise ValueError("history holds no entry with both 'step' and 'loss' (or 'eval_loss'): nothing to draw")
-    figure, axes = _figure()
-    _draw_losses(axes, train, "training", COLOURS[0], marker="." if len(train) <= 100 else "")
-    if len(train) >= 8:
-        width = max(min(8, len(train) // 2), len(train) // 10)  # sequences differ more than a few steps change
-        finite = [(step, loss) for step, loss in train if math.isfinite(loss)]
+def loss_curve(history: Iterable[Mapping[str, Any]], path: Path) -> Path:
+    """Draw training loss, and its running mean, against the optimizer step, as a PNG. A loss that is not finite is
+    marked with a red line. Raises ValueError when no entry has a loss."""
+    losses = [(int(entry["step"]), float(entry["loss"])) for entry in history if "loss" in entry]
+    if not losses:
+        raise ValueError("history holds no entry with a loss: nothing to draw")
+    finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = _tidy(figure.add_subplot())
+    drawn = [loss if math.isfinite(loss) else math.nan for _, loss in losses]
+    marker = "." if len(losses) <= 100 else ""
+    axes.plot([step for step, _ in losses], drawn, color=COLOURS[0], lw=1, marker=marker, label="training")
+    if len(losses) >= 8:
+        width = max(min(8, len(losses) // 2), len(losses) // 10)  # sequences differ more than a few steps change
         ends = range(width, len(finite) + 1)
         means = [sum(loss for _, loss in finite[end - width : end]) / width for end in ends]
         steps = [finite[end - 1][0] for end in ends]
         axes.plot(steps, means, color=COLOURS[4], lw=2, label=f"training, mean of {width} entries")
-    _draw_losses(axes, held_out, "held out", COLOURS[2], marker="s")
-    broken = [step for step, loss in train + held_out if not math.isfinite(loss)]
-    for index, step in enumerate(broken):
-        axes.axvline(step, color="#CC0000", lw=1, alpha=0.6, label=None if index else f"not finite ({len(broken)})")
+    for step, loss in losses:
+        if not math.isfinite(loss):
+            axes.axvline(step, color="#CC0000", lw=1, alpha=0.6)
     axes.set(xlabel="optimizer step", ylabel="loss (nats per token)", title="Loss during training")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
@@ -52,18 +51,15 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
 
 
 def loss_by_position(
-    variants: Mapping[str, SpanLosses], path: str | Path, native_length: int | None, reference: str | None = None
+    variants: Mapping[str, SpanLosses], path: Path, native_length: int | None, reference: str | None = None
 ) -> Path:
     """Draw the loss in each span of positions, a line for each of ``variants``, as a PNG; below it, where there are two
     or more, the differences from ``reference`` (None: the median of each span). Stretches of a document differ far more
-    than good models do: without the differences, lines cover one another. The lower half shows values near 0.
-    ``native_length`` is marked by a dashed line. A span whose loss is not finite leaves a gap, and the legend counts
-    them. Raises ValueError when there is nothing to draw."""
-    if not any(losses.starts for losses in variants.values()):
-        raise ValueError("no variant has a span: nothing to draw")
-    halves = 2 if len(variants) > 1 else 1
+    than good models do: without the differences, lines cover one another. ``native_length`` is marked by a dashed line.
+    A span whose loss is not finite leaves a gap, and the legend counts them."""
     end = max(stop for losses in variants.values() for _, stop in _borders(losses))
     step = 2 ** max(0, math.ceil(math.log2(max(end, 1) / 8)))
+    halves = min(len(variants), 2)
     figure = Figure(figsize=(10, 2.5 + 2.5 * halves), layout="constrained")
     upper, *lower = figure.subplots(halves, 1, sharex=True, squeeze=False)[:, 0]
     if reference is not None:
@@ -76,9 +72,21 @@ def loss_by_position(
         name: replace(losses, nll=tuple(nll - zero for nll, zero in zip(losses.nll, base, strict=True)))
         for name, losses in variants.items()
     }
+
     for axes, drawn in [(upper, variants), *((half, differences) for half in lower)]:
         _tidy(axes)
-        _draw_spans(axes, drawn)
+        for index, (name, losses) in enumerate(drawn.items()):
+            values = [nll if math.isfinite(nll) else math.nan for nll in losses.nll]
+            gaps = sum(math.isnan(nll) for nll in values)
+            axes.plot(
+                [(start + stop) / 2 for start, stop in _borders(losses)],
+                values,
+                color=COLOURS[index % len(COLOURS)],
+                linestyle=STYLES[index % len(STYLES)],
+                marker=MARKERS[(index + index // len(COLOURS)) % len(MARKERS)],
+                markersize=5,
+                label=f"{name} ({gaps} spans not finite)" if gaps else name,
+            )
         if native_length is not None:
             axes.axvline(native_length, color="0.35", linestyle="--", lw=1.2, label=f"native length {native_length:,}")
         axes.set(xlabel="position in the document (tokens)", xlim=(0, end))
@@ -96,24 +104,7 @@ def loss_by_position(
     return _write(figure, path)
 
 
-def _draw_spans(axes: Axes, variants: Mapping[str, SpanLosses]) -> None:
-    """Draw a line for each of ``variants``, a point in the middle of each span; values that are not finite leave
-    gaps."""
-    for index, (name, losses) in enumerate(variants.items()):
-        drawn = [nll if math.isfinite(nll) else math.nan for nll in losses.nll]
-        gaps = sum(math.isnan(nll) for nll in drawn)
-        axes.plot(
-            [(start + stop) / 2 for start, stop in _borders(losses)],
-            drawn,
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=STYLES[index % len(STYLES)],
-            marker=MARKERS[(index + index // len(COLOURS)) % len(MARKERS)],
-            markersize=5,
-            label=f"{name} ({gaps} spans not finite)" if gaps else name,
-        )
-
-
-def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: str | Path) -> Path:
+def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: Path) -> Path:
     """Draw statistics of the position updates of each layer
     (:class:`tape_ds.scoring.update_statistics.UpdateStatistics`), a line for each step, darker with time, as a PNG."""
     figure = Figure(figsize=(12, 4), layout="constrained")
@@ -127,32 +118,18 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: st
         for at, (step, lists) in enumerate(measured):
             values = [math.nan if value is None else value for value in lists[name]]
             shade = 0.25 + 0.75 * (at + 1) / len(measured)
-            axes.plot(
-                range(1, len(values) + 1), values, color=COLOURS[0], alpha=shade, marker=".", label=f"step {step}"
-            )
+            layers = range(1, len(values) + 1)
+            axes.plot(layers, values, color=COLOURS[0], alpha=shade, marker=".", label=f"step {step}")
         axes.set(xlabel="layer that reads the state", title=label, ylim=(0, 1.02 if name == "along_own" else None))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _write(figure, path)
 
 
-def _figure() -> tuple[Figure, Axes]:
-    """Return an empty figure with one pair of axes; no global state, so threads and tests cannot mix."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    _tidy(axes)
-    return figure, axes
-
-
-def _tidy(axes: Axes) -> None:
+def _tidy(axes: Axes) -> Axes:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_losses(axes: Axes, points: list[tuple[int, float]], label: str, colour: str, marker: str) -> None:
-    if points:
-        losses = [loss if math.isfinite(loss) else math.nan for _, loss in points]
-        axes.plot([step for step, _ in points], losses, color=colour, lw=1, marker=marker, markersize=4, label=label)
+    return axes
 
 
 def _borders(losses: SpanLosses) -> list[tuple[int, int]]:
@@ -162,7 +139,6 @@ def _borders(losses: SpanLosses) -> list[tuple[int, int]]:
     return [(start, start + length) for start, length in zip(losses.starts, lengths, strict=True)]
 
 
-def _write(figure: Figure, path: str | Path) -> Path:
-    path = Path(path)
-    storage.write_file(path, lambda aside: figure.savefig(aside, dpi=DPI, format="png"))
+def _write(figure: Figure, path: Path) -> Path:
+    storage.write_file(path, lambda aside: figure.savefig(aside, dpi=150, format="png"))
     return path

@@ -4,28 +4,24 @@ Files in the run's folder, for each rank that records:
 
     profile/trace_rank0.json.gz      for chrome://tracing or ui.perfetto.dev
     profile/memory_rank0.pickle      CUDA: every allocation, for https://pytorch.org/memory_viz
-    profile/summary_rank0.md         phases and operators; that of the first rank that records is printed
+    profile/summary_rank0.md         operators by time; that of the first rank that records is printed
 """
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, record_function, schedule
+from torch.profiler import ProfilerActivity, schedule
 from transformers import TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.config.sections import Profile
-from tape_ds.markdown_table import markdown_table
 from tape_ds.training.environment import say
 from tape_ds.training.trainer import TapeTrainer
 
 FOLDER = "profile"
-PHASES = ("data", "forward", "backward", "optimizer")
 ROWS = 20
-"""Operators that the summary names."""
+"""Operators in the summary."""
 
 
 class StepProfiler(TrainerCallback):
@@ -38,7 +34,6 @@ class StepProfiler(TrainerCallback):
         self.rank = trainer.args.process_index
         self.recorded = False
         self._profiler: torch.profiler.profile | None = None
-        self._undo: list[Callable[[], None]] = []
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.rank not in self.profile.profile_ranks:
@@ -46,7 +41,6 @@ class StepProfiler(TrainerCallback):
         on_cuda = args.device.type == "cuda"
         if on_cuda:
             torch.cuda.memory._record_memory_history(stacks="python")
-        self._undo = [_mark(*phase) for phase in phases_of(self.trainer)]
         before = self.profile.profile_start - 1
         warmup = min(before, 1)  # its first step costs the profiler more than others
         self._profiler = torch.profiler.profile(
@@ -75,8 +69,6 @@ class StepProfiler(TrainerCallback):
         assert self._profiler is not None
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        for undo in reversed(self._undo):
-            undo()
         if self.trainer.args.device.type == "cuda":
             torch.cuda.memory._record_memory_history(enabled=None)
 
@@ -98,49 +90,12 @@ class StepProfiler(TrainerCallback):
             say(text)
 
 
-def phases_of(trainer: TapeTrainer) -> list[tuple[Any, str, str]]:
-    steps = trainer.model_wrapped if trainer.is_deepspeed_enabled else trainer.optimizer
-    objects = (trainer, trainer, trainer.accelerator, steps)
-    methods = ("get_batch_samples", "compute_loss", "backward", "step")
-    return list(zip(objects, methods, PHASES, strict=True))
-
-
-def _mark(owner: Any, method: str, phase: str) -> Callable[[], None]:
-    """Record each call of a method as a phase; return the function that undoes it."""
-    original, own = getattr(owner, method), method in vars(owner)
-
-    @functools.wraps(original)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        with record_function(f"phase: {phase}"):
-            return original(*args, **kwargs)
-
-    def undo() -> None:
-        if own:
-            setattr(owner, method, original)
-        else:
-            delattr(owner, method)
-
-    setattr(owner, method, marked)
-    return undo
-
-
 def summarise(profiler: torch.profiler.profile) -> str:
-    """Return where the time of the recorded steps went, as Markdown: phases of the main thread, and torch's table of
-    operators. An engine steps within its backward, whose time includes that of its optimizer."""
-    averages = profiler.key_averages()
+    """Return the time of the recorded steps, and torch's table of operators, as Markdown."""
     steps = [event for event in profiler.events() or [] if event.name.startswith("ProfilerStep")]
-    count, whole = len(steps), sum(event.time_range.elapsed_us() for event in steps)
-    # a mark appears a second time on a GPU's timeline, without time of the CPU
-    times = {
-        phase: sum(row.cpu_time_total for row in averages if row.key == f"phase: {phase}") / count / 1e3
-        for phase in PHASES
-    }
-    rows = [[phase, f"{time:,.1f}", f"{1e3 * count * time / whole:.0%}"] for phase, time in times.items()]
+    mean = sum(event.time_range.elapsed_us() for event in steps) / len(steps) / 1e3
+    averages = profiler.key_averages()
     clock = "device" if any(row.self_device_time_total for row in averages) else "cpu"
-    return "\n\n".join(
-        [
-            f"{count} steps of {whole / count / 1e3:,.1f} ms. The profiler makes them slower than others.",
-            markdown_table(["phase", "ms a step", "share"], rows),
-            "```\n" + averages.table(sort_by=f"self_{clock}_time_total", row_limit=ROWS) + "```",
-        ]
-    )
+    table = averages.table(sort_by=f"self_{clock}_time_total", row_limit=ROWS)
+    note = "The profiler makes them slower than others."
+    return f"{len(steps)} steps of {mean:,.1f} ms. {note}\n\n```\n{table}```"

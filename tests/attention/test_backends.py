@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
-from tape_ds.attention import available, backends, missing, problems, problems_with_needs, sdpa
+from tape_ds.attention import available, backends, missing, problems, sdpa
 from tape_ds.attention.backends import Chip, StoredChoice, choose
 from tape_ds.attention.call import complete
 from tape_ds.attention.document_layout import layout_of_ids
@@ -271,15 +271,14 @@ def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkey
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
     monkeypatch.setattr(backends, "why_not_flash", lambda call: None)
     given = {"window": 4, "softcap": 1.0, "sinks": torch.zeros(4)}
-    needed = {name: name in needs for name in given}
-    found = problems_with_needs(backend, **needed)
-    assert problems_with_needs(backend, window=False, softcap=False, sinks=False) == []
+    found = problems(backend, needs)
+    assert problems(backend) == []
     made = call(**{name: given[name] for name in needs})
     if found:
         with pytest.raises(ValueError, match=found[0].wrong):
             choose(backend, made)
         monkeypatch.setenv("TAPE_DS_ATTENTION", backend)
-        assert [each.field for each in problems_with_needs("auto", **needed)] == ["TAPE_DS_ATTENTION"]
+        assert [each.field for each in problems("auto", needs)] == ["TAPE_DS_ATTENTION"]
     else:
         choose(backend, made)
 

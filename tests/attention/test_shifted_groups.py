@@ -95,7 +95,7 @@ def test_no_layer_works_borders_out(monkeypatch, documents):
     use_groups(model, 6)
     model.model.layers[0].register_forward_pre_hook(
         lambda module, args, given: layout.append(
-            [made.known for made in given["layout"]._made.values() if isinstance(made, DocumentLayout)]
+            [made.known for made in given["inputs"].layout._made.values() if isinstance(made, DocumentLayout)]
         ),
         with_kwargs=True,
     )

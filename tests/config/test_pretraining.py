@@ -99,9 +99,7 @@ MALFORMED = {
     "a length without a target": ({"eval_lengths": [1, 64]}, "eval_lengths", "[1, 64]", "2 or more"),
     "a length twice": ({"eval_lengths": [64, 64]}, "eval_lengths", "[64, 64]", "once"),
     "less than a block": ({"eval_tokens": 500}, "eval_tokens", "500", "512 or more"),
-    # of the other launcher, and of the published scripts
-    "a field of the other launcher": ({"method": "lora"}, "method", "lora", "every parameter"),
-    "the published name": ({"rpe_type": "adape"}, "rpe_type", "adape", "position_encoding"),
+    "a field of the other launcher": ({"method": "lora"}, "method", "lora", "one of"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from tape_ds.config import library, old_names, trainer
+from tape_ds.config import library, trainer
 from tape_ds.config.kinds import KINDS
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -57,8 +57,7 @@ assert not {"torch", "transformers", "deepspeed"} & sys.modules.keys()
 
 
 @EVERY_KIND
-def test_old_names_are_no_fields_of_the_trainer(kind):
-    assert not old_names._NAMES.keys() & trainer.FIELDS.keys()
+def test_other_names_are_no_fields_of_the_trainer(kind):
     assert not trainer.ALIASES.keys() & kind.fields().keys() and set(trainer.ALIASES.values()) < kind.fields().keys()
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tape_ds.config import old_names, trainer
+from tape_ds.config import trainer
 from tape_ds.config.kinds import KINDS
 from tests.docs import pages
 
@@ -39,28 +39,6 @@ def test_the_flag_exists_here(flag, known):
 @pytest.mark.parametrize("file", sorted({file for cell in ours() for file in FILE.findall(cell)}))
 def test_the_file_exists_here(file):
     assert (pages.ROOT / file).is_file()
-
-
-@pytest.mark.parametrize("old", sorted(old_names._NAMES))
-def test_an_old_name_is_answered_with_one_that_is_a_field(old):
-    answers = [old_names.today(old, kind.fields()) for kind in KINDS.values() if old not in kind.fields()]
-    assert any(answers)
-    for name in (re.split(r"[ .,:]", answer)[0] for answer in answers if answer):
-        assert name == "nothing" or any(name in kind.fields() for kind in KINDS.values())
-
-
-@pytest.mark.parametrize(
-    ("kind", "old", "today"),
-    [
-        ("extend_llama", "model_max_length", "target_length"),
-        ("pretrain_c4", "model_max_length", "window"),
-        ("finetune", "model_max_length", "max_tokens"),
-        ("finetune_scrolls", "block_size", "max_tokens"),
-        ("pretrain_c4", "model_name_or_path", "nothing: the model is built new from its sizes"),
-    ],
-)
-def test_an_old_name_means_what_its_launcher_has(kind, old, today):
-    assert old_names.today(old, KINDS[kind].fields()) == today
 
 
 def test_flags_and_files_are_found():

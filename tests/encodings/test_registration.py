@@ -57,7 +57,11 @@ def model_of(**options):
 
 
 def test_it_is_named_and_checked_like_ours():
-    assert NAME in encodings.available() and encodings.learns(NAME, {}) and encodings.biases_scores(NAME)
+    assert (
+        NAME in encodings.available()
+        and encodings.options_of(NAME, {}).learns
+        and encodings.options_of(NAME, {}).biases_scores
+    )
     (problem,) = encodings.check_options(NAME, {"strength": 0})
     assert problem.field == "position_options.strength"
     with pytest.raises(UserError, match="strenght"):

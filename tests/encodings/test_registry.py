@@ -104,7 +104,8 @@ def test_learning_is_having_parameters(name):
     layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
     parts = [registry.build(config), *layers]
     learned = any(list(part.parameters()) for part in parts)
-    assert encodings.learns(config.position_encoding, config.position_options or {}) == learned
+    chosen = encodings.options(config)
+    assert (chosen.learns or chosen.abacus) == learned
 
 
 def test_only_what_a_tokenizer_decides_is_taken_from_it():
@@ -125,5 +126,5 @@ def test_what_is_said_of_an_encoding_is_what_its_classes_do(name):
     """Recipes go by what options say, and import no class to ask it."""
     config = tiny_config(encoding=name)
     overrides = registry.imported(registry.entry_of(name).layer).score_bias is not base.PositionLayer.score_bias
-    assert encodings.biases_scores(name) == overrides
-    assert encodings.reads_tokens(name) == registry.build(config).reads_tokens
+    assert encodings.options_of(name, {}).biases_scores == overrides
+    assert encodings.options_of(name, {}).reads_tokens == registry.build(config).reads_tokens

@@ -66,7 +66,7 @@ DAILY = [
     Case("training", "cope", "sdpa", "packed"),
     Case("training", "tape", "triton", "packed"),
     Case("training", "rope", "triton", "packed"),
-    Case("training", "tape", "triton", "packed", "selective_matmuls"),
+    Case("training", "tape", "triton", "packed", "selective"),
     Case("training", "tape", "sdpa", "dense", "selective"),
     Case("training", "rope", "sdpa", "packed"),
     Case("training", "tape", rows="padded"),
@@ -94,7 +94,7 @@ def test_one_of_each_kind(ask, case):
 def test_every_training_step(ask, encoding, backend):
     for rows in ("dense", "packed", "padded"):
         check(ask, Case("training", encoding, backend, rows))
-    for recompute in (1, 2, "selective", "selective_matmuls"):
+    for recompute in (1, "selective"):
         check(ask, Case("training", encoding, backend, "packed", recompute))
 
 

@@ -31,7 +31,7 @@ ALLOWED = (
         "the loss leaves out chunks without a label: one wait a micro-batch, when everything of it is queued",
     ),
     Allowed(
-        "tape_ds/training/trainer.py:TapeTrainer._agree",
+        "tape_ds/training/trainer.py:TapeTrainer._sync_step",
         lambda case: case.kind == "optimization",
         "once a step all ranks agree, by its loss and the norm of its gradient, whether to go on",
     ),

@@ -133,11 +133,11 @@ def check_training(eager, ours):
 
 def check_foretold(ours, monkeypatch):
     """What reaches the attention, what the head does, and parameters are as the configuration tells beforehand."""
-    seen = {"window": False, "softcap": False, "sinks": False}
+    seen = set()
     real = decoder.attend
 
     def attend(*arguments, **named):
-        seen.update({name: True for name in seen if named.get(name) is not None})
+        seen.update(name for name in ("window", "softcap", "sinks") if named.get(name) is not None)
         return real(*arguments, **named)
 
     with monkeypatch.context() as patched, torch.no_grad():

@@ -109,9 +109,7 @@ CASES = (
     Case(3, "rope", "full", layers_again=1, element=4, length=1024),
     Case(None, "rope", "full", layers_again=1, length=1024),
     Case(None, "tape", "frozen"),
-    Case(1, "tape", "full", layers_again=2, length=1024),
     Case(1, "rope", "frozen", layers_again="selective", length=1024),
-    Case(2, "tape", "full", layers_again="selective_matmuls", length=1024),
     Case(1, "tape", "full", layers_again=1, length=2048, tiles=4),
     Case(1, "tape", "frozen", length=2048, sequence=2),
     Case(2, "tape", "full", length=2048, sequence=2, groups=2),
@@ -123,7 +121,7 @@ CASES = (
     Case(1, "tape", "full", length=1024, nope_layers=2),
     Case(2, "tape", "full", layers_again="selective", length=1024, nope_layers=2),
     Case(1, "pope", "full", length=1024),
-    Case(2, "pope", "frozen", layers_again="selective_matmuls", length=1024, groups=2),
+    Case(2, "pope", "frozen", layers_again="selective", length=1024, groups=2),
     Case(1, "fox", "full", length=1024),
     Case(1, "repo", "full", length=1024),
 )

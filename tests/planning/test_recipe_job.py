@@ -183,8 +183,8 @@ def test_where_nothing_can_be_chosen_the_cautious_values_are_taken(gpu, name, re
 
 
 def test_fields_that_are_given_stay():
-    found = settled("--deepspeed", "zero3", "--checkpoint_layers", "4", gpu="a100-40")
-    assert layout_of(found) == (3, True, 1) and found.memory.checkpoint_layers == 4
+    found = settled("--deepspeed", "zero3", "--checkpoint_layers", "selective", gpu="a100-40")
+    assert layout_of(found) == (3, True, 2) and found.memory.checkpoint_layers == "selective"
     assert "--deepspeed" not in found.layout_choice
 
 

@@ -7,10 +7,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from tape_ds import results
+from tape_ds.data.multikey import KeyedQuestion, KeyedText
 from tape_ds.data.passkey import PasskeyPrompt, draw
 from tape_ds.results import passkeys_of
 from tape_ds.scoring import in_turn
-from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
+from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score, score_shared
 from tests.data.letters import BEGIN, Letters
 from tests.models.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
 from tests.scoring.readers import Reader
@@ -55,6 +56,23 @@ def test_a_plain_llama_is_asked_too_with_its_adapter():
     assert plain == generated(model, prompt())
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     assert replied(adapted, prompt()) == generated(adapted, prompt()) != plain
+
+
+@pytest.mark.parametrize("encoding", ["tape", "rope", "alibi"])
+def test_a_shared_text_gives_each_question_the_reply_it_gets_alone(encoding):
+    model, ids = tiny_model(encoding=encoding), prompt(length=60).ids
+    starts, asked = {40: 30, 64: 54}, [prompt(length=4, seed=seed).ids for seed in (1, 2)]
+    questions = {
+        length: [KeyedQuestion(trial, 5, 0.5, start, each) for trial, each in enumerate(asked)]
+        for length, start in starts.items()
+    }
+    shared = score_shared(model, Numbers(), KeyedText(ids[:54], questions), chunk=16)
+    assert [each.length for each in shared] == [40, 64]
+    for found in shared:
+        for reply, question in zip(found.replies, asked, strict=True):
+            alone = PasskeyPrompt(found.length, 0, 5, 0.5, "", ids[: starts[found.length]] + question)
+            assert [int(part) for part in reply.reply.split()] == replied(model, alone)
+            assert reply.tokens == len(alone.ids)
 
 
 @pytest.fixture

@@ -65,13 +65,13 @@ def test_span_that_is_not_finite_is_said_in_the_legend(tmp_path, drawn):
     assert legend(drawn[0]) == ["diverged (2 spans not finite)"]
 
 
-def test_loss_curve_draws_training_and_held_out_loss(tmp_path, drawn):
+def test_loss_curve_draws_the_loss_and_its_mean(tmp_path, drawn):
     history = [{"step": step, "loss": 3 - step / 50, "epoch": 0.1} for step in range(1, 51)]
-    history += [{"step": 50, "eval_loss": 2.2}, {"train_runtime": 3.0, "step": 50}]
+    history += [{"train_runtime": 3.0, "step": 50}]
     path = plots.loss_curve(history, tmp_path / "loss.png")
     assert path.read_bytes().startswith(PNG)
-    assert legend(drawn[0]) == ["training", "training, mean of 8 entries", "held out"]
-    training, mean, _ = drawn[0].axes[0].lines
+    assert legend(drawn[0]) == ["training", "training, mean of 8 entries"]
+    training, mean = drawn[0].axes[0].lines
     assert len(training.get_xdata()) == 50
     assert mean.get_xdata()[0] == 8 and mean.get_ydata()[0] == pytest.approx(3 - 4.5 / 50)
 
@@ -79,14 +79,12 @@ def test_loss_curve_draws_training_and_held_out_loss(tmp_path, drawn):
 def test_loss_that_is_not_finite_is_marked(tmp_path, drawn):
     history = [{"step": step, "loss": math.nan if step in (3, 4) else 1.0} for step in range(1, 6)]
     plots.loss_curve(history, tmp_path / "loss.png")
-    assert legend(drawn[0]) == ["training", "not finite (2)"]
+    assert [list(line.get_xdata()) for line in drawn[0].axes[0].lines[1:]] == [[3, 3], [4, 4]]
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.loss_curve([{"train_runtime": 1.0}], tmp_path / "p.png")
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plots.loss_by_position({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)
 
 
 def test_compared_losses_are_drawn_apart_from_their_median(tmp_path, drawn):

@@ -32,36 +32,18 @@ def recorded(tmp_path_factory):
     return folder, train(folder, Profile(profile=True))
 
 
-def names_of(trainer):
-    """Attributes that recording may have left on instances."""
-    objects = {id(of): of for of, _, _ in profiling.phases_of(trainer)}.values()
-    return {(type(of).__name__, name) for of in objects for name in vars(of) if callable(vars(of)[name])}
-
-
 def test_what_is_left_in_the_folder(recorded):
     folder, *_ = recorded
     assert sorted(path.name for path in (folder / "profile").iterdir()) == ["summary_rank0.md", "trace_rank0.json.gz"]
 
 
 def test_the_window_has_the_steps_that_were_named(recorded):
-    """The third and fourth of six, the reading of their sequences among them."""
+    """The third and fourth of six."""
     folder, *_ = recorded
     with gzip.open(folder / "profile" / "trace_rank0.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
-    names = [event["name"] for event in events if event["name"].startswith(("phase: ", "ProfilerStep"))]
-    phases = {f"phase: {name}": 2 for name in profiling.PHASES}
-    assert Counter(names) == {"ProfilerStep#2": 1, "ProfilerStep#3": 1, **phases}
-
-
-def test_the_summary_has_the_phases_of_a_step(recorded):
-    folder, _ = recorded
-    lines = (folder / "profile" / "summary_rank0.md").read_text().splitlines()
-    begin = next(at for at, line in enumerate(lines) if line.startswith("| phase"))
-    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines[begin + 2 : begin + 6]]
-    assert [name for name, *_ in cells] == list(profiling.PHASES)
-    milliseconds = float(re.search(r"steps of ([\d,.]+) ms", lines[2])[1].replace(",", ""))
-    times = {name: float(time.replace(",", "")) for name, time, _ in cells}
-    assert times["forward"] > 0 and times["backward"] > 0 and sum(times.values()) <= milliseconds + 0.5
+    names = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
+    assert Counter(names) == {"ProfilerStep#2": 1, "ProfilerStep#3": 1}
 
 
 def test_the_text_is_printed(tmp_path, capsys, monkeypatch):
@@ -73,11 +55,10 @@ def test_the_text_is_printed(tmp_path, capsys, monkeypatch):
     assert "aten::mm" in printed
 
 
-def test_a_run_is_the_same_and_nothing_of_it_stays(recorded, tmp_path):
+def test_a_run_is_the_same(recorded, tmp_path):
     plain = train(tmp_path)
     _, trainer = recorded
     assert losses(trainer) == losses(plain)
-    assert names_of(trainer) == names_of(plain)
 
 
 def test_a_window_that_the_run_does_not_reach_is_said(tmp_path, capsys):

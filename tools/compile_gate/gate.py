@@ -70,11 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> list[Maker]:
-    """Return the functions that make the calls.
-
-    Raises:
-        UserError: no compiler, an unknown operator, an invalid expression.
-    """
+    """Return the functions that make the calls."""
     if triton is None:
         raise_if_any([Problem("triton", None, "not installed", "pip install triton (Linux)")])
     problems = []
@@ -105,11 +101,7 @@ def check(options: argparse.Namespace) -> list[Maker]:
 
 
 def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Build], list[str]]:
-    """Return the builds, and the kernels and table rows of all or of the named modules that no call reaches.
-
-    Raises:
-        UserError: nothing to compile.
-    """
+    """Return the builds, and the kernels and table rows of all or of the named modules that no call reaches."""
     package = tape_ds.kernels
     modules = [importlib.import_module(f"{package.__name__}.{x.name}") for x in pkgutil.iter_modules(package.__path__)]
     named = [importlib.import_module(name) for name in options.kernels or () if name not in calls.OPERATORS]

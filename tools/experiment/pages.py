@@ -165,9 +165,11 @@ def gather(
                 shown_here |= {quantity: value for quantity, value in rows[""].items() if quantity.task}
             if is_shown or not asked.label:
                 sources.append(StoredSource.of(path, result))
+        seeds = [run.seed] if run.depends_on_seed else asked.seeds or [run.seed]  # run once, paired with every seed
+        made += [StudyRow(run.arm, seed, own[""]) for seed in seeds]
         for label, numbers in own.items():
-            if not label or (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
-                made.append(StudyRow(label or run.arm, None if label else run.seed, numbers))
+            if label and (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
+                made.append(StudyRow(label, None, numbers))
                 untouched.add((label, run.seed))
         if shown_here:
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown_here)

@@ -126,9 +126,10 @@ def perplexity(result: results.Result) -> Rows:
 
 
 def passkeys(result: results.Result) -> Rows:
-    metric = "accuracy" if result.config.get("protocol") == "published" else "accuracy, own prompts"
-    asked = result.figures["passkeys"]
-    return {"": {Quantity("passkey", metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
+    protocol, asked = result.config.get("protocol"), result.figures["passkeys"]
+    task = "multikey" if protocol == "multikey" else "passkey"
+    metric = "accuracy" if protocol in ("published", "multikey") else "accuracy, own prompts"
+    return {"": {Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
 
 
 def scrolls(result: results.Result) -> Rows:

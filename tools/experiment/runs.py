@@ -21,7 +21,7 @@ from accelerate.utils.other import get_free_port
 
 from tape_ds import installation, results, storage
 from tape_ds.cli import plan as planner
-from tape_ds.config.old_names import RENAMED
+from tape_ds.config.kinds import RENAMED
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.fields import COMPARED
@@ -50,6 +50,11 @@ class PlannedRun:
     def seed(self) -> int:
         """Of the initial weights and the order of the sequences."""
         return int(self.recipe.trainer_value("seed"))
+
+    @property
+    def depends_on_seed(self) -> bool:
+        """Whether another seed can give other figures: something is trained, or prompts are drawn."""
+        return self.recipe.trains or bool(self.recipe.as_dict().get("passkey_lengths"))
 
     @property
     def folder(self) -> Path:
@@ -144,8 +149,9 @@ class Starting:
 def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
     """Return a run of each arm for each seed, each checked as the launcher would check it.
 
-    Seed by seed, over all arms: if the experiment is stopped, the complete runs can be paired. The folder of a run in
-    ``output`` is named after its arm, and its seed unless that is the recipe's own.
+    Seed by seed, over all arms: if the experiment is stopped, the complete runs can be paired. An arm that no seed
+    changes is run once. The folder of a run in ``output`` is named after its arm, and its seed unless that is the
+    recipe's own.
 
     Args:
         asked: the experiment.
@@ -185,7 +191,9 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         ending = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
         extra = [] if seed is None else ["--seed", str(seed)]
         recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{ending}")])
-        planned.append(PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words))
+        run = PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
+        if run.depends_on_seed or seed == seeds[0]:
+            planned.append(run)
     raise_if_any(list(_check(asked, planned)))
     return planned
 

@@ -4,6 +4,7 @@
     tape-ds evaluate passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
     tape-ds evaluate passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
     tape-ds evaluate passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
+    tape-ds evaluate passkey MODEL --protocol multikey          one key among many, after RULER
     tape-ds evaluate passkey MODEL --lengths 32k 64k 128k --num_gpus 8
 
 A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key follows ``depth`` of the filler.
@@ -15,11 +16,13 @@ Exit codes: 0 done; 2 a mistake.
 """
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.arguments import Parser, add_cache, add_model, add_output, below_one, length
+from tape_ds.data import multikey
 from tape_ds.data import passkey as prompts
 from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
@@ -28,6 +31,7 @@ from tape_ds.scoring import CHUNK
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tape_ds.data.multikey import KeyedText
     from tape_ds.data.passkey import PasskeyQuestion
     from tape_ds.scoring.models import FoundModel
     from tape_ds.scoring.passkey import Reply
@@ -53,13 +57,14 @@ def main(argv: list[str] | None = None) -> int:
 
     found = models.find(options, problems)
     tokenizer = found.tokenizer()
-    questions = prepare(options, found, tokenizer, problems)
+    questions, texts = prepare(options, found, tokenizer, problems)
+    fingerprint = multikey.fingerprint() if texts else prompts.fingerprint(options.form)
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
         model=found.about(),
         config={name: vars(options)[name] for name in SETTINGS} | {"lengths": sorted(options.lengths)},
-        data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
+        data={f"passkey:{'multikey' if texts else options.form}": fingerprint},
         seed=None if options.protocol == "published" else options.seed,
     )
     models.note_beyond(options.lengths, found)
@@ -83,18 +88,31 @@ def main(argv: list[str] | None = None) -> int:
                 (answered,) = passkey.score(model, tokenizer, [prompt], **keywords)
             return vars(answered.replies[0])
 
-        longest_first = sorted(questions, key=lambda question: -question.length)
-        replies = work.run_jobs([(question.name, question) for question in longest_first], ask)
-        pairs = [(question, passkey.Reply(**replies[question.name])) for question in questions]
-        lengths = sorted({question.length for question in questions})
+        def ask_about(text: "KeyedText") -> list[dict[str, Any]]:
+            keywords = {name: vars(options)[name] for name in ("chunk", "new_tokens")}
+            with models.used_at(model, max(text.questions)):
+                return [each.to_dict() for each in passkey.score_shared(model, tokenizer, text, **keywords)]
+
+        replies: list[tuple[int, float | None, Reply]] = []  # with length and depth
+        if texts:
+            answered = work.run_jobs([(f"text {number}", text) for number, text in enumerate(texts)], ask_about)
+            for each in map(passkey.Passkey.from_dict, itertools.chain(*answered.values())):
+                replies += [(each.length, None, reply) for reply in each.replies]
+        else:
+            longest_first = sorted(questions, key=lambda question: -question.length)
+            answered = work.run_jobs([(question.name, question) for question in longest_first], ask)
+            for question in questions:
+                replies.append((question.length, question.depth, passkey.Reply(**answered[question.name])))
+        tokens = sum(len(text.ids) for text in texts) or sum(reply.tokens for *_, reply in replies)
         by_length = [
-            passkey.Passkey(n, tuple(reply for question, reply in pairs if question.length == n)) for n in lengths
+            passkey.Passkey(length, tuple(reply for of, _, reply in replies if of == length))
+            for length in sorted({length for length, *_ in replies})
         ]
         return {
             "form": options.form,
-            "cells": cells(pairs),
+            "cells": cells(replies),
             "passkeys": [each.to_dict() for each in by_length],
-            "cost": cost.taken(prompt_tokens=sum(reply.tokens for _, reply in pairs)),
+            "cost": cost.taken(prompt_tokens=tokens),
         }
 
     def show(figures: Mapping[str, Any]) -> None:
@@ -117,9 +135,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument(
         "--protocol",
         default="grid",
-        choices=("grid", "published"),
+        choices=("grid", "published", "multikey"),
         help="grid: keys at chosen depths (default); published: LongLoRA's filler, keys and places, numpy's seeds 0 to "
-        "19, at nominal lengths of which 3.75 characters a token are taken",
+        "19, at nominal lengths of which 3.75 characters a token are taken; multikey: ten keys with names in one text, "
+        "each asked for by its name",
     )
     group.add_argument(
         "--lengths",
@@ -140,7 +159,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--trials",
         type=int,
         help="prompts at each depth of each length: --trials 4 --lengths 4k 8k asks 4 x 5 depths x 2 lengths = 40 "
-        "(default: 5; published: 20 at each length)",
+        "(default: 5; published, multikey: 20 at each length)",
     )
     group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
     group.add_argument("--new_tokens", type=int, default=NEW_TOKENS, help="of a reply (default: %(default)s)")
@@ -149,19 +168,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
     )
     options = parser.parse_args(argv)
-    published = options.protocol == "published"
-    options.depths = options.depths or (None if published else list(DEPTHS))
+    grid, published = options.protocol == "grid", options.protocol == "published"
+    options.depths = options.depths or (list(DEPTHS) if grid else None)
     options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)
-    options.trials = options.trials if options.trials is not None else PUBLISHED_TRIALS if published else TRIALS
+    options.trials = options.trials if options.trials is not None else TRIALS if grid else PUBLISHED_TRIALS
     return options
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """Return what is wrong whatever the model, and turn a number of depths into shares."""
     problems = below_one(options, "new_tokens", "chunk")
-    if options.protocol == "published" and options.depths is not None:
+    if options.protocol != "grid" and options.depths is not None:
         remedy = "leave it out, or use --protocol grid"
-        problems.append(Problem("--depths", options.depths, "published prompts draw their depths", remedy))
+        problems.append(Problem("--depths", options.depths, f"{options.protocol} prompts draw their depths", remedy))
     elif options.depths is not None:
         depths = sorted(options.depths)
         if len(depths) == 1 and depths[0] > 1 and depths[0].is_integer():
@@ -171,8 +190,10 @@ def check(options: argparse.Namespace) -> list[Problem]:
             problems.append(Problem("--depths", options.depths, "no shares from 0 to 1", remedy))
             depths = list(DEPTHS)  # all else is checked with these
         options.depths = depths
-    if options.protocol == "published" and options.form != "longlora":
-        problems.append(Problem("--form", options.form, "the published prompts are LongLoRA's", "leave it out"))
+    if options.protocol != "grid" and options.form != "longlora":
+        problems.append(Problem("--form", options.form, f"{options.protocol} prompts use LongLoRA's", "leave it out"))
+    if options.protocol == "multikey" and not options.use_cache:
+        problems.append(Problem("--use_cache", False, "questions about one text share its cache", "leave it out"))
     if len(set(options.lengths)) < len(options.lengths):
         problems.append(Problem("--lengths", options.lengths, "one is given twice", "give each once"))
     return problems
@@ -188,8 +209,8 @@ def count(options: argparse.Namespace) -> str:
 
 def prepare(
     options: argparse.Namespace, model: "FoundModel", tokenizer: "PreTrainedTokenizerBase", problems: list[Problem]
-) -> list["PasskeyQuestion"]:
-    """Return the protocol's questions."""
+) -> tuple[list["PasskeyQuestion"], list["KeyedText"]]:
+    """Return the protocol's questions, or its texts with their questions."""
     from tape_ds.scoring.models import check_lengths
 
     least = len(prompts.answer_ids(tokenizer, prompts.LARGEST_KEY) or ())
@@ -197,13 +218,17 @@ def prepare(
         wrong = f"{prompts.LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
     questions: list[PasskeyQuestion] = []
+    texts: list[KeyedText] = []
+    drawn: dict[str, Any] = {"seed": options.seed, "reply": options.new_tokens}
     with collecting(problems, "--{}"):
         if options.protocol == "published":
             questions = prompts.published(tokenizer, options.lengths, options.trials)
+        elif options.protocol == "multikey":
+            texts = multikey.draw(tokenizer, options.lengths, options.trials, **drawn)
         else:
-            drawn = {"seed": options.seed, "form": options.form, "reply": options.new_tokens}
+            drawn["form"] = options.form
             questions = prompts.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
-    if options.protocol == "grid" or model.position_limit is None:
+    if options.protocol != "published" or model.position_limit is None:
         problems += check_lengths("--lengths", options.lengths, model)
     else:  # a published prompt has the tokens that its characters give
         longest = dict.fromkeys(options.lengths, 0)
@@ -212,14 +237,14 @@ def prepare(
             longest[question.length] = max(longest[question.length], needed)
         problems += check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
     raise_if_any(problems)
-    return questions
+    return questions, texts
 
 
-def cells(pairs: Sequence[tuple["PasskeyQuestion", "Reply"]]) -> list[dict[str, Any]]:
+def cells(asked: Sequence[tuple[int, float | None, "Reply"]]) -> list[dict[str, Any]]:
     """Count the right replies at each length and depth."""
     found = []
-    for tokens, depth in sorted({(question.length, question.depth) for question, _ in pairs}):
-        replies = [reply for question, reply in pairs if (question.length, question.depth) == (tokens, depth)]
+    for tokens, depth in sorted({(tokens, depth) for tokens, depth, _ in asked}):
+        replies = [reply for *place, reply in asked if place == [tokens, depth]]
         known = all(reply.same_ids is not None for reply in replies)
         found.append(
             {

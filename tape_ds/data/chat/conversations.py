@@ -114,11 +114,7 @@ def fingerprint(source: Source, split: str) -> str:
 
 
 def read(source: Source, split: str) -> Iterator[Row]:
-    """Yield every row, in a fixed order.
-
-    Raises:
-        UserError: a row without a valid conversation, or with more than is read, beyond the limit of bad rows.
-    """
+    """Yield every row, in a fixed order."""
     if isinstance(source, StandardLibrary):
         questions = examples.made_rows(_MADE_SPLITS[split])
         for pair in zip(questions[::2], questions[1::2], strict=False):  # a last one alone is left out

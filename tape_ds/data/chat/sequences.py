@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow.compute
 import torch
 
 from tape_ds.data import cache
@@ -106,9 +107,6 @@ def rendered(
         unread: list<string>}``: ``targets`` is 1 for tokens of the assistant, ``first`` the index of the first of them
         or -1, ``ends`` the end of each answer (:func:`tape_ds.data.chat.template.ends`), ``unread`` the names of the
         row's other columns. A conversation's first token is never a target: nothing predicts it.
-
-    Raises:
-        UserError: invalid data, or a template whose answers cannot be located.
     """
     from datasets import Features, List, Value, concatenate_datasets
 
@@ -121,16 +119,14 @@ def rendered(
     parts = []
     for source in [conversations.parse(spec, field) for spec in specs]:
         source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
-
-        def name(source: conversations.Source = source) -> str:
-            data = conversations.fingerprint(source, split)
-            return cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
+        data = conversations.fingerprint(source, split)
+        key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
 
         def rows(source: conversations.Source = source) -> Iterator[dict[str, Any]]:
             none = source.problem("it has no rows", "give data with a conversation a row")
             return cache.some(_rendered_rows(source, split, tokenizer, day), none)
 
-        parts.append(cache.rows(cache_dir, cache.known(cache_dir, name), features, rows, source_bad_rows))
+        parts.append(cache.rows(cache_dir, key, features, rows, source_bad_rows))
     return concatenate_datasets(parts)
 
 
@@ -161,16 +157,12 @@ def _rendered_rows(
 
 def ends(conversations: "datasets.Dataset") -> Counter[int]:
     """Count the answers of ``conversations``, from :func:`rendered`, by the token that ends them."""
-    import pyarrow.compute
-
     counts = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column("ends")))
     return Counter({pair["values"]: pair["counts"] for pair in counts.to_pylist()})
 
 
 def unread(conversations: "datasets.Dataset") -> list[str]:
     """Return the columns of the rows of :func:`rendered` that were not read."""
-    import pyarrow.compute
-
     return sorted(pyarrow.compute.unique(pyarrow.compute.list_flatten(conversations.data.column("unread"))).to_pylist())
 
 

@@ -16,6 +16,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import meta, nodes
+from transformers.utils.chat_template_utils import _compile_jinja_template, _render_with_assistant_indices
 
 from tape_ds import paths
 from tape_ds.data.chat.conversations import ASSISTANT, Conversation, without_template
@@ -70,15 +72,11 @@ def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 def variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
     """Return the variables that the template reads."""
-    from jinja2 import meta
-
     return {name for tree in _trees(tokenizer) for name in meta.find_undeclared_variables(tree)}
 
 
 def _trees(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Any]:
     """Yield the syntax tree of each template: a tokenizer may have another one for tools."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
     templates = tokenizer.chat_template
     for text in templates.values() if isinstance(templates, dict) else [templates]:
         yield _compile_jinja_template(text).environment.parse(text)
@@ -86,8 +84,6 @@ def _trees(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Any]:
 
 def _names(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
     """Return the variables, functions and filters in the template."""
-    from jinja2 import nodes
-
     return {node.name for tree in _trees(tokenizer) for node in tree.find_all((nodes.Name, nodes.Filter))}
 
 
@@ -150,8 +146,6 @@ class _Rendering:
         """Return the text and the marked spans."""
         # not apply_chat_template: its variables are data, but the date comes from a function, and its mask ends with
         # the first token of a last character
-        from transformers.utils.chat_template_utils import _compile_jinja_template, _render_with_assistant_indices
-
         compiled = _compile_jinja_template(self.text)
         return _render_with_assistant_indices(compiled, conversation, self.tools, None, answer_next, **self.variables)
 

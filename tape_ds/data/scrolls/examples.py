@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.zip import ZipFileSystem
+from huggingface_hub import hf_hub_download
+
 from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import StandardLibrary
@@ -70,11 +74,7 @@ def available() -> list[str]:
 
 
 def find(name: str, field: str = "dataset") -> Dataset:
-    """Return a data set by name; messages call it ``field``.
-
-    Raises:
-        UserError: it does not exist.
-    """
+    """Return a data set by name; messages call it ``field``."""
     if name == MADE.name:
         return MADE
     if name not in DATASETS:
@@ -113,9 +113,6 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
         split: one of :data:`SPLITS`.
         data_dir: a folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file itself; None: the hub's file,
             downloaded into huggingface_hub's cache.
-
-    Raises:
-        UserError: an unknown name or split, a missing file, an invalid line, a split without rows.
     """
     first: dict[str, ScrollsRow] = {}
     outputs: dict[str, list[str]] = {}
@@ -131,9 +128,6 @@ def rows(
     """Yield the rows of a split one at a time (a split may have many GB).
 
     Invalid lines count as ``bad_rows``; by default the first is refused.
-
-    Raises:
-        UserError: as :func:`read`, when the place is reached.
     """
     location, bad_rows = _locate(name, split, data_dir), bad_rows or BadRows()
     if location is None:
@@ -211,11 +205,7 @@ def made_fingerprint(split: str) -> str:
 
 
 def fingerprint(name: str, split: str, data_dir: str | Path | None = None) -> str:
-    """Hash the split's contents: the checksum of an archive's member, the identity of a plain file.
-
-    Raises:
-        UserError: as :func:`read`, for what is known without reading.
-    """
+    """Hash the split's contents: the checksum of an archive's member, the identity of a plain file."""
     location = _locate(name, split, data_dir)
     if location is None:
         identity = made_fingerprint(split)
@@ -248,13 +238,7 @@ def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> li
 def _locate(name: str, split: str, data_dir: str | Path | None) -> tuple[Path, File] | None:
     """Return the path and the file (plain, or in an archive) of a split, downloaded unless ``data_dir`` is given; None
     for :data:`MADE`.
-
-    Raises:
-        UserError: it does not exist.
     """
-    from fsspec.implementations.local import LocalFileSystem
-    from fsspec.implementations.zip import ZipFileSystem
-
     dataset = find(name)
     if split not in SPLITS:
         raise UserError(Problem("split", split, "no such split", did_you_mean(split, SPLITS)))
@@ -289,8 +273,6 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> tuple[Path, F
 
 def _download(name: str) -> Path:
     """Return the hub's archive, from huggingface_hub's cache where it is there."""
-    from huggingface_hub import hf_hub_download
-
     try:
         return Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
     except (*UNREADABLE, RuntimeError) as error:  # no network, offline mode, no such file

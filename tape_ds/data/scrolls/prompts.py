@@ -54,9 +54,6 @@ def prompt_ids(
         reserve: tokens kept free for the answer and its EOS (:func:`reserved`).
         reference_format: truncate as the published code does.
         words: with ``reference_format``, words of the text to answer from.
-
-    Raises:
-        UserError: no room for the text.
     """
     room, beyond = max_tokens - reserve, 0
     summary = dataset.kind == "summary"

@@ -74,9 +74,6 @@ def tokenize(
     Returns:
         Rows ``{id: string, input_ids: list<int32>, targets: int32, cut_prompt: int32, cut_answer: int32}``: the last
         ``targets`` ids are the answer's; the last two columns count tokens that did not fit.
-
-    Raises:
-        UserError: invalid data, or no room for a text.
     """
     from datasets import Features, List, Value
 
@@ -85,9 +82,8 @@ def tokenize(
     features = Features({"id": Value("string"), "input_ids": List(number), **counts})
     split_bad_rows = SourceBadRows(bad_rows or BadRows(), "dataset", f"{name}/{split}")
 
-    def key() -> str:
-        about = {"tokenizer": tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
-        return cache.key("answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about)
+    about = {"tokenizer": tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
+    key = cache.key("answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about)
 
     def read() -> Iterator[ScrollsRow]:
         return examples.rows(name, split, data_dir, split_bad_rows)
@@ -116,7 +112,7 @@ def tokenize(
             lost = {"cut_prompt": prompt.cut_tokens, "cut_answer": cut}
             yield {"id": row.id, "input_ids": prompt.ids + answer, "targets": len(answer), **lost}
 
-    return cache.rows(cache_dir, cache.known(cache_dir, key), features, sequences, split_bad_rows)
+    return cache.rows(cache_dir, key, features, sequences, split_bad_rows)
 
 
 def cut(rows: "datasets.Dataset") -> CutText:

@@ -17,7 +17,7 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import files, weights
 from tape_ds.data.sources.arrow import ArrowFolder
 from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenSource
-from tape_ds.data.sources.files import JsonLines, ParquetFiles, TextFiles
+from tape_ds.data.sources.files import JsonLines, PackageText, ParquetFiles, TextFiles
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
 from tape_ds.data.sources.token_file import TokenFile
@@ -42,16 +42,12 @@ __all__ = [
 # in the order in which messages list them
 KINDS: dict[str, type[Source]] = {
     source.kind: source
-    for source in (StandardLibrary, TextFiles, JsonLines, ParquetFiles, HubDataset, ArrowFolder, TokenFile)
+    for source in (StandardLibrary, TextFiles, PackageText, JsonLines, ParquetFiles, HubDataset, ArrowFolder, TokenFile)
 }
 
 
 def parse(spec: str, field: str = "data") -> Source:
-    """Return the :class:`Source` of ``spec``; nothing is opened.
-
-    Raises:
-        UserError: not a text, or of an unknown kind.
-    """
+    """Return the :class:`Source` of ``spec``; nothing is opened."""
     forms = ", ".join(kind.form for kind in KINDS.values())
     if not isinstance(spec, str) or not spec.strip():
         raise UserError(Problem(field, spec, "not a data spec", f"one of: {forms}"))
@@ -82,11 +78,7 @@ def _with_kind(spec: str) -> str | None:
 
 
 def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | None = None) -> list[Source]:
-    """Parse and check a list of data specs; unreadable rows count as ``bad_rows``, by default the first is refused.
-
-    Raises:
-        UserError: with the problems of all specs.
-    """
+    """Parse and check a list of data specs; unreadable rows count as ``bad_rows``, by default the first is refused."""
     problems: list[Problem] = []
     sources: list[Source] = []
     if isinstance(specs, str) or not specs:

@@ -21,6 +21,8 @@ from tape_ds import paths, storage
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
 
+SHARD_TOKENS = 100_000_000  # 400 MB
+PARTS = 64  # tasks of a preparation
 FORMAT = 2  # raise it when other output is written for the same input
 MANIFEST = "manifest.json"
 RECORDS = "records"  # folder of the state that an interrupted preparation resumes from
@@ -107,11 +109,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> DataManifest:
-    """Return the manifest of a finished folder.
-
-    Raises:
-        ValueError: with the reason why it cannot be read.
-    """
+    """Return the manifest of a finished folder; raise ValueError if it cannot be read."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if content.pop("check") != _hash(content):
@@ -199,17 +197,15 @@ class ArrowFolder(TokenSource):
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        return self.reading(self._rows(), "it cannot be read", "write the folder again")
-
-    def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
         import datasets
 
-        number = 0
+        remedy = "write the folder again"
         try:
             dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
         except Exception as error:  # datasets raises anything for a folder of another version
-            raise UserError(self.problem(f"it cannot be read: {error!r}", "write the folder again")) from error
-        for batch in dataset.iter(batch_size=64):
+            raise UserError(self.problem(f"it cannot be read: {error!r}", remedy)) from error
+        number = 0
+        for batch in self.reading(dataset.iter(batch_size=64), "it cannot be read", remedy):
             rows = batch.column("input_ids").combine_chunks()
             names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
             for name, row in zip(names, rows, strict=True):
@@ -217,7 +213,7 @@ class ArrowFolder(TokenSource):
                 if row.is_valid and not row.values.null_count:
                     yield name, row.values.to_numpy()
                 else:
-                    self.leave_out(f"{name} has a null for a token id", "write the folder again")
+                    self.leave_out(f"{name} has a null for a token id", remedy)
                 number += 1
 
     def check_tokenizer(self, identity: str) -> list[Problem]:

@@ -69,18 +69,10 @@ class Source(ABC):
 
     @abstractmethod
     def shards(self, split: str) -> list[Shard]:
-        """Return the parts of ``split`` (``"train"`` or ``"heldout"``) in the order of :meth:`documents`, unopened.
-
-        Raises:
-            UserError: the hub does not answer.
-        """
+        """Return the parts of ``split`` (``"train"`` or ``"heldout"``) in the order of :meth:`documents`, unopened."""
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Return the documents of ``split`` in a fixed order, shard by shard.
-
-        Raises:
-            UserError: with the place of invalid data.
-        """
+        """Return the documents of ``split`` in a fixed order, shard by shard."""
         return chain.from_iterable(shard.documents() for shard in self.shards(split))
 
     @abstractmethod
@@ -103,15 +95,10 @@ class Source(ABC):
             raise UserError(self.unreadable(wrong, error, remedy)) from error
 
     def unreadable(self, wrong: str, error: BaseException, remedy: str) -> Problem:
-        """Return a problem with the reason of an error, and with the error's remedy if it has one."""
         return self.problem(f"{wrong}: {error}", getattr(error, "remedy", remedy))
 
     def leave_out(self, wrong: str, remedy: str) -> None:
-        """Leave out an unreadable row.
-
-        Raises:
-            UserError: no more rows may be left out.
-        """
+        """Leave out an unreadable row."""
         self.bad_rows.add(self.problem(wrong, remedy))
 
     def problem(self, wrong: str, remedy: str) -> Problem:
@@ -128,11 +115,7 @@ class RowSource(Source):
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (name, columns) of every row, in a fixed order.
-
-        Raises:
-            UserError: unreadable data.
-        """
+        """Yield (name, columns) of every row, in a fixed order."""
 
     def texts(self, rows: Iterable[tuple[str, Any]]) -> Iterator[Document]:
         """Yield the documents of rows whose value is a text; others are refused or left out."""
@@ -141,22 +124,29 @@ class RowSource(Source):
                 wrong = f"{name}: {self.column!r} is an object with {', '.join(value)}, not text"
                 self.leave_out(wrong, columns.hint(self.column, {self.column: value}))
             elif isinstance(value, UnicodeDecodeError):
-                self.leave_out(f"{name}: {self.column!r} is not UTF-8 ({value.reason})", "mend or remove that row")
+                self.leave_out(f"{name}: {self.column!r} is not UTF-8 ({value.reason})", "correct or remove that row")
             elif not isinstance(value, str):
                 wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
-                self.leave_out(wrong, "add the #field of a column of texts, or mend or remove that row")
+                self.leave_out(wrong, "add the #field of a column of texts, or correct or remove that row")
             elif not storage.is_utf8(value):  # half of a surrogate pair, as "\ud83d" in JSON, cannot be tokenised
-                self.leave_out(f"{name}: {self.column!r} is no Unicode text", "mend or remove that row")
+                self.leave_out(f"{name}: {self.column!r} is no Unicode text", "correct or remove that row")
             else:
                 yield Document(name, value)
 
     def of_arrow(self, rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield Arrow's rows without null values; those that are not UTF-8 are refused or left out."""
+
+        def without_nulls(value: Any) -> Any:
+            # Arrow gives each row, and each mapping in it, the keys of all rows
+            if isinstance(value, dict):
+                return {key: without_nulls(item) for key, item in value.items() if item is not None}
+            return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
         for name, row in rows:
             if isinstance(row, UnicodeDecodeError):
-                self.leave_out(f"{name} is not UTF-8 ({row.reason})", "mend or remove that row")
+                self.leave_out(f"{name} is not UTF-8 ({row.reason})", "correct or remove that row")
             else:
-                yield name, _without_nulls(row)
+                yield name, without_nulls(row)
 
 
 class TokenSource(Source):
@@ -183,13 +173,6 @@ OTHER_TOKENIZER = (  # the problem and the remedy
 )
 
 
-def _without_nulls(value: Any) -> Any:
-    """Remove null keys at every depth: Arrow gives each row the keys of all rows."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 def file_identity(path: Path) -> str:
     """Return the identity of a file's contents (:func:`tape_ds.storage.content_identity`), independent of its time."""
     status = path.stat()
@@ -200,7 +183,7 @@ def file_identity(path: Path) -> str:
 
 @contextmanager
 def dated_identities() -> Iterator[None]:
-    """Identify large files by size and modification time, as older checkpoints and caches did."""
+    """Identify large files by size and modification time, as older checkpoints did."""
     token = _dated.set(True)
     try:
         yield

@@ -1,12 +1,12 @@
 """Columns by name, also nested ones: ``meta.set`` is the value of ``set`` in ``meta``."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
 
 from tape_ds.errors import did_you_mean
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:
@@ -23,34 +23,29 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
     return value_of(record[head], rest) if record[head] is not None else None
 
 
-def _names_in(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the name of every value that is not a mapping."""
-    for key, value in record.items():
-        yield from (f"{key}.{name}" for name in _names_in(value)) if isinstance(value, Mapping) else [str(key)]
-
-
 def hint(name: str, record: Mapping[str, Any]) -> str:
     """Suggest a column for a name without text."""
-    names = list(_names_in(record))
+
+    def names_in(record: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in record.items():
+            yield from (f"{key}.{inner}" for inner in names_in(value)) if isinstance(value, Mapping) else [str(key)]
+
+    names = list(names_in(record))
     near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
     return f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else did_you_mean(name, names)
 
 
-def as_record(schema: "pa.Schema | pa.StructType") -> dict[str, Any]:
+def as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
     """Return a schema as a record of types; a struct is a mapping."""
-    import pyarrow as pa
-
     return {field.name: as_record(field.type) if pa.types.is_struct(field.type) else field.type for field in schema}
 
 
-def python_values(batch: "pa.RecordBatch | pa.Table", name: str | None = None) -> list[Any]:
+def python_values(batch: pa.RecordBatch | pa.Table, name: str | None = None) -> list[Any]:
     """Return an Arrow column, or whole rows, as Python values; for bytes that are not UTF-8, the error.
 
     Raises:
         KeyError: no such column.
     """
-    import pyarrow.compute
-
     if name is None:
         column = batch.to_struct_array()
     else:
@@ -63,12 +58,11 @@ def python_values(batch: "pa.RecordBatch | pa.Table", name: str | None = None) -
             column = pyarrow.compute.struct_field(column, head)
     try:
         return column.to_pylist()
-    except UnicodeDecodeError:
-        return [_python_value(value) for value in column]
-
-
-def _python_value(value: "pa.Scalar") -> Any:
-    try:
-        return value.as_py()
-    except UnicodeDecodeError as error:
-        return error
+    except UnicodeDecodeError:  # find the rows at fault
+        values = []
+        for value in column:
+            try:
+                values.append(value.as_py())
+            except UnicodeDecodeError as error:
+                values.append(error)
+        return values

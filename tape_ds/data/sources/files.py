@@ -8,23 +8,23 @@ is broken.
 import codecs
 import glob
 import hashlib
+import importlib.util
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pyarrow.parquet
 
 from tape_ds import paths, storage
 from tape_ds.data.sources import columns, opening
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _PEEKED_FILES = 32
 _HEAD = 512  # bytes of a text that are decoded to check it
@@ -47,11 +47,7 @@ class _Files(RowSource):
             self.pattern = str(paths.of(self.pattern))
 
     def files(self) -> dict[str, File]:
-        """Return name -> file, sorted by name.
-
-        Raises:
-            UserError: remote files that cannot be found.
-        """
+        """Return name -> file, sorted by name."""
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:
@@ -73,7 +69,14 @@ class _Files(RowSource):
             return problems
         files = self.files() if self.pattern else {}
         if not files:
-            problems.append(self._no_match())
+            remedy = f"check the path; relative ones start at {Path.cwd()}"
+            wrong = "no file matches" if glob.has_magic(self.pattern) else "no such file"
+            if os.path.isdir(self.pattern):
+                folder = self.pattern.rstrip("/")
+                wrong, remedy = "a folder, not a file", f"name its files, for example {self.kind}:{folder}/*"
+            elif "[" in self.pattern:
+                remedy += "; [ ] matches one of the characters in it: write [[] for a bracket in a name"
+            problems.append(self.problem(wrong, remedy))
         for name in files:
             if not storage.is_utf8(name):
                 wrong = f"the name of the file {storage.shown(name)} is not UTF-8"
@@ -88,21 +91,6 @@ class _Files(RowSource):
                     problems.append(self.unreadable(f"{name} cannot be read", error, _REPAIR))
         return problems
 
-    def _no_match(self) -> Problem:
-        remedy = f"check the path; relative ones start at {Path.cwd()}"
-        if os.path.isdir(self.pattern):
-            folder = self.pattern.rstrip("/")
-            return self.problem("a folder, not a file", f"name its files, for example {self.kind}:{folder}/*")
-        if not glob.has_magic(self.pattern):
-            return self.problem("no such file", remedy)
-        if "[" in self.pattern:
-            remedy += "; [ ] matches one of the characters in it: write [[] for a bracket in a name"
-        return self.problem("no file matches", remedy)
-
-    def _without_column(self, name: str, record: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the problem of a file or row with other columns, and its remedy."""
-        return f"{name} has no column {self.column!r}", columns.hint(self.column, record)
-
     @abstractmethod
     def _look_into(self, name: str, file: File) -> None:
         """Read the head of a file; raise UserError if it does not fit the spec."""
@@ -111,16 +99,15 @@ class _Files(RowSource):
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield (name, value of the column) of every row of one file."""
 
-    def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        for name, file in self.files().items():
-            yield from self._guarded(name, self._rows(name, file))
-
     def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (name, all columns) of every row of one file."""
         raise TypeError(f"{self.spec} has no columns")
 
+    def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, file in self.files().items():
+            yield from self._guarded(name, self._rows(name, file))
+
     def shards(self, split: str) -> list[Shard]:
-        """Return a shard for each file."""
         return [Shard(name, partial(self._documents, name, file)) for name, file in self.files().items()]
 
     def _documents(self, name: str, file: File) -> Iterator[Document]:
@@ -130,20 +117,18 @@ class _Files(RowSource):
         return self.reading(items, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
 
     def fingerprint(self) -> str:
-        """Hash names, column and the identity of each file's contents (:func:`file_identity`); of remote files the
-        pattern, which should name a revision."""
+        """Hash names, column and the identity of each file's contents; of remote files the pattern, which should name a
+        revision."""
+        files = {} if self.remote else self.files()
         try:
-            read = [f"{name}={file_identity(path)}" for name, path in self._paths()] or [self.pattern]
+            read = [f"{name}={file_identity(Path(file.path))}" for name, file in files.items()] or [self.pattern]
         except OSError as error:  # a file after those that are looked into
             raise UserError(self.problem(f"cannot be read: {error}", _REPAIR)) from error
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        return {path.resolve().as_posix() for _, path in self._paths()} or {self.pattern}
-
-    def _paths(self) -> list[tuple[str, Path]]:
-        """Return (name, path) of local files; none for remote ones."""
-        return [] if self.remote else [(name, Path(file.path)) for name, file in self.files().items()]
+        files = {} if self.remote else self.files()
+        return {Path(file.path).resolve().as_posix() for file in files.values()} or {self.pattern}
 
 
 class TextFiles(_Files):
@@ -173,6 +158,25 @@ class TextFiles(_Files):
             return None
 
 
+class PackageText(TextFiles):
+    """``package:NAME/FILE``: a text file of an installed package, the same wherever its version is pinned."""
+
+    kind = "package"
+    form = "package:NAME/FILE"
+
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
+        name, _, inside = self.rest.partition("/")
+        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
+        self.pattern = str(Path(folders[0], inside)) if folders else ""
+
+    def check(self) -> list[Problem]:
+        if self.pattern and self.files():
+            return super().check()
+        return [self.problem("no installed package has this file", f"write {self.form}, or install the package")]
+
+
 class JsonLines(_Files):
     """``jsonl:GLOB#field[?key=value]``: one JSON object a line, only those whose ``key`` has that value.
 
@@ -199,23 +203,22 @@ class JsonLines(_Files):
         return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest() if self.condition else files
 
     def _look_into(self, name: str, file: File) -> None:
-        for _ in self._with_column(self._records(name, file)):
-            return
+        next(self._rows(name, file, every=True), None)
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         return ((place, columns.value_of(record, self.column)) for place, record in self._rows(name, file))
 
-    def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
-        return self._with_column(record for record in self._records(name, file) if self._wanted(*record))
-
-    def _with_column(self, records: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for place, record in records:
-            try:
-                columns.value_of(record, self.column)
-            except KeyError:
-                self.leave_out(*self._without_column(place, record))
-                continue
-            yield place, record
+    def _rows(self, name: str, file: File, every: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+        """``every``: also those that the conditions leave out."""
+        for place, record in self._records(name, file):
+            if every or self._wanted(place, record):
+                try:
+                    columns.value_of(record, self.column)
+                except KeyError:
+                    hint = columns.hint(self.column, record)
+                    self.leave_out(f"{place} has no column {self.column!r}", hint)
+                else:
+                    yield place, record
 
     def _records(self, name: str, file: File) -> Iterator[tuple[str, dict]]:
         """Yield (``file:line``, object) of every line that is not blank."""
@@ -227,18 +230,20 @@ class JsonLines(_Files):
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    if number == 1 and line.strip() in _LONE_BRACKETS:  # a problem of the whole file
-                        raise UserError(self.problem(*_over_lines(name, line))) from error
                     if name.endswith((".csv", ".tsv")):
                         raise UserError(self.problem(f"{name} is a table as text, not JSON", FROM_CSV)) from error
-                    self.leave_out(f"{place} is not JSON ({error})", "mend or remove that line")
-                    continue
+                    record = error
                 if isinstance(record, dict):
                     yield place, record
-                    continue
-                if number == 1 and isinstance(record, list):
-                    raise UserError(self.problem(*_over_lines(name, line)))
-                self.leave_out(f"{place} is a {type(record).__name__}, not an object", "write one JSON object a line")
+                elif number == 1 and (isinstance(record, list) or line.strip() in _LONE_BRACKETS):
+                    kind, query = ("array", ".[]") if line.strip().startswith(b"[") else ("object", ".")
+                    wrong = f"{name} is one JSON {kind}, not one object a line"
+                    raise UserError(self.problem(wrong, f"write it so: jq -c '{query}' {name} > NEW.jsonl"))
+                elif isinstance(record, Exception):
+                    self.leave_out(f"{place} is not JSON ({record})", "correct or remove that line")
+                else:
+                    wrong = f"{place} is a {type(record).__name__}, not an object"
+                    self.leave_out(wrong, "write one JSON object a line")
 
     def _wanted(self, place: str, record: dict) -> bool:
         """Return whether the conditions are true; a line without the key is left out or refused."""
@@ -253,13 +258,6 @@ class JsonLines(_Files):
         return True
 
 
-def _over_lines(name: str, line: bytes) -> tuple[str, str]:
-    """Return the problem of one JSON value over several lines, and its remedy."""
-    is_list = line.strip().startswith(b"[")
-    wrong = f"{name} is one JSON {'array' if is_list else 'object'}, not one object a line"
-    return wrong, f"write it so: jq -c '{'.[]' if is_list else '.'}' {name} > NEW.jsonl"
-
-
 class ParquetFiles(_Files):
     """``parquet:GLOB#field``: one document a row, named ``file:row`` (from 0); only that column is read."""
 
@@ -267,17 +265,16 @@ class ParquetFiles(_Files):
     form = "parquet:GLOB#field"
 
     def _look_into(self, name: str, file: File) -> None:
-        import pyarrow.parquet
-
         with file.open(is_text=False) as stream:
             self._require_column(name, pyarrow.parquet.read_schema(stream))
 
-    def _require_column(self, name: str, schema: "pyarrow.Schema") -> None:
+    def _require_column(self, name: str, schema: pyarrow.Schema) -> None:
         record = columns.as_record(schema)
         try:
             columns.value_of(record, self.column)
         except KeyError:
-            raise UserError(self.problem(*self._without_column(name, record))) from None
+            hint = columns.hint(self.column, record)
+            raise UserError(self.problem(f"{name} has no column {self.column!r}", hint)) from None
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         batches = self._batches(name, file, [self.column])
@@ -289,9 +286,7 @@ class ParquetFiles(_Files):
         rows = (row for batch in self._batches(name, file, None) for row in columns.python_values(batch))
         return self.of_arrow((f"{name}:{number}", row) for number, row in enumerate(rows))
 
-    def _batches(self, name: str, file: File, read: list[str] | None) -> "Iterator[pyarrow.RecordBatch]":
-        import pyarrow.parquet
-
+    def _batches(self, name: str, file: File, read: list[str] | None) -> Iterator[pyarrow.RecordBatch]:
         with file.open(is_text=False) as stream, pyarrow.parquet.ParquetFile(stream) as table:
             self._require_column(name, table.schema_arrow)  # for files that check() did not look into
             yield from table.iter_batches(batch_size=256, columns=read)

@@ -7,13 +7,14 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow
+
 from tape_ds.data.sources import columns
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading.hub import ID
 
 if TYPE_CHECKING:
-    import pyarrow
     from datasets import IterableDataset
 
 # Rows per step of the stream; a column of that many texts is held at once.
@@ -58,12 +59,9 @@ class HubDataset(RowSource):
         return []
 
     def shards(self, split: str) -> list[Shard]:
-        """Return the dataset's shards (C4: 1,024 files), documents named ``dataset:split:shard:number``.
-
-        With ``[:N]`` there is one, ``dataset:split``: the end of the N documents is only known by reading.
-        """
+        """Return the dataset's shards (C4: 1,024 files), documents named ``dataset:split:shard:number``."""
         whole, place = self._open(split)
-        if self.first is not None:
+        if self.first is not None:  # one, since the end of the N documents is only known by reading
             return [Shard(place, partial(self._read, whole, 1, 0, place))]
         count = whole.num_shards
         names = (f"{place}:{index}" for index in range(count))
@@ -83,7 +81,7 @@ class HubDataset(RowSource):
         return self.texts(self._part(whole, count, index, place, partial(columns.python_values, name=self.column)))
 
     def _part(
-        self, whole: "IterableDataset", count: int, index: int, place: str, items: "Callable[[pyarrow.Table], list]"
+        self, whole: "IterableDataset", count: int, index: int, place: str, items: Callable[[pyarrow.Table], list]
     ) -> Iterator[tuple[str, Any]]:
         """Yield part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows, converted by ``items``."""
         # a new object for each reading: the library's objects keep their place, which two readings would share
@@ -94,7 +92,7 @@ class HubDataset(RowSource):
         for number, value in enumerate(islice(values, self.first)):
             yield f"{place}:{number}", value
 
-    def _batches(self, rows: "IterableDataset") -> "Iterator[pyarrow.Table]":
+    def _batches(self, rows: "IterableDataset") -> Iterator[pyarrow.Table]:
         """Yield the rows as Arrow, so that unused columns are not converted to Python."""
         # iter(batch_size): plain iteration inside a DataLoader's worker would read only that worker's part of a shard
         for batch in rows.with_format("arrow").iter(batch_size=_BATCH):

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
+
+import pyarrow
+from fsspec import AbstractFileSystem, get_filesystem_class
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from tape_ds import paths
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
-
 
 _HEAD = 512  # bytes that identify a file's format
 
@@ -38,19 +39,22 @@ class ForeignFileError(ValueError):
 class File:
     """A file of some fsspec file system; picklable."""
 
-    filesystem: "AbstractFileSystem"
+    filesystem: AbstractFileSystem
     path: str
 
     @contextmanager
     def open(self, *, is_text: bool = True) -> Iterator[IO[bytes]]:
-        """Open for reading, decompressed if its name or its first bytes are those of gzip, bzip2, xz or zstd.
+        """Open for reading, decompressed if its name or its first bytes are those of gzip, bzip2, xz or zstd; refuse a
+        git-lfs pointer, and of a text a tar archive."""
 
-        Args:
-            is_text: refuse tar archives.
+        def checked(head: bytes, stream: Any) -> IO[bytes]:
+            # other formats are not UTF-8, so they are not read as text
+            if paths.is_lfs_pointer(head):
+                raise ForeignFileError(*paths.LFS)
+            if is_text and head[257:262] == b"ustar":
+                raise ForeignFileError("a tar archive", "unpack it, and name the files")
+            return cast(IO[bytes], stream)
 
-        Raises:
-            ForeignFileError: a git-lfs pointer or a tar archive.
-        """
         with self.filesystem.open(self.path, "rb") as raw:
             head = b""
             if raw.seekable():  # others are identified by their names alone
@@ -59,17 +63,9 @@ class File:
             for suffix, (magic, decompressed) in _COMPRESSED.items():
                 if self.path.endswith(suffix) or head.startswith(magic):
                     stream = io.BufferedReader(decompressed(raw))
-                    _refuse_foreign(stream.peek(_HEAD), is_text)
-                    yield cast(IO[bytes], stream)
+                    yield checked(stream.peek(_HEAD), stream)
                     return
-            _refuse_foreign(head, is_text)
-            yield cast(IO[bytes], raw)
-
-
-def _zstd(raw: Any) -> Any:
-    import pyarrow
-
-    return pyarrow.CompressedInputStream(raw, "zstd")
+            yield checked(head, raw)
 
 
 # suffix -> how such a file begins, and its reader
@@ -77,16 +73,8 @@ _COMPRESSED: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
     ".gz": (b"\x1f\x8b\x08", lambda raw: gzip.GzipFile(fileobj=raw)),
     ".bz2": (b"BZh91AY&SY", bz2.BZ2File),
     ".xz": (b"\xfd7zXZ\0", lzma.LZMAFile),
-    ".zst": (b"\x28\xb5\x2f\xfd", _zstd),
+    ".zst": (b"\x28\xb5\x2f\xfd", lambda raw: pyarrow.CompressedInputStream(raw, "zstd")),
 }
-
-
-def _refuse_foreign(head: bytes, is_text: bool) -> None:
-    """Refuse what would be read as text; other formats are not UTF-8."""
-    if paths.is_lfs_pointer(head):
-        raise ForeignFileError(*paths.LFS)
-    if is_text and head[257:262] == b"ustar":
-        raise ForeignFileError("a tar archive", "unpack it, and name the files")
 
 
 def is_remote(pattern: str) -> bool:
@@ -95,8 +83,6 @@ def is_remote(pattern: str) -> bool:
 
 def unknown_protocol(pattern: str) -> str | None:
     """Return the problem of a remote pattern's protocols, or None; no network."""
-    from fsspec import get_filesystem_class
-
     for link in pattern.split("::"):
         try:
             get_filesystem_class(link.partition("://")[0])
@@ -107,14 +93,7 @@ def unknown_protocol(pattern: str) -> str | None:
 
 def find(pattern: str) -> dict[str, File]:
     """Return name -> file, sorted by name: the path below the pattern's fixed part. A remote file without wildcards is
-    not searched for before it is opened.
-
-    Raises:
-        OSError, ValueError, huggingface_hub.errors.HTTPError: errors of a remote file system.
-    """
-    from fsspec.core import url_to_fs
-    from fsspec.implementations.local import LocalFileSystem
-
+    not searched for before it is opened."""
     if not is_remote(pattern):
         local, place = LocalFileSystem(), PurePosixPath(pattern)
         if os.path.isfile(place):  # an exact name, brackets included

@@ -53,11 +53,7 @@ def record_path(path: Path) -> Path:
 
 
 def read_record(path: Path) -> TokenFileRecord | None:
-    """Return the record of a file, if it exists.
-
-    Raises:
-        ValueError: an invalid record.
-    """
+    """Return the record of a file, if it exists; raise ValueError if it is invalid."""
     record = record_path(path)
     if not record.exists():
         return None
@@ -83,9 +79,6 @@ def write(
 
     Both files are complete before they get their names, the record first: after a crash in between, readers refuse the
     file that does not fit its record.
-
-    Raises:
-        UserError: no document has a token.
     """
     width = next(name for name, width in WIDTHS.items() if vocabulary - 1 <= np.iinfo(width).max)
     counts = {"tokens": 0, "documents": 0}

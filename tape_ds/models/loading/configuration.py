@@ -10,30 +10,23 @@ from tape_ds.errors import UserError
 from tape_ds.models import gptj_configuration
 from tape_ds.models.loading import baichuan
 from tape_ds.models.loading.config_file import unreadable
-from tape_ds.models.loading.families import has_llamas_names
+from tape_ds.models.loading.families import BAICHUAN, has_llamas_names
 from tape_ds.registration import register
 
 
 def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
-    """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes,
-    a GPT-J's has the RoPE parameters that transformers' own lacks.
+    """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes, a GPT-J's has
+    the RoPE parameters that transformers' own lacks.
 
     A Llama-shaped model's has the length that its own RoPE scaling reaches as ``max_position_embeddings``, and complete
-    ``rope_parameters``, of whatever published form.
-
-    Args:
-        source: a folder or hub id.
-        trust_remote_code: whether code that comes with it may be run; None: no, and the command has no such option.
-        hub_arguments: of ``from_pretrained``.
-
-    Raises:
-        UserError: nothing there, no configuration in it, code that is needed, or RoPE that is not understood.
+    ``rope_parameters``, from either published form. ``trust_remote_code``: whether code that comes with it may be run;
+    None: no, and the command has no such option.
     """
     try:
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
         if not isinstance(content, dict):
             raise ValueError("it is no mapping")
-        if baichuan.recognises(content):
+        if content.get("model_type") == BAICHUAN:
             return baichuan.llama_config(content, str(source))
         register()  # AutoConfig reads folders of this package as well
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)

@@ -22,31 +22,21 @@ Model: TypeAlias = TapeForCausalLM | ExtendedDecoder
 
 
 def by_own_class(native: PreTrainedConfig) -> bool:
-    """Return whether a model is extended by transformers' own class."""
     return not families.has_llamas_names(native) or bool(families.check_llama_shaped(native))
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
-    """Return why an architecture cannot be extended, as read by :mod:`.configuration`."""
     return decoder_configuration.check(native) if by_own_class(native) else []
 
 
 def configure(native: PreTrainedConfig, **changes: Any) -> Config:
-    """Return the configuration of the extended model: the native one's sizes, and ``changes`` to its fields.
-
-    Raises:
-        UserError: a change is unknown, impossible, or not available for this family.
-    """
+    """Return the configuration of the extended model: the native one's sizes, and ``changes`` to its fields."""
     return (decoder_configuration.configure if by_own_class(native) else convert.tape_config)(native, **changes)
 
 
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Model:
     """Load a pretrained folder or hub id with ``config`` (of :func:`configure`, or of an extended model's folder);
-    arguments go to ``from_pretrained``.
-
-    Raises:
-        UserError: the source is of another family, or its tensors do not fit exactly.
-    """
+    arguments go to ``from_pretrained``."""
     if isinstance(config, TapeConfig):
         return convert.load(source, config, **arguments)
     return decoder.load(source, config, **arguments)

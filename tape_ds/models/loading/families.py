@@ -51,12 +51,10 @@ def by_class(config: Mapping[str, Any]) -> str:
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:
-    """Return whether a model of this type becomes one whose parameters are Llama's, name for name."""
     return config.model_type in SHAPES
 
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
-    """Return the differences between an architecture and Llama, as one problem."""
     differences, remedies = [], []
     if not has_llamas_names(config):
         differences.append(f"model_type is {config.model_type!r}, not one of {', '.join(SHAPES)}")
@@ -84,6 +82,5 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
 
 
 def _window(config: PreTrainedConfig) -> int | None:
-    """Return the window of a layer that uses one."""
     window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     return None if layers and all(layer == "full_attention" for layer in layers) else window

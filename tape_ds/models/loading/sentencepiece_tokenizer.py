@@ -2,18 +2,19 @@
 
 transformers reads a bare ``tokenizer.model`` with a class that is chosen by the model's family, and puts settings of
 its own in place of those recorded in the file. Here the file alone decides: whether a text begins with one more ``▁``,
-what is normalised, which pieces are taken out of a text first. What comes out is compared with sentencepiece itself
-before anybody uses it.
+what is normalised, which pieces are taken out of a text first. The result is compared with sentencepiece itself.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import SentencePieceExtractor
+from transformers.tokenization_utils_base import generate_merges
 
 from tape_ds.errors import Problem, UserError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
 
 _SPACE = "▁"
 _BPE, _NORMAL, _USER, _BYTE = 2, 1, 4, 6  # numbers of sentencepiece's own enumerations
@@ -29,43 +30,31 @@ _PROBES = (
 """Texts whose ids must be sentencepiece's: prose, spaces, code, marks that look like special tokens, other scripts."""
 
 
-def load(file: str | Path, **settings: Any) -> "PreTrainedTokenizerFast":
-    """Return the tokenizer of a ``tokenizer.model``.
+def load(file: str | Path, **settings: Any) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a ``tokenizer.model`` of type BPE.
 
-    Args:
-        file: a sentencepiece model of type BPE.
-        settings: of ``PreTrainedTokenizerFast``: special tokens, ``add_bos_token`` (neither BOS nor EOS is added unless
-            they say so). Special tokens default to those of the file.
-
-    Raises:
-        UserError: the file cannot be read, is not of type BPE, or would give other ids here than sentencepiece gives.
+    ``settings`` are those of ``PreTrainedTokenizerFast``: special tokens, which default to those of the file, and
+    ``add_bos_token`` and ``add_eos_token``, which default to False.
     """
-    import sentencepiece
-    from transformers import PreTrainedTokenizerFast
-
     try:
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        processor = SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError) as error:
         remedy = "give the tokenizer.model that sentencepiece wrote"
         raise UserError(Problem("tokenizer", str(file), f"no sentencepiece model ({error})", remedy)) from error
     built = backend(file)
-    _compare(built, processor, str(file))
+    for text in _PROBES:
+        if built.encode(text, add_special_tokens=False).ids != processor.encode(text):
+            remedy = "convert it to tokenizer.json with the program that made it, and put it into the model's folder"
+            wrong = f"would give other ids than sentencepiece for {text[:40]!r}"
+            raise UserError(Problem("tokenizer", str(file), wrong, remedy))
     ids = {"unk_token": processor.unk_id(), "bos_token": processor.bos_id(), "eos_token": processor.eos_id()}
     special = {name: processor.id_to_piece(number) for name, number in ids.items() if number >= 0}
     chosen = {"add_bos_token": False, "add_eos_token": False, "clean_up_tokenization_spaces": False}
     return PreTrainedTokenizerFast(tokenizer_object=built, **{**chosen, **special, **settings})
 
 
-def backend(file: str | Path) -> "Tokenizer":
-    """Return the same encoding for the ``tokenizers`` library, spelt out from what the file records.
-
-    Raises:
-        UserError: not of type BPE.
-    """
-    from tokenizers import AddedToken, Tokenizer, models
-    from transformers.convert_slow_tokenizer import SentencePieceExtractor
-    from transformers.tokenization_utils_base import generate_merges
-
+def backend(file: str | Path) -> Tokenizer:
+    """Return the same encoding for the ``tokenizers`` library, spelt out from what the file records."""
     model = SentencePieceExtractor(str(file)).proto
     if model.trainer_spec.model_type != _BPE:
         remedy = "give one of type BPE, or a tokenizer.json"
@@ -82,8 +71,10 @@ def backend(file: str | Path) -> "Tokenizer":
             byte_fallback=any(piece.type == _BYTE for piece in model.pieces),
         )
     )
-    prefix = model.normalizer_spec.add_dummy_prefix
-    built.normalizer, built.decoder = _normalizer(model.normalizer_spec), _decoder(prefix)
+    built.normalizer = _normalizer(model.normalizer_spec)
+    decoding = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    decoding += [decoders.Strip(" ", 1, 0)] if model.normalizer_spec.add_dummy_prefix else []
+    built.decoder = decoders.Sequence(decoding)
     # A piece with spaces in it is found in the normalised text, where they are ▁.
     own = [piece.piece for piece in model.pieces if piece.type == _USER]
     built.add_tokens([AddedToken(piece, normalized=_SPACE in piece, special=False) for piece in own])
@@ -92,8 +83,6 @@ def backend(file: str | Path) -> "Tokenizer":
 
 def _normalizer(given: Any) -> Any:
     """Sentencepiece's ``NormalizerSpec``, in its order: characters, spaces, the prefix, the letter for a space."""
-    from tokenizers import Regex, normalizers
-
     steps: list[Any] = []
     if given.precompiled_charsmap:
         steps.append(normalizers.Precompiled(given.precompiled_charsmap))
@@ -102,19 +91,3 @@ def _normalizer(given: Any) -> Any:
     if given.add_dummy_prefix:
         steps.append(normalizers.Prepend(_SPACE))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-
-
-def _decoder(prefix: bool) -> Any:
-    from tokenizers import decoders
-
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-
-
-def _compare(built: "Tokenizer", processor: Any, file: str) -> None:
-    """Refuse a tokenizer that splits a text differently than sentencepiece."""
-    for text in _PROBES:
-        if built.encode(text, add_special_tokens=False).ids != processor.encode(text):
-            remedy = "convert it to tokenizer.json with the program that made it, and put it into the model's folder"
-            wrong = f"would give other ids than sentencepiece for {text[:40]!r}"
-            raise UserError(Problem("tokenizer", file, wrong, remedy))

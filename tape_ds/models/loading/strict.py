@@ -26,18 +26,10 @@ def load_exact(
     required: Callable[[PreTrainedModel, Collection[str]], Iterable[str]] = lambda model, missing: missing,
     **arguments: Any,
 ) -> Any:
-    """Return ``kind.from_pretrained(source, **arguments)`` if every tensor of the source has found its place. As
-    transformers has it, a tied head and buffers that are computed may be missing or left over.
+    """Return ``kind.from_pretrained(source, **arguments)`` if every tensor of the source has found its place. A tied
+    head and buffers that are computed may be missing or left over, as transformers has it.
 
-    Args:
-        kind: a class of models, or an auto class.
-        source: a folder.
-        required: which of the missing parameters of a model must not be missing; default: all.
-        arguments: of ``from_pretrained``.
-
-    Raises:
-        UserError: a file is damaged or has integers in a weight's place; a tensor is missing, has no place, or has
-            another shape.
+    ``required``: which of the missing parameters of a model must not be missing; default: all.
     """
     raise_if_any(weight_files.check_folder(source))
     with weight_files.reading(source), _without_report():
@@ -55,7 +47,6 @@ def load_exact(
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
-    """Keep transformers from printing a table of the tensors that :func:`load_exact` judges itself."""
     logger = logging.get_logger("transformers.modeling_utils")
     logger.addFilter(_is_no_report)
     try:
@@ -66,7 +57,6 @@ def _without_report() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_bar() -> Iterator[None]:
-    """Keep transformers from drawing a progress bar."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -82,11 +72,7 @@ def _is_no_report(record: Any) -> bool:
 
 
 def fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:
-    """Give a model on the meta device these very tensors, all of them and nothing else; evaluation mode.
-
-    Raises:
-        UserError: naming every tensor that is missing, left over, of another shape, or unlike the one it is tied to.
-    """
+    """Give a model on the meta device these very tensors, all of them and nothing else; evaluation mode."""
     tied = set(model.all_tied_weights_keys)
     untied = [
         f"{name} (not equal to {twin}, to which it is tied)"
@@ -106,11 +92,6 @@ def fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:
 
 
 def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
-    """Refuse weights that do not fit; ``source`` is where they come from, for the message.
-
-    Raises:
-        UserError: any of the three names something.
-    """
     found = {"missing": missing, "without a place": unexpected, "of another shape": mismatched}
     parts = [f"{what}: {_named(sorted(map(str, names)))}" for what, names in found.items() if names]
     if parts:
@@ -119,6 +100,5 @@ def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str]
 
 
 def _named(names: list[str]) -> str:
-    """Join names for a message, the first of many."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN:,} more"

@@ -31,14 +31,11 @@ ADAPTER, PICKLED_ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter
 """peft's names."""
 _NOT_TORCH = "is no file that torch saved, or cannot be opened"
 REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
+_WHOLE_FOLDER = "give the whole folder, as it was published or saved"
+_TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
 
 
 def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        UserError: it is not there, is damaged, or holds no tensor.
-    """
     from safetensors.torch import load_file
 
     raise_if_any(check_file(file, field))
@@ -46,78 +43,49 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
 
 
 def check_file(file: Path, field: str = "model") -> list[Problem]:
-    """Return problems of a safetensors file's header and size; no tensor is read."""
-    return _look_into(file, field)[1]
-
-
-def _look_into(file: Path, field: str) -> tuple[set[str], list[Problem]]:
-    """Return the names of a safetensors file's tensors, and its problems."""
+    """Check a safetensors file's header and size; no tensor is read."""
     try:
         with safe_open(file, framework="np") as opened:
-            names = set(opened.keys())
+            return [] if opened.keys() else [Problem(field, str(file), "holds no tensor", REMEDY)]
     except (SafetensorError, OSError) as error:
-        wrong = f"could not be read as safetensors ({_cut_short(file) or _reason(error)})"
-        return set(), [Problem(field, str(file), wrong, REMEDY)]
-    return names, [] if names else [Problem(field, str(file), "holds no tensor", REMEDY)]
-
-
-def _cut_short(file: Path) -> str | None:
-    """Return how much of a safetensors file is there, if it is truncated."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length)) if length < size else {}
-        wanted = 8 + length + max(each["data_offsets"][1] for name, each in header.items() if name != "__metadata__")
-        return f"truncated: {_bytes(size)} of {_bytes(wanted)}" if size < wanted else None
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        return None  # not even a header
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size:,} bytes"
+        return [Problem(field, str(file), f"could not be read as safetensors ({_reason(error)})", REMEDY)]
 
 
 def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
-    """The same for every file of weights in a folder (torch's own files only where they would be read); none for what
-    is no folder here."""
+    """Check every file of weights in a folder (torch's own files only where they would be read); a path that is no
+    folder has no problems."""
     folder = Path(folder)
     if not folder.is_dir():
         return []
     if pointers := paths.check_fetched(field, folder):
         return pointers
     safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
-    problems = _check_index(folder, WHOLE if safe else PICKLED, field)
-    if not (safe or pickled or problems):
+    whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
+    problems = _check_index(folder, whole, field)
+    if not (there or problems):
         return [Problem(field, str(folder), "no weights in it", f"give a folder with {WHOLE}, or its shards")]
-    if safe:
-        found = {file.name: _look_into(file, field) for file in safe}
-        damaged = [problem for _, wrong in found.values() for problem in wrong]
-        whole = {name: names for name, (names, wrong) in found.items() if not wrong}
-        problems += damaged + ([] if problems else _check_places(folder, whole, field))
-    else:
-        strange = [file for file in pickled if not _is_torch_file(file)]
-        problems += [Problem(field, str(file), _NOT_TORCH, REMEDY) for file in strange]
+    for file in there:
+        if safe:
+            problems += check_file(file, field)
+        elif not _is_torch_file(file):
+            problems.append(Problem(field, str(file), _NOT_TORCH, REMEDY))
     if not (problems or files(folder)):
-        name, there = (WHOLE, safe) if safe else (PICKLED, pickled)
-        wrong = f"there is neither {name} nor {name}.index.json, only {', '.join(file.name for file in there[:3])}"
-        problems = [Problem(field, str(folder), wrong, "give the whole folder, as it was published or saved")]
+        wrong = f"there is neither {whole} nor {whole}.index.json, only {', '.join(file.name for file in there[:3])}"
+        problems = [Problem(field, str(folder), wrong, _WHOLE_FOLDER)]
     return problems
 
 
 def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
-    """Return problems of shards that a folder's index names and the folder lacks."""
     index = folder / f"{whole}.index.json"
     try:
         names = sorted(set(places(folder, whole).values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY)]
-    wrong = [
-        f"the shard {name!r} that it names is not a file of this folder" for name in names if Path(name).name != name
-    ]
-    missing = [name for name in names if Path(name).name == name and not (folder / name).is_file()]
-    wrong += [f"weights are missing: {', '.join(missing)}"] if missing else []
-    return [Problem(field, str(index), each, "give the whole folder, as it was published or saved") for each in wrong]
+    inside = [name for name in names if Path(name).name == name]  # an index must not name files elsewhere
+    wrong = [f"the shard {name!r} that it names is not a file of this folder" for name in names if name not in inside]
+    if missing := [name for name in inside if not (folder / name).is_file()]:
+        wrong.append(f"weights are missing: {', '.join(missing)}")
+    return [Problem(field, str(index), each, _WHOLE_FOLDER) for each in wrong]
 
 
 def places(folder: Path, whole: str) -> dict[str, str]:
@@ -158,21 +126,6 @@ def fingerprint(file: Path) -> str:
     return f"{storage.size(size)}, {digest.hexdigest()[:16]}"
 
 
-def _check_places(folder: Path, whole: dict[str, set[str]], field: str) -> list[Problem]:
-    """Return problems of tensors that the index assigns to a shard without them; ``whole``: undamaged shard ->
-    tensors."""
-    lacking: dict[str, list[str]] = {}
-    for name, shard in sorted(places(folder, WHOLE).items()):
-        if name not in whole.get(shard, {name}):
-            lacking.setdefault(shard, []).append(name)
-    return [
-        Problem(
-            field, str(folder / shard), f"lacks {len(names)} of the tensors that the index names: {names[0]}", REMEDY
-        )
-        for shard, names in lacking.items()
-    ]
-
-
 def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     """Return what is wrong with peft's two files in a folder: the weights as :func:`check_file` has it, and a
     configuration that is none, or asks for code to be imported (Megatron's layers are made by a module that it
@@ -206,11 +159,7 @@ def _is_torch_file(file: Path) -> bool:
 
 
 def read_torch_file(file: Path, field: str = "model") -> dict[str, "Tensor"]:
-    """Return the tensors of one of torch's own files, mapped into memory where its format allows.
-
-    Raises:
-        UserError: it is damaged, or holds something else than tensors, which is not run.
-    """
+    """Return the tensors of one of torch's own files, mapped into memory where its format allows."""
     import torch
 
     mapped = zipfile.is_zipfile(file)  # torch's older format cannot be
@@ -229,19 +178,13 @@ def reading(source: str | Path, field: str = "model") -> Iterator[None]:
     try:
         yield
     except pickle.UnpicklingError as error:
-        wrong = f"holds more than tensors, or is damaged: nothing in it was run ({_reason(error)})"
-        raise UserError(Problem(field, str(source), f"could not be read: {wrong}", _TENSORS_ALONE)) from error
-    except (SafetensorError, EOFError) as error:
-        raise UserError(Problem(field, str(source), f"could not be read ({_reason(error)})", REMEDY)) from error
-    except RuntimeError as error:
-        if "PytorchStreamReader" not in str(error):
+        wrong = f"could not be read: holds more than tensors, or is damaged: nothing in it was run ({_reason(error)})"
+        raise UserError(Problem(field, str(source), wrong, _TENSORS_ALONE)) from error
+    except (SafetensorError, EOFError, RuntimeError) as error:
+        if type(error) is RuntimeError and "PytorchStreamReader" not in str(error):
             raise
         raise UserError(Problem(field, str(source), f"could not be read ({_reason(error)})", REMEDY)) from error
 
 
-_TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
-
-
 def _reason(error: Exception) -> str:
-    """Return a library's message on one line, without torch's advice to switch its checks off."""
     return " ".join(str(error).split("Re-running")[0].split())[:200]

@@ -25,7 +25,7 @@ def check(recipe: Recipe) -> list[Problem]:
     if not recipe.trains:
         return []
     steps = recipe.trainer_value("max_steps")
-    found = [*_optimizer(recipe), *_compiler(recipe), *_data_loader(recipe), *_checkpointing(recipe)]
+    found = [*_optimizer(recipe), *_compiler(recipe), *_checkpointing(recipe)]
     found += [] if recipe.elsewhere else _machine(recipe)
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 
@@ -60,17 +60,15 @@ def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: in
     from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
     from transformers.trainer_utils import SchedulerType
 
-    ours = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
-    takes = {each: parameter for each, parameter in parameters.items() if each not in ours}
-    for each, value in given.items():
-        if each not in takes:
-            remedy = did_you_mean(each, takes) if takes else "remove it, it takes none"
-            yield Problem(f"lr_scheduler_kwargs.{each}", value, f"no argument of {name}", remedy)
-    for each, parameter in takes.items():
-        if parameter.default is inspect.Parameter.empty and each not in given:
-            remedy = f"write lr_scheduler_kwargs: {{{each}: ...}}"
-            yield Problem(f"lr_scheduler_kwargs.{each}", None, f"missing: {name} needs it", remedy)
+    ours = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+    for each in given.keys() - (takes := parameters.keys() - {*ours}):  # some schedules ignore what they do not take
+        yield Problem(
+            f"lr_scheduler_kwargs.{each}",
+            given[each],
+            f"no argument of {name}",
+            did_you_mean(each, takes or ("nothing",)),
+        )
     decay = given.get("num_decay_steps")
     if isinstance(decay, int) and "num_stable_steps" not in given and warmup + decay > steps:
         wrong = f"with a warm-up of {warmup:,} it is longer than the run: max_steps = {steps:,}"
@@ -157,16 +155,6 @@ def _compiler(recipe: Recipe) -> Iterator[Problem]:
 
         if mode not in (known := _inductor.list_mode_options()):
             yield Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known))
-
-
-def _data_loader(recipe: Recipe) -> Iterator[Problem]:
-    given = recipe.trainer_value("accelerator_config")
-    if given:
-        from transformers.trainer_pt_utils import AcceleratorConfig
-
-        known = AcceleratorConfig().to_dict()
-        for each in given.keys() - known.keys():
-            yield Problem(f"accelerator_config.{each}", given[each], "unknown key", did_you_mean(each, known))
 
 
 def _checkpointing(recipe: Recipe) -> Iterator[Problem]:

@@ -47,6 +47,14 @@ def folder(tmp_path):
 # --- the standard library -------------------------------------------------------------------------------------------
 
 
+def test_a_package_gives_its_file():
+    spec = "package:torch/include/pybind11/pybind11.h"
+    assert "namespace" in texts(spec)[0] and names(spec) == ["pybind11.h"]
+    for wrong in ("package:torch/absent", "package:absent/x", "package:torch", "package:"):
+        (problem,) = parse(wrong).check()
+        assert problem.wrong == "no installed package has this file"
+
+
 def test_stdlib_splits_are_real_disjoint_and_sorted():
     train, held_out = names("stdlib"), names("stdlib", "heldout")
     assert held_out == sorted(HELD_OUT)

@@ -26,9 +26,9 @@ from tests.integration.workers.engine import Settings, base_folder
 
 SAVINGS = {
     "nothing": None,
-    "second, moved": Memory(checkpoint_layers=2, checkpoint_offload=True),
+    "moved": Memory(checkpoint_offload=True),
     "selective, moved": Memory(checkpoint_layers="selective", checkpoint_offload=True),
-    "matmuls": Memory(checkpoint_layers="selective_matmuls"),
+    "selective": Memory(checkpoint_layers="selective"),
     "tiles": Memory(checkpoint_offload=True, mlp_tiles=5),
 }
 STEPS = 3

@@ -291,7 +291,7 @@ def test_a_hub_id_is_converted(tmp_path, monkeypatch):
 def test_weights_that_are_no_part_of_the_model_are_not_read(tmp_path, save):
     tensors = publish(tmp_path / "published", save=save)
     save_file({"stray": torch.ones(1)}, tmp_path / "published" / "adapter_model.safetensors")
-    assert baichuan._read(tmp_path / "published").keys() == tensors.keys()
+    assert baichuan.read(tmp_path / "published").keys() == tensors.keys()
 
 
 def test_frequencies_that_a_checkpoint_stores_are_left_out():

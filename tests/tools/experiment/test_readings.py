@@ -44,6 +44,11 @@ HARNESS = {
             {Quantity("passkey", "accuracy, own prompts", 8000): 25.0},
         ),
         (
+            readings.passkeys,
+            result({"passkeys": [{"length": 8000, "correct": 1, "trials": 4}]}, protocol="multikey"),
+            {Quantity("multikey", "accuracy", 8000): 25.0},
+        ),
+        (
             readings.scrolls,
             result({"datasets": {"qasper": {"metric": "f1", "score": 11.5}, "qmsum": {"metric": "x", "score": None}}}),
             {Quantity("qasper", "f1"): 11.5},

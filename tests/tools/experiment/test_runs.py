@@ -96,6 +96,13 @@ def test_seeds_are_gone_through_over_all_arms():
     assert [run.recipe.trainer_value("learning_rate") for run in plan("--learning_rate", "0.25")] == [0.25, 0.5]
 
 
+def test_an_arm_that_no_seed_changes_is_run_once():
+    arms = {"yarn": {"method": "yarn", "rope_parameters": {}}, "lora": {}}
+    found = plan(recipe="demo", arms=arms, seeds=[0, 1], fields={"passkey_lengths": []})
+    assert [run.label for run in found] == ["yarn, seed 0", "lora, seed 0", "lora, seed 1"]
+    assert len(plan(recipe="demo", arms=arms, seeds=[0, 1])) == 4, "a seed draws prompts"
+
+
 def test_all_recipes_are_checked_and_a_shared_mistake_is_said_once():
     with pytest.raises(UserError) as caught:
         plan(arms={"a": {"max_step": 4}, "b": {"max_step": 4, "window": 1}})

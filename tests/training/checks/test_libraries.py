@@ -77,7 +77,7 @@ IMPOSSIBLE = {
         {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 0.5}, "learning_rate": 0.1},
     ),
     "text": ("lr_scheduler_type", {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": "two"}}),
-    "no decay": ("lr_scheduler_kwargs.num_decay_steps", {"lr_scheduler_type": "warmup_stable_decay"}),
+    "no decay": ("lr_scheduler_type", {"lr_scheduler_type": "warmup_stable_decay"}),
     "long decay": (
         "lr_scheduler_kwargs.num_decay_steps",
         {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 9}, "max_steps": 8},
@@ -96,7 +96,6 @@ IMPOSSIBLE = {
     "nesterov": ("optim_args", {"optim": "sgd", "optim_args": "nesterov=true"}),
     "backend": ("torch_compile_backend", {"torch_compile": True, "torch_compile_backend": "indictor"}),
     "mode": ("torch_compile_mode", {"torch_compile": True, "torch_compile_mode": "fast"}),
-    "loader": ("accelerator_config.even_batch", {"accelerator_config": {"even_batch": True}}),
     "recomputing": (
         "activation_checkpointing_kwargs",
         {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"early": True}},

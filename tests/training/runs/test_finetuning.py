@@ -44,7 +44,7 @@ def place(tmp_path_factory):
     save(LlamaForCausalLM(llama), folder / "llama")
     for name in ("tape", "randpe", "alibi"):
         save(TapeForCausalLM(tiny_config(position_encoding=name, **sizes)), folder / name)
-    yarn = encodings.default_rope_parameters("yarn", 32)
+    yarn = encodings.options_of("yarn", {}).default_rope_parameters(32)
     save(TapeForCausalLM(tiny_config(position_encoding="yarn", rope_parameters=yarn, **sizes)), folder / "yarn")
     return folder
 

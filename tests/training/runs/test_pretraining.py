@@ -194,7 +194,7 @@ def test_scores_of_an_earlier_run_go_when_training_begins(texts, tmp_path):
 def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_with_data_that_were_not(
     texts, tmp_path, monkeypatch
 ):
-    """A large file was known by its date alone: a resume on another disk was refused, and its text tokenised again."""
+    """A large file was known by its date alone: a resume on another disk was refused."""
     monkeypatch.setattr(storage, "HASHED_WHOLE", 3)
     monkeypatch.setattr(storage, "BLOCK_BYTES", 1)
     data, cache = tmp_path / "data", tmp_path / "cache"
@@ -209,8 +209,7 @@ def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_wi
 
     with dated_identities():
         assert one_more(1) is None
-    folders = sorted(path.name for path in cache.glob("*/"))
-    assert one_more(2) == 1 and sorted(path.name for path in cache.glob("*/")) == folders
+    assert one_more(2) == 1
     for path in data.iterdir():
         os.utime(path, ns=(1, 1))
     assert one_more(3) == 2
