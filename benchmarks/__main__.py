@@ -38,7 +38,7 @@ from tape_ds.kernels import jit
 
 DTYPES = ("float32", "float16", "bfloat16")
 COMMANDS = {"choose": choose.main, "campaign": campaign.main, "collect": carried.main}
-OURS = ("ours", "attend")  # how implementations begin that are this project's own code
+OURS = ("ours", "attend")  # prefixes of this project's implementations
 
 
 @command
@@ -96,7 +96,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Report everything wrong with the command line."""
     problems = below_one(options, "repeats") + check_folder(
         "--out", options.out.parent if options.out.suffix else options.out
     )
@@ -114,7 +113,9 @@ def check(options: argparse.Namespace) -> None:
         wrong = "Triton interprets its kernels: their times mean nothing"
         problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, "unset it"))
     if options.toys and options.out.resolve() == choose.RESULTS:
-        problems.append(Problem("out", str(options.out), "holds results, and toys give none", "name another folder"))
+        problems.append(
+            Problem("out", str(options.out), "is the folder of results, and toys give none", "name another folder")
+        )
     if not problems and not any(chosen_shapes(known(options)[name], options) for name in options.groups):
         remedy = "see python -m benchmarks --list"
         problems.append(Problem("shapes", options.shapes, f"no shape of these groups on {options.device}", remedy))
@@ -126,7 +127,6 @@ def known(options: argparse.Namespace) -> dict[str, Group]:
 
 
 def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Any]:
-    """Return the group's shapes on this device that were asked for; all toys."""
     wanted = "" if options.toys else options.shapes
     return [shape for shape in group.shapes(options.device) if re.search(wanted, shape.label)]
 

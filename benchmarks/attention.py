@@ -28,7 +28,7 @@ Make = Callable[[], Callable[..., Any]]
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys, both halves of the value, and what comes back to both halves of the output."""
+    """Queries, keys, both halves of the value, and the gradients of both halves of the output."""
 
     q: Tensor
     k: Tensor
@@ -42,7 +42,7 @@ class AttentionInputs(NamedTuple):
 
 
 class PackingLayout(NamedTuple):
-    """In which pieces an implementation takes its value and gives its output."""
+    """The pieces in which an implementation takes its value and gives its output."""
 
     values: Callable[[Tensor, Tensor], Parts]
     at_once: bool = False
@@ -90,7 +90,7 @@ def implementations(shape: AttentionShape, device: torch.device) -> Iterator[Imp
         make = functools.partial(calls.sdpa, name)
         yield Implementation(BASELINE, f"sdpa {name}", PLAIN, make)
         yield Implementation("tape", f"two calls, sdpa {name}", APART, make)
-        if name != "flash":  # takes one width alone
+        if name != "flash":  # takes a single width
             yield Implementation("tape", f"one call, sdpa {name}", WIDE, make)
     for name in others:
         yield from attended(name)
@@ -158,8 +158,7 @@ def truth_of(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> 
 
 
 def _by_heads(inputs: AttentionInputs, with_state: bool, lengths: Sequence[int]) -> dict[str, Tensor]:
-    """Output and gradients of plain attention, one document of one head of one sequence at a time: its matrix is
-    whole."""
+    """Compute plain attention, whose matrix is whole, for one document, head and sequence at a time."""
     batch, heads = inputs.q.shape[:2]
     group = heads // inputs.k.shape[1]
     v = _joined((inputs.v, inputs.e)) if with_state else inputs.v

@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 
 class CaseEntry(NamedTuple):
-    """An implementation before it has been asked."""
+    """An implementation that has not run yet."""
 
     implementation: str
     encoding: str
@@ -51,7 +51,7 @@ Truth = Mapping[str, Expected]
 
 
 class BenchmarkCase(NamedTuple):
-    """Implementations, and what each encoding's have to compute."""
+    """Implementations, and the expected results of each encoding."""
 
     entries: list[CaseEntry]
     truth: Mapping[str, Callable[[], Truth]]
@@ -68,7 +68,7 @@ class Finding(NamedTuple):
     """The error of the worst tensor relative to its allowed error, see :func:`error_of`."""
     allowed: float | None = None
     times: Mapping[str, Summary] = MappingProxyType({})
-    """Milliseconds of the parts that are known: "forward" and "backward", or the "total" alone."""
+    """Milliseconds of the known parts: "forward" and "backward", or the "total" alone."""
     peak_bytes: int | None = None
     repeats: int = 0
     """Samples that the times were taken from."""
@@ -90,7 +90,7 @@ def error_of(x: Tensor, expected: Tensor) -> float:
 
 
 def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: torch.dtype) -> Truth:
-    """Return the truth, and how far from it a result may be: twice as far as plain PyTorch is in the same precision."""
+    """Return the truth; a result may be twice as far from it as plain PyTorch in the same precision."""
     assert exact.keys() == plain.keys()
     return {
         name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype])) for name, value in exact.items()
@@ -136,7 +136,6 @@ def fused_operation(
     returned: Tensor,
     dtype: torch.dtype,
 ) -> BenchmarkCase:
-    """Compare an operation of ours with its plain formula, eager and compiled, on each encoding's inputs."""
     makers: dict[str, Callable[[], Callable[..., Tensor]]] = {
         "ours": lambda: ours,
         "eager": lambda: formula,
@@ -173,7 +172,7 @@ def run(
 ) -> Iterator[Finding]:
     """Check every implementation, and yield what came of it as soon as it has a few samples: a run may be cut short.
 
-    Then all that are right are timed in turn, so that whatever drifts on the machine meets all of them alike, and
+    Then all that are right are timed in turn, so that a drift of the machine affects all of them, and
     yielded again. Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more
     follow.
     """
@@ -219,7 +218,7 @@ def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, R
         try:
             runner = entry.build()
             outcome = runner.outcome()
-        except Exception as error:  # an implementation is somebody else's code: whatever it raises is its answer
+        except Exception as error:  # a library may raise anything
             _tidy(setting.device)
             reason = _reason(error, [str(each.message) for each in warned])
             return Finding(entry.implementation, entry.encoding, REFUSED, reason), None

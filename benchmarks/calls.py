@@ -1,4 +1,4 @@
-"""Every way to call attention that is compared: torch's backends one by one, and the model's own.
+"""Every way to call attention that is compared: torch's backends one by one, and the model's.
 
 Each is a function of queries, keys and a value; what it refuses, it refuses by its own error. All are causal, with the
 queries at the end of the keys; those that take :class:`PackedDocuments` compute each document alone.
@@ -28,7 +28,7 @@ SDPA = {
 }
 ON_CPU = ("flash", "math")
 REPEATING = ("efficient",)  # backends that refuse grouped queries: their keys and values are repeated, as a user would
-# Those that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 sequences of 1,024
+# Most scores for those with whole T x S matrices: on a GPU 12 heads of 8 sequences of 1,024
 # tokens, on a CPU of one
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
 
@@ -42,17 +42,17 @@ class PackedDocuments:
 
     @functools.cache  # noqa: B019 (a run has few)
     def cu_seqlens(self, sequences: int) -> Tensor:
-        """DocumentLayout of all sequences' documents, one sequence after another."""
+        """Return the starts of all sequences' documents, and their end."""
         return torch.tensor([0, *accumulate(self.lengths * sequences)], dtype=torch.int32, device=self.device)
 
 
 def documents_of(shape: AttentionShape, device: torch.device) -> PackedDocuments | None:
-    """None: every sequence is one text."""
+    """Return None where every sequence is one text."""
     return None if shape.documents is None else PackedDocuments(document_lengths(shape.tokens, shape.documents), device)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """By torch's own matrices in the tensors' precision; causal, queries at the end of the keys."""
+    """Attend with whole matrices in the tensors' precision; causal, queries at the end of the keys."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -63,7 +63,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sdpa(name: str) -> Callable[..., Tensor]:
-    """torch's attention by one backend and no other."""
+    """Return torch's attention, limited to one backend."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         _refuse_large_matrices(q, k, name == "math")
@@ -78,8 +78,7 @@ def sdpa(name: str) -> Callable[..., Tensor]:
 
 
 def attend(backend: str, documents: PackedDocuments | None = None) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the model's own entry, of one value or several, by one of its backends; borders are ready, as for its
-    layers."""
+    """Return the model's attention by one of its backends; as in its layers, the layout of documents is ready."""
 
     @functools.cache
     def layout(sequences: int) -> DocumentLayout | None:

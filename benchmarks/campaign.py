@@ -52,7 +52,7 @@ class Stage(NamedTuple):
     """The command, of this Python if it begins with ``-``. ``{rows}``, ``{work}``, ``{device}`` and ``{toys}`` are
     filled in."""
     toy: str | None = None
-    """The command of a rehearsal, where it is another."""
+    """The command of a rehearsal, if it differs."""
 
 
 _GROUPS = "--device {device} --out {rows} {toys}"

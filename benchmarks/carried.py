@@ -28,18 +28,17 @@ from tape_ds.storage import size
 from tools.compile_gate import cache
 from tools.compile_gate.calls import OPERATORS
 
-# What a launcher needs beyond an image with torch, transformers, accelerate and peft
+# Needs of a launcher beyond an image with torch, transformers, accelerate and peft
 WHEELS = ["deepspeed", "hjson", "msgpack", "ninja", "py-cpuinfo", "einops", "liger-kernel"]
 WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 # Folders of unpacked wheels and of Triton's cache, and the file that names its compiler
 SITE, CACHE, KEY = "site", "triton", "triton_key.txt"
 LIMIT = 40 << 20  # bytes: what is carried shares its limit with the checkout
-# Of the compile gate's calls those of the models that the campaign runs
+# The compile gate's calls of the models that the campaign runs
 CALLED = r"^H=32 G=(32|8) K=128|^H=12 G=12 K=64|^H=8 G=(1|8) K=(128|64)"
 
 
 def main(argv: list[str]) -> int:
-    """Download, compile, print the size."""
     parser = Parser(prog="python -m benchmarks collect", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / ".carried", help="folder to fill; default: %(default)s")
     parser.add_argument("--capability", type=int, default=90, help="of the GPU; default: %(default)s")

@@ -34,7 +34,7 @@ DECODED = 16  # a step of decoding of one token holds for as many as the decodin
 
 
 class ShapeKind(NamedTuple):
-    """Calls that one row answers, but for their length."""
+    """Calls that one row answers, whatever their length."""
 
     device: str
     dtype: str
@@ -44,7 +44,6 @@ class ShapeKind(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Read, take in, choose, print what was written."""
     parser = Parser(prog="python -m benchmarks choose", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of .jsonl files; default: %(default)s")
     parser.add_argument("--stored", type=Path, default=RESULTS, help="where tables are kept; default: %(default)s")
@@ -70,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def take_in(folder: Path, stored: Path) -> None:
-    """Write a table for each group and device of which the folder has rows; those of two files are put together."""
+    """Write a table for each group and device that the folder has rows of, joined over its files."""
     found: dict[str, list[table.BenchmarkRow]] = defaultdict(list)
     for path in sorted(folder.glob("*.jsonl")):
         for row in table.read(path):
@@ -82,7 +81,6 @@ def take_in(folder: Path, stored: Path) -> None:
 
 
 def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str, Any]]:
-    """Return the rows of ``auto``'s table, from the rows of each file by its name."""
     measured: dict[ShapeKind, dict[int, dict[str, list[table.BenchmarkRow]]]] = defaultdict(lambda: defaultdict(dict))
     sources: dict[tuple[ShapeKind, int], str] = {}
     for name, rows in stored.items():
@@ -103,7 +101,7 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
             if backend is None:
                 continue
             least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
-            if own:  # never below a length that was measured itself
+            if own:  # never below another measured length
                 least = max(least, before + 1)
                 own[-1]["max_tokens"] = min(own[-1]["max_tokens"], least - 1)
             spans = {"min_tokens": least, "max_tokens": most, "backend": backend}
@@ -114,7 +112,6 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
 
 
 def fastest(shapes: list[list[table.BenchmarkRow]]) -> str | None:
-    """Return the fastest backend among those with a time at all of these shapes, or None."""
     times = [
         {
             row.implementation.removeprefix(PREFIX): row.total_p50

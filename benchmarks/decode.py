@@ -19,7 +19,6 @@ BACKENDS = {"cuda": ("triton", "sdpa", "flash", "auto"), "cpu": ("auto",)}
 
 
 def case(shape: Decode, setting: Setting) -> BenchmarkCase:
-    """Return every implementation over one cache; RoPE's is a copy of the first half of TAPE's values."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def draw(heads: int, tokens: int, width: int) -> Tensor:

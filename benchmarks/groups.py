@@ -10,7 +10,7 @@ from benchmarks.shapes import AttentionShape, BenchmarkModel, Decode, Mix, Shape
 
 
 class Group(NamedTuple):
-    """One group; of its shapes the most valuable come first: a run that is cut short keeps what it has done."""
+    """One group; its most valuable shapes come first, since a run may be cut short."""
 
     about: str
     module: str
@@ -23,7 +23,6 @@ class Group(NamedTuple):
     """Samples of each implementation; None: as many as :data:`REPEATS` has."""
 
     def shapes(self, device: str) -> Sequence[Any]:
-        """By kind of device, "cpu" or "cuda"."""
         return self.cpu if device == "cpu" else self.cuda
 
     def samples(self, device: str) -> int:

@@ -1,4 +1,4 @@
-"""Launches of our attention's kernels, one kernel at a time: what their static tables should hold.
+"""Launches of our attention's kernels, one kernel at a time, to fill their static tables.
 
 Each replaces the table's entry of one kernel and leaves the others as they are; ``attend triton`` is the tables as they
 are. Times are of the whole forward and the whole backward, so that differences are those of the kernel.
@@ -38,7 +38,6 @@ class Kernel(NamedTuple):
     """Tensors of which a program keeps a block of rows in shared memory."""
 
     def launched(self, key: tuple[int, int], packed: bool, launch: Launch) -> AbstractContextManager[Any]:
-        """Return what makes this the only launch of the kernel."""
         return mock.patch.dict(getattr(self.module, self.documents if packed else self.plain), {key: (launch,)})
 
 
@@ -95,7 +94,7 @@ def case(shape: Sweep, setting: Setting) -> BenchmarkCase:
 
 
 def implementations(shape: Sweep, device: torch.device) -> Iterator[Implementation]:
-    """Yield the tables as they are, and ``ours, 128x64, 8 warps, 2 stages`` for every launch."""
+    """Yield the unchanged tables, and ``ours, 128x64, 8 warps, 2 stages`` for every launch."""
     documents = documents_of(shape.attention, device)
     make = functools.partial(attend, "triton", documents)
     yield Implementation("tape", "attend triton", TOGETHER, make)

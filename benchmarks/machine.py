@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def triton_key() -> str | None:
-    """Return a short name of the compiler as Triton's cache knows it: a cache serves no other."""
+    """Return a short name of the compiler, since Triton's cache serves no other."""
     if triton is None:
         return None
     cache = importlib.import_module("triton.runtime.cache")

@@ -17,8 +17,6 @@ HEAD_START_CYCLES = 2_000_000  # about a millisecond
 
 
 class Runner(NamedTuple):
-    """One implementation, ready to run."""
-
     forward: Callable[[], Any]
     backward: Callable[[Any], object] | None
     """Takes what ``forward`` gave; None where there is nothing to differentiate, or no telling the two apart."""
@@ -85,7 +83,7 @@ def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Ti
 def interleaved(
     runners: dict[str, Runner], repeats: int, take: Callable[[Runner], TimedSample], warm_up: int
 ) -> dict[str, list[TimedSample]]:
-    """``repeats`` samples of each, one of each in turn: whatever drifts on the machine meets all of them alike."""
+    """Take ``repeats`` samples of each in turn, so that a drift of the machine affects all alike."""
     for runner in runners.values():
         for _ in range(warm_up):
             take(runner)
@@ -97,7 +95,7 @@ def interleaved(
 
 
 def peak_bytes(runner: Runner, device: torch.device) -> int:
-    """Return the most bytes alive at once in a forward and backward: what it holds, plus what it allocates on top."""
+    """Return the most bytes alive at once in a forward and backward, inputs and parameters included."""
     if device.type != "cuda":
         return runner.held + _cpu_peak(runner.run)
     torch.cuda.synchronize(device)

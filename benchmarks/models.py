@@ -40,7 +40,7 @@ TINY = {
 }
 SMALL = TINY | {"hidden_size": 256, "max_position_embeddings": 256}
 SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B, "tiny": TINY, "small": SMALL}
-# A model is compared with the truth on its first tokens: the truth holds every layer's whole matrices in fp64
+# A model is checked on its first tokens: the truth needs every layer's whole matrices in fp64
 CHECKED_TOKENS = 256
 ENCODINGS = (BASELINE, "tape")
 
@@ -70,7 +70,7 @@ def build(fields: Mapping[str, Any], encoding: str, backend: str, setting: Setti
 
 
 def with_weights_of(model: TapeForCausalLM, fields: Mapping[str, Any], encoding: str, backend: str) -> TapeForCausalLM:
-    """Another model on the same weights, as far as both have them; gradients are each one's own."""
+    """Return another model on the same weights, as far as both have them, with separate gradients."""
     setting = Setting(model.device, model.dtype)
     same = encoding == model.config.position_encoding
     if same:
@@ -83,7 +83,7 @@ def with_weights_of(model: TapeForCausalLM, fields: Mapping[str, Any], encoding:
 
 
 def family(fields: Mapping[str, Any], setting: Setting) -> Callable[[str, str], TapeForCausalLM]:
-    """(encoding, backend) -> a model; all of a family share their weights."""
+    """Return a function (encoding, backend) -> model; all models share their weights."""
 
     @functools.cache
     def member(encoding: str, backend: str) -> TapeForCausalLM:
@@ -102,8 +102,7 @@ def tokens(shape: BenchmarkModel, device: torch.device) -> Tensor:
 
 
 def packing(shape: BenchmarkModel, device: torch.device, few: bool = False) -> dict[str, Any]:
-    """Return what a collator gives the model with packed sequences, or with its :func:`first_tokens`; nothing where a
-    sequence is one text."""
+    """Return the model's arguments for packed sequences, or for their :func:`first_tokens`; none for plain texts."""
     if shape.documents is None:
         return {}
     sequences, tokens = (1, min(CHECKED_TOKENS, shape.tokens)) if few else (shape.batch, shape.tokens)
@@ -115,7 +114,7 @@ def packing(shape: BenchmarkModel, device: torch.device, few: bool = False) -> d
 
 
 def first_tokens(ids_BT: Tensor) -> Tensor:
-    """Return the tokens that a model is checked on: the beginning of the first sequence."""
+    """Return the beginning of the first sequence, on which a model is checked."""
     return ids_BT[:1, :CHECKED_TOKENS]
 
 
@@ -125,7 +124,7 @@ def by_backend(
     backends: Sequence[str],
     encodings: Sequence[str] = ENCODINGS,
 ) -> BenchmarkCase:
-    """Return every encoding by every attention backend: ``build(encoding, backend)``, held to ``truth(encoding)``."""
+    """Return every encoding by every attention backend: ``build(encoding, backend)`` against ``truth(encoding)``."""
     entries = [
         CaseEntry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
         for encoding in encodings
@@ -141,8 +140,7 @@ def training(
     few_options: Mapping[str, Any] = MappingProxyType({}),
     backward: Callable[[Tensor], object] = Tensor.backward,
 ) -> Runner:
-    """Forward, loss and backward of a model, called with these ``options`` or, on the first tokens, which are compared,
-    with ``few_options``."""
+    """Run a model with ``options``; check it on its first tokens with ``few_options``."""
     few = first_tokens(ids_BT)
     return Runner(
         lambda: loss(model, ids_BT, **options),
@@ -166,7 +164,6 @@ def outcome(model: nn.Module, ids_BT: Tensor, **options: Any) -> dict[str, Tenso
 
 
 def loss(model: nn.Module, ids_BT: Tensor, **options: Any) -> Tensor:
-    """Return the loss of predicting each token, after resetting the gradients."""
     model.zero_grad(set_to_none=True)
     return model(input_ids=ids_BT, labels=ids_BT, use_cache=False, **options).loss
 
@@ -179,8 +176,7 @@ def truth(model: TapeForCausalLM, ids_BT: Tensor, exact: torch.dtype = torch.flo
 
 
 def by_reference(model: TapeForCausalLM, dtype: torch.dtype) -> TapeForCausalLM:
-    """Return the same model by the ``reference`` attention, its weights in ``dtype``; trained is what is trained
-    there."""
+    """Return the model by the ``reference`` attention, its weights in ``dtype``, with the same ones trained."""
     config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
     with torch.device("meta"):
         other = type(model)(config)

@@ -20,7 +20,7 @@ from tape_ds.kernels.position_mix import position_mix
 def straightforward(
     start: Tensor, state: Tensor, moved: Tensor, attend: Tensor, gate: Tensor, expand: Tensor, contract: Tensor
 ) -> Tensor:
-    """In the tensors' own precision, with the [B, I, T, K] tensors that the formula names."""
+    """Compute in the tensors' precision, with the formula's [B, I, T, K] tensors."""
     update_BGTK = torch.einsum("gh,bhtk->bgtk", attend, moved)
     up_BITK = torch.einsum("ig,bgtk->bitk", expand, start.to(state.dtype) + state + update_BGTK)
     gated_BITK = F.silu(gate).transpose(1, 2)[..., None] * up_BITK

@@ -24,7 +24,6 @@ COMPARED = {
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Return each with and without recomputation; RoPE trains its norms alone."""
     fields = models.sizes(shape)
     member = models.family(fields, setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
@@ -34,7 +33,9 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
         model = models.with_weights_of(member(encoding, backend), fields, encoding, backend)
         learns = any(".position." in name for name, _ in model.named_parameters())
         chosen = SimpleNamespace(train_position=learns, train_norms=True, train_embeddings=False)
-        groups.unfreeze(model.requires_grad_(False), chosen)
+        model.requires_grad_(False)
+        for parameter in map(model.get_parameter, groups.names(model, chosen)):
+            parameter.requires_grad_(True)
         return model
 
     def build(encoding: str, backend: str, recomputed: bool) -> Runner:

@@ -56,8 +56,6 @@ class Sweep(Shape):
 
 @dataclass(frozen=True)
 class Decode(Shape):
-    """One query a sequence over a cache of S keys."""
-
     batch: int
     heads: int
     groups: int
@@ -67,8 +65,6 @@ class Decode(Shape):
 
 @dataclass(frozen=True)
 class Mix(Shape):
-    """The update of the position states of T tokens."""
-
     batch: int
     heads: int
     groups: int
@@ -79,8 +75,6 @@ class Mix(Shape):
 
 @dataclass(frozen=True)
 class BenchmarkModel(Shape):
-    """Sequences of T tokens through the first layers of a model."""
-
     name: str
     """A name of :data:`benchmarks.models.SIZES`."""
     layers: int
@@ -95,6 +89,6 @@ def parse(label: str) -> dict[str, int]:
 
 
 def document_lengths(tokens: int, documents: int) -> tuple[int, ...]:
-    """Uneven lengths that fill a sequence, always the same ones."""
+    """Return uneven lengths that fill a sequence, always the same."""
     cuts = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(0))[: documents - 1] + 1
     return tuple(end - start for start, end in pairwise((0, *sorted(cuts.tolist()), tokens)))

@@ -19,12 +19,11 @@ from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
 DECODED = 4  # tokens, after the others have filled the cache
-# Of AdamW; its first step moves every weight by about as much, which bf16 can still hold at their usual size
+# Of AdamW, whose first step changes every weight by about this, enough to show in bf16
 RATE = 1e-4
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Return both encodings by every backend that a training of this project takes."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
 
@@ -51,7 +50,7 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
 
 
 def outcome(model: TapeForCausalLM, ids_BT: Tensor, packing: dict[str, Any], cached: bool) -> dict[str, Tensor]:
-    """Return all that is compared; the weights stay as they are."""
+    """Return everything that is compared; the weights are restored."""
     found = {} if packing else {"decoded logits": decoded(model, ids_BT[:, : models.CHECKED_TOKENS], cached)}
     loss = functools.partial(models.loss, model, ids_BT, **packing)
     (before := loss()).backward()
@@ -68,7 +67,7 @@ def outcome(model: TapeForCausalLM, ids_BT: Tensor, packing: dict[str, Any], cac
 
 @torch.no_grad()
 def decoded(model: TapeForCausalLM, ids_BT: Tensor, cached: bool) -> Tensor:
-    """Return logits of the last tokens: each alone after those in a cache, or of the whole text at once."""
+    """Return logits of the last tokens, one by one from a cache, or of the whole text at once."""
     model.eval()
     if cached:
         past = model(input_ids=ids_BT[:, :-DECODED], use_cache=True).past_key_values

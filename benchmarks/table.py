@@ -61,7 +61,6 @@ class BenchmarkRow:
 
 
 def provenance(setting: Setting) -> dict[str, str]:
-    """Return the columns of a run's origin: device, date, commit, versions."""
     if setting.device.type == "cuda":
         device = name_of(setting.device)
         chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
@@ -88,7 +87,6 @@ def row_of(group: str, shape: str, setting: Setting, finding: Finding, origin: d
 
 
 def stem(group: str, device: str) -> str:
-    """Name of the file of a group on a device of this name."""
     return f"{group}_{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}"
 
 
@@ -103,7 +101,6 @@ def append(found: object, path: Path) -> None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return what is in a file of lines, without one that was cut short."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -114,7 +111,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read(path: Path) -> list[BenchmarkRow]:
-    """Return the rows of a file, of each implementation at each shape the last."""
+    """Return the rows of a file, the last of each implementation at each shape."""
     names = {field.name for field in dataclasses.fields(BenchmarkRow)}
     found = {}
     for line in lines(path):
@@ -172,7 +169,6 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
 
 
 def baseline(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
-    """Return the baseline of one shape: the fastest RoPE, or ours without RoPE."""
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     if not plain:
         return {row.implementation: row for row in timed if row.implementation == OURS}

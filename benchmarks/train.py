@@ -43,7 +43,7 @@ TOY_FIELDS |= {"rope_parameters.original_max_position_embeddings": 64}
 
 
 def main() -> int:
-    """Make the model, train, resume, store; the exit code of the launcher where it failed."""
+    """Make the model, train, resume, store; return the exit code of a launcher that failed."""
     parser = Parser(prog="python -m benchmarks.train", description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the model and of the run")
     parser.add_argument("--out", type=Path, required=True, help="file of lines that the steps are added to")
@@ -72,8 +72,7 @@ def main() -> int:
 
 
 def make_model(folder: Path, sizes: dict[str, Any]) -> None:
-    """Write a Llama of these sizes with random weights in bf16, and a tokenizer of little more than bytes: whole, or
-    not at all."""
+    """Write a Llama with random weights in bf16, and a small tokenizer; complete or not at all."""
     aside = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     tokenizer.train(["stdlib:typing.py"], VOCABULARY, aside)

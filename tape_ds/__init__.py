@@ -37,7 +37,6 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import one of the classes."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(HOMES[name]), name)

@@ -27,12 +27,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**ours | options)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """Parse; a mistake ends the program with exit code 2."""
         words = sys.argv[1:] if args is None else list(args)
-        self._refuse_unknown(words)
-        return super().parse_args(words, namespace)
-
-    def _refuse_unknown(self, words: Sequence[str]) -> None:
         ends = [*words, "--"].index("--")
         for number, word in enumerate(words[:ends]):
             name = word.partition("=")[0]
@@ -43,6 +38,7 @@ class Parser(argparse.ArgumentParser):
             named = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             close = difflib.get_close_matches(name[2:], named, n=1)
             self.error(f"{shown}: unknown option; " + (f"did you mean '--{close[0]}'?" if close else "see --help"))
+        return super().parse_args(words, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -94,7 +90,6 @@ def boolean(text: str) -> bool:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the model, and how it is loaded."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "model",
@@ -123,7 +118,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
-    """Add the folder of results, and the ``seed`` of what is drawn."""
+    """Add the folder of results, and the ``seed``."""
     group = parser.add_argument_group("results")
     group.add_argument(
         "--output", help="folder; default: 'evaluation' in a run's folder, else runs/evaluation/NAME OF THE MODEL"
@@ -151,7 +146,7 @@ def named(typed: str) -> tuple[str | None, str]:
 
 
 def without_local_rank(words: Sequence[str]) -> list[str]:
-    """Remove what launchers put first on a command line: ``--local_rank=0``, or the words ``--local_rank 0``."""
+    """Remove what launchers prepend to a command line: ``--local_rank=0``, or the words ``--local_rank 0``."""
     name, _, value = words[0].partition("=") if words else ("", "", "")
     if name not in ("--local_rank", "--local-rank"):
         return list(words)

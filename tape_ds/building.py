@@ -24,7 +24,7 @@ def folder(
     name: str,
     build: Callable[[Path], None],
     field: str = "data_cache",
-    remedy: str = "or name another data_cache: nothing of it was kept, and what the cache holds already stays",
+    remedy: str = "or name another data_cache; finished folders of this one stay",
 ) -> Path:
     """Return the finished folder ``cache_dir/name``; build it if it does not exist.
 
@@ -50,10 +50,7 @@ def folder(
 def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:
     """Build a folder that a user named, where another process's result is not the same.
 
-    Args:
-        finished: the folder's path; its parents are created.
-        build: as for :func:`folder`.
-        field: what names the folder on the command line.
+    ``build`` is as for :func:`folder`; ``field`` names the folder in messages.
     """
     remedy = "name a new folder"
     with disk(field, finished):
@@ -93,19 +90,13 @@ def _build(finished: Path, build: Callable[[Path], None]) -> bool:
         build(temporary / "done")
         for path in (*(temporary / "done").rglob("*"), temporary / "done"):
             storage.sync(path)
-        is_ours = _rename(temporary / "done", finished)
+        try:
+            os.rename(temporary / "done", finished)
+        except OSError:
+            if not finished.is_dir():
+                raise
+            return False
         storage.sync(finished.parent)
-        return is_ours
+        return True
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _rename(done: Path, finished: Path) -> bool:
-    """Rename; return False if the folder exists already."""
-    try:
-        os.rename(done, finished)
-    except OSError:
-        if not finished.is_dir():
-            raise
-        return False
-    return True

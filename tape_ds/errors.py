@@ -119,11 +119,7 @@ def disk_error(
 ) -> DiskError | None:
     """Return the error to raise if a disk's refusal caused ``error`` (:func:`tape_ds.storage.refusal`), else None.
 
-    Args:
-        error: raised while writing.
-        field: what names the folder.
-        folder: that was written to; None: the refused file's, if known.
-        remedy: besides making room; None: name another place and start again.
+    ``folder`` is the one written to, by default the refused file's; ``remedy`` is added to making room.
     """
     refused = storage.refusal(error)
     if refused is None:
@@ -134,7 +130,7 @@ def disk_error(
     if file is not None and (folder is None or not storage.same_disk(file, Path(folder))):
         folder = file.parent
     if folder is None:
-        wrong = f"it refused what was written, and the error does not say which file ({refused.strerror or refused})"
+        wrong = f"it refused a write, and the error names no file ({refused.strerror or refused})"
         return DiskError(Problem(field, None, wrong, remedy))
     return DiskError(Problem(field, str(folder), storage.explain(refused, Path(folder)), remedy))
 
@@ -194,7 +190,6 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def _report(error: UserError) -> int:
-    """Print the message, if this process should; return the exit code."""
     if is_main_process() or error.on_one_rank:
         print(f"\nerror: {redacted(str(error))}", file=sys.stderr, flush=True)
     else:

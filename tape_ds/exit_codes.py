@@ -32,7 +32,6 @@ def leave(code: int) -> None:
 
 
 def read(path: Path) -> int | None:
-    """Return the code in the file; None if there is none."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

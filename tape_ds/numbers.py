@@ -35,7 +35,6 @@ def gibibytes(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as h:mm:ss."""
     if seconds is None or not math.isfinite(seconds):
         return NOT_AVAILABLE
     minutes, rest = divmod(round(seconds), 60)

@@ -25,12 +25,11 @@ def of(text: str) -> Path:
 
 
 def data_cache(given: str | None) -> Path:
-    """Return the folder that the field ``data_cache`` names, or its default."""
     return storage.cache_home() / "data" if given is None else Path(given).expanduser()
 
 
 def check(name: str, value: Any) -> Iterator[Problem]:
-    """Yield what is wrong with the value of field ``name`` as a text, and as a path if it is one."""
+    """Check the value of field ``name`` as a text, and as a path if it is one."""
     if any("\x00" in text for text in _texts(value)):
         yield Problem(name, value, "holds a null byte, which ends a text", "remove it")
     elif not all(storage.is_utf8(text) for text in _texts(value)):
@@ -40,7 +39,7 @@ def check(name: str, value: Any) -> Iterator[Problem]:
 
 
 def check_path(name: str, text: str) -> Iterator[Problem]:
-    """Yield why ``text`` cannot be a path on this machine."""
+    """Check that ``text`` can be a path on this machine."""
     if not text:  # an unset shell variable, and not the current folder
         yield Problem(name, text, "empty", "give a path, or leave it out")
         return
@@ -62,7 +61,7 @@ LFS = ("a git-lfs pointer, not the file itself", "git lfs pull, in the clone tha
 
 
 def is_lfs_pointer(head: bytes) -> bool:
-    """Return whether a file with these first bytes stands for one that a clone without git-lfs did not fetch."""
+    """Return whether a file's first bytes are those of a git-lfs pointer."""
     return head.startswith(_LFS)
 
 
@@ -94,7 +93,6 @@ def check_new(name: str, folder: Path) -> list[Problem]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every string in a value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -81,12 +81,10 @@ class Result:
     schema: int = SCHEMA
 
     def finish(self, figures: Mapping[str, Any]) -> "Result":
-        """Return this result with its figures and its end, now."""
         return dataclasses.replace(self, figures=_redact_texts(_plain(figures)), finished=now())
 
 
 def now() -> str:
-    """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -114,7 +112,6 @@ def collect(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages of the stack."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -271,7 +268,6 @@ def _redact_command(command: Sequence[str]) -> list[str]:
 
 
 def passkeys_of(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:
-    """Return the rows of one variant from a run's figure ``passkey``; default: the variant that the run made, which is
-    last. Rows without a variant are all of that one."""
+    """Return the rows of one variant from a run's figure ``passkey``, by default of the last, the run's result."""
     name = rows[-1].get("variant") if rows and variant is None else variant
     return [row for row in rows if row.get("variant") == name]

@@ -20,6 +20,7 @@ from typing import Any
 from tape_ds import storage
 from tape_ds.errors import Problem
 
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 METRICS = "metrics.jsonl"
 TRAINED = "trained"
 RESULTS = "results"
@@ -35,44 +36,34 @@ RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
 
 
 def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
-    """Mark that the run of this ``identity`` has completed its ``step`` steps and everything after them."""
-    storage.write_json(output / FINISHED, {"step": step, "finished": _now(), "identity": identity})
+    """Mark that the run has completed its ``step`` steps and everything after them."""
+    storage.write_json(output / FINISHED, {"step": step, "finished": time.strftime(_TIME), "identity": identity})
 
 
 def finished(output: Path) -> dict[str, Any] | None:
-    """Return what :func:`mark_finished` wrote, if it did."""
     return _read(output / FINISHED)
 
 
 def mark_stopped(output: Path, step: int, reason: str) -> None:
-    """Mark that the run ended after ``step`` steps because of ``reason``, and can be resumed."""
-    storage.write_json(output / STOPPED, {"step": step, "stopped": _now(), "reason": reason})
+    storage.write_json(output / STOPPED, {"step": step, "stopped": time.strftime(_TIME), "reason": reason})
 
 
 def stopped(output: Path) -> dict[str, Any] | None:
-    """Return what :func:`mark_stopped` wrote, if it did."""
     return _read(output / STOPPED)
 
 
 def clear_markers(output: Path) -> None:
-    """Remove both markers: the run continues."""
     for name in (FINISHED, STOPPED):
         (output / name).unlink(missing_ok=True)
 
 
 def tracker_id(output: Path) -> str | None:
-    """Return the run's id at W&B, if it has one."""
     known = (_read(output / TRACKERS) or {}).get("wandb")
     return known if isinstance(known, str) else None
 
 
 def store_tracker_id(output: Path, known: str) -> None:
-    """Store the run's id at W&B for a resume."""
     storage.write_json(output / TRACKERS, {"wandb": known})
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -84,8 +75,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def check_whole(field: str, name_or_path: str, folder: str | Path) -> list[Problem]:
-    """Check that ``folder``, which ``name_or_path`` resolves to, is a whole model and not only the part that a run
-    trained."""
+    """Check that ``folder``, of ``name_or_path``, is a whole model and not only the weights that a run trained."""
     folder = Path(folder)
     if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
         return []

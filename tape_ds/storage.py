@@ -127,17 +127,14 @@ def shown(text: str) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that this user can still write to the disk of ``folder``, which need not exist."""
     return shutil.disk_usage(_existing(folder)).free
 
 
 def same_disk(one: Path, other: Path) -> bool:
-    """Return whether two paths, existing or not, are on the same file system."""
     return _existing(one).stat().st_dev == _existing(other).stat().st_dev
 
 
 def _existing(path: Path) -> Path:
-    """Return ``path``, or its nearest parent that exists."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
@@ -157,7 +154,6 @@ def refusal(error: BaseException) -> OSError | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield ``error`` and all its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -189,7 +185,7 @@ def explain(error: OSError, folder: Path) -> str:
 
 
 def trouble(error: BaseException, folder: Path) -> str | None:
-    """:func:`explain` the refusal, or any other system error, that caused ``error``; None if there is none."""
+    """:func:`explain` the system error that caused ``error``; None if there is none."""
     found = refusal(error) or next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
     return None if found is None else explain(found, folder)
 

@@ -7,6 +7,7 @@ boundary.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,22 +64,12 @@ def attend(
 
 
 def attend_with_weights(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    values: Sequence[Tensor],
-    *,
-    layout: DocumentLayout | None = None,
-    offset: int | Tensor | None = None,
-    scale: float | None = None,
-    score_bias: ScoreBias | ContentBias | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    q_BHTK: Tensor, k_BGSK: Tensor, values: Sequence[Tensor], *, offset: int | Tensor | None = None, **arguments: Any
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """:func:`attend` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32) without the sinks'."""
     wide = torch.cat(list(values), dim=-1)
     offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
-    call = complete(q_BHTK, k_BGSK, (wide,), layout, offset, scale, score_bias, window, softcap, sinks)
+    call = complete(q_BHTK, k_BGSK, (wide,), offset=offset, **arguments)
     out, weights = attention_with_weights(call)
     if call.offset is not offset and (unseen := int(offset - call.offset)):  # keys in front of the first query's window
         weights = F.pad(weights, (unseen, 0))

@@ -93,8 +93,6 @@ def table() -> tuple[StoredChoice, ...]:
 
 
 class Chip(NamedTuple):
-    """Device of a call."""
-
     type: str
     """"cpu", "cuda"."""
     name: str

@@ -92,10 +92,10 @@ def complete(
     q: Tensor,
     k: Tensor,
     values: tuple[Tensor, ...],
-    layout: DocumentLayout | None,
-    offset: int | Tensor | None,
-    scale: float | None,
-    bias: ScoreBias | ContentBias | None,
+    layout: DocumentLayout | None = None,
+    offset: int | Tensor | None = None,
+    scale: float | None = None,
+    score_bias: ScoreBias | ContentBias | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -103,7 +103,7 @@ def complete(
     """Fill the defaults in; drop the keys that no query sees, and a window that reaches all that are left."""
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys: give 1 or more, or None")
-    if bias is not None and (softcap is not None or sinks is not None):
+    if score_bias is not None and (softcap is not None or sinks is not None):
         raise ValueError("a bias on scores together with a soft cap on them or sinks is not supported")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset
@@ -116,7 +116,7 @@ def complete(
                 f"a document layout of {list(layout.ids_BS.shape)} keys and {layout.queries} queries do not fit "
                 f"{q.shape[2]} queries over {[len(q), seen]} keys"
             )
-    call = AttentionCall(q, k, values, layout, offset, scale, bias, window, softcap, sinks)
+    call = AttentionCall(q, k, values, layout, offset, scale, score_bias, window, softcap, sinks)
     return call.part(0, q.shape[2])
 
 

@@ -114,7 +114,7 @@ def _by_document(call: AttentionCall, layout: DocumentLayout) -> Tensor:
         for q, k, v in pieces:
             if len(q):
                 q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-                document = complete(q, k, (v,), None, None, call.scale, None, call.window)
+                document = complete(q, k, (v,), scale=call.scale, window=call.window)
                 outs.append(_unmasked(document)[0].transpose(0, 1))
         return torch.cat(outs) if outs else q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
 

@@ -2,11 +2,8 @@
 
 Source: LongLoRA (Chen et al. 2023, arXiv:2309.12307, Section 3.2). The first half of the query heads has borders at g,
 2g, ..., the second at g/2, 3g/2, ...: what one half cannot see across a border the other can, layer after layer. The
-shifted half's first and last half-groups stand alone. The paper's own code rolls that half around the sequence instead,
-so that the first tokens attend to the last ones.
-
-Groups are cut out as so many sequences of a batch and go through ``attend``: cost grows with T x g, no mask is larger
-than a group's, and every backend serves.
+paper's code rolls the second half around the sequence, so that the first tokens attend to the last ones; here its first
+and last half-groups are separate. Groups go through ``attend`` as sequences of a batch: cost grows with T x g.
 
 Shape letters: B batch, T tokens, H query heads, G key/value heads, K head size, V value width, N groups of equal
 length, g tokens of a group; h and j heads of one half.
@@ -104,8 +101,6 @@ def attention_span(tokens: int, group: int, heads: int) -> float:
 
 
 class _Piece(NamedTuple):
-    """Consecutive groups of equal length."""
-
     start: int
     length: int
     groups: int

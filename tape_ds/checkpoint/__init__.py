@@ -238,7 +238,6 @@ def retain(output: Path, limit: int | None, every: int | None = None, steps: Col
 
 
 def name_of(folder: Path) -> str | None:
-    """Return the name that a user gave a checkpoint; None without one, or where it cannot be read."""
     try:
         return read(folder).name
     except ValueError:

@@ -106,7 +106,9 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
     parameters."""
     trained_here = states[0].shapes.keys()
     known = {**{name: name for name in trained_here}, **states[0].shared}
-    by_key = {key_of(name): origin for name, origin in known.items()} | known
+    # peft's keys are without the adapter's name, and as if nothing were wrapped
+    keys = {name: re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", "")) for name in known}
+    by_key = {keys[name]: origin for name, origin in known.items()} | known
     if unknown := [key for key in forms if key not in by_key]:
         raise ValueError(f"its safetensors files have {unknown[0]}, and the engine has not trained it")
     found = {key: by_key[key] for key in forms}
@@ -115,11 +117,6 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
     if odd := trained_names - known.keys():
         raise ValueError(f"{trained.RECORD} names {min(odd)}, which the engine has not trained")
     return found
-
-
-def key_of(name: str) -> str:
-    """Return peft's key for a parameter: its name without the adapter's, and as if nothing were wrapped."""
-    return re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
 
 
 def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:

@@ -187,7 +187,6 @@ def refuse_functions(folder: Path, *names: str) -> None:
 
 
 def require_same_record(folder: Path, model: Any, record: TrainedRecord) -> None:
-    """Check that a folder of trained weights has the base, method, names and configuration of this run."""
     saved = trained.read_record(folder)
     fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
     if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved

@@ -51,6 +51,5 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel | PeftModel) -> Tensor:
-    """Return fp32 logits of fixed random tokens."""
     ids = torch.randint(model.config.vocab_size, PROBE, generator=torch.Generator().manual_seed(0))
     return model(ids.to(model.device)).logits.float()

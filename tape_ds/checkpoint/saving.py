@@ -120,7 +120,6 @@ class EngineFiles(TorchCheckpointEngine):
         self.part.write(name, lambda target: save(content, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the contents of one of its files; tensors on the CPU, where the engine asks for them."""
         try:
             return engine_state.load(Path(path), mmap=False)
         except ValueError as error:

@@ -79,7 +79,6 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
 
 
 def model_type(folder: Path) -> str | None:
-    """Return the ``model_type`` in a folder's configuration; None if it cannot be read."""
     try:
         return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError):

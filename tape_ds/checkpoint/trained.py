@@ -188,7 +188,6 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def read_record(folder: str | Path) -> TrainedRecord:
-    """Return ``trained.json`` of a folder."""
     path = Path(folder) / RECORD
     remedy = "give the folder 'trained' of a run, or one of its checkpoints"
     try:

@@ -12,23 +12,26 @@ predictions (docs/scaling.md has their errors); no GPU was measured.
 Exit codes: 0 it fits, or a layout of the search does; 2 a mistake; 3 it does not fit.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tape_ds.arguments import Parser, below_one
 from tape_ds.config import kinds, loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-from tape_ds.planning import hardware, recipe_job, roofline, search
-from tape_ds.planning.job import Job
-from tape_ds.planning.prediction import GIB, Plan
-from tape_ds.training import model_config
-from tape_ds.training.checks import libraries
+from tape_ds.planning import hardware
+
+if TYPE_CHECKING:
+    from tape_ds.planning.job import Job
+    from tape_ds.planning.prediction import Plan
 
 DOES_NOT_FIT = 3
 
@@ -43,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     own, fields = parse(sys.argv[1:] if argv is None else argv)
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints when it is imported
         recipe, job = ask(own, fields)
+
+        from tape_ds.planning import search
+        from tape_ds.planning.prediction import Plan
     plan = Plan(job)
     if own.search:
         found = search.search(job)
@@ -89,6 +95,11 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
         found.append(Problem("documents", own.documents, "too few", "give 1 or more"))
     raise_if_any(found)
     recipe = load(own.recipe, fields, own.gpus)
+
+    from tape_ds.planning import recipe_job
+    from tape_ds.training import model_config
+    from tape_ds.training.checks import libraries
+
     raise_if_any(libraries.check(recipe))
     config = model_config.planned_config(recipe, own.model_config)
     recipe = recipe_job.settle(recipe, config, gpu)
@@ -107,6 +118,8 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
 
 def ranking(plans: Sequence[Plan]) -> str:
     """Return layouts, a line each."""
+    from tape_ds.planning.prediction import GIB
+
     lines = [f"{'GiB':>7} {'s a step':>10} {'MFU':>6}"]
     for plan in plans:
         time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}" if plan.fits else f"{'does not fit':>17}"
@@ -116,6 +129,9 @@ def ranking(plans: Sequence[Plan]) -> str:
 
 def page(plan: Plan, price: float | None) -> str:
     """Return memory by part, work, traffic, time and largest sizes of one job."""
+    from tape_ds.planning import roofline, search
+    from tape_ds.planning.prediction import GIB
+
     job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
     assert gpu is not None, "this command asks about GPUs"
     layout, done, tokens = job.layout, roofline.work(job), job.step_tokens

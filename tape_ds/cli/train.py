@@ -59,8 +59,8 @@ def describe(recipe: Recipe) -> str:
     from tape_ds.training.checks import libraries
 
     raise_if_any(libraries.check(recipe))
-    recipe = recipe_job.settle_here(recipe, model_config.known_config)
     config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
+    recipe = recipe_job.settle_here(recipe, config)
     name = getattr(recipe.model, "model", None)  # a new model has none
     why = config_file.not_read(name) if name is not None and recipe.dry_run else None
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()

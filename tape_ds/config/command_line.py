@@ -134,7 +134,6 @@ def meant(text: str, annotation: Any) -> Any:
 
 
 def _items(text: str, annotation: Any) -> list[Any]:
-    """Return the items in one word of a list."""
     if isinstance(value := plain(text), list):
         return value
     lists = [member for member in (get_args(annotation) or ()) if get_origin(member) is list] or [annotation]

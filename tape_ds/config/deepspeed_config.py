@@ -253,7 +253,6 @@ def lookup(config: Mapping[str, Any], name: str) -> Any:
 
 
 def stage(config: Mapping[str, Any] | None) -> int:
-    """Return the ZeRO stage, 0 without one."""
     return int(lookup(config or {}, "zero_optimization.stage") or 0)
 
 

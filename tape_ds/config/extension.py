@@ -166,7 +166,6 @@ class ExtensionRecipe(Recipe):
         return {name: value for name, value in super().as_dict().items() if name not in self.method.idle}
 
     def outline(self) -> dict[str, str]:
-        """Return model, encoding, method and data."""
         model, data, method = self.model, self.data, self.method
         trains, target = method.chosen.trains, model.target_length
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]

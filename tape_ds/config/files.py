@@ -72,7 +72,6 @@ class _Loader(yaml.SafeLoader):
         self.repeated: list[tuple[str, int]] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return the mapping, noting repeated keys."""
         seen = set()
         for key, _ in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else None
@@ -128,7 +127,6 @@ def shipped() -> dict[str, RecipeLine]:
 
 
 def recipes_of(launcher: str) -> list[str]:
-    """Return names of the shipped recipes for a launcher."""
     chains = {name: _read_chain(place, "recipe", (), [], "") for name, place in shipped().items()}
     return sorted(name for name, each in chains.items() if "launcher" in each and each["launcher"].value == launcher)
 
@@ -244,13 +242,11 @@ def _read_file(path: Path, field: str) -> _File:
 
 
 def _children(node: yaml.Node) -> dict[str, yaml.Node]:
-    """Return the values of a mapping by their keys."""
     assert isinstance(node, yaml.MappingNode)
     return {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
 
 
 def _with_lines(node: yaml.Node, content: dict[Hashable, Any], path: Path) -> Collected:
-    """Return the values of a mapping, each with its line."""
     assert isinstance(node, yaml.MappingNode)
     lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
     return {
@@ -260,7 +256,6 @@ def _with_lines(node: yaml.Node, content: dict[Hashable, Any], path: Path) -> Co
 
 
 def read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
-    """Return the top level of one file, each value with its line."""
     document = _document(path, field, problems)
     return {} if document is None else _with_lines(*document, path)
 

@@ -59,7 +59,6 @@ class ScrollsData(Section):
 
     @property
     def named(self) -> str:
-        """The data set and its origin."""
         made = self.dataset == examples.MADE.name
         origin = "Python's own sources" if made else f"the hub's {examples.HUB_REPOSITORY}"
         return f"{self.dataset} of {self.data_dir or origin}"
@@ -124,7 +123,6 @@ class ScrollsRecipe(FinetuningRecipe):
         return {"answer_tokens": known.answer_tokens}
 
     def outline(self) -> dict[str, str]:
-        """Return model, data and scores."""
         data = self.data
         begun = ", in the published code's format" if data.reference_format else ""
         asked = f"answers to {data.eval_examples:,} questions of {HELD_OUT}"
@@ -160,7 +158,6 @@ class ChatRecipe(FinetuningRecipe):
     data: ChatData
 
     def outline(self) -> dict[str, str]:
-        """Return model, data and scores."""
         data = self.data
         held_out = ", ".join(data.eval_data) or (f"{data.eval_share:.1%} of them" if data.eval_share else "")
         long = "lose their end" if data.too_long == "cut" else "are left out"

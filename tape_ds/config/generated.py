@@ -175,7 +175,6 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         return new_model.configuration(model, self.data.window, words, len(words), options, words.pad_token_id)
 
     def outline(self) -> dict[str, str]:
-        """Return model, task, lengths and what is scored, for ``--dry_run``."""
         data, lengths = self.data, self.lengths
         sizes = lengths.task.sizes
         if isinstance(lengths.task, ArithmeticTask):

@@ -16,7 +16,6 @@ _PLAIN = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict, "l
 
 @functools.cache
 def source(module: str) -> str:
-    """Return the text of a module of an installed library."""
     library, *parts = module.split(".")
     found = importlib.util.find_spec(library)
     assert found is not None and found.origin is not None, f"{library} is not installed"
@@ -25,7 +24,6 @@ def source(module: str) -> str:
 
 @functools.cache
 def classes(module: str) -> dict[str, ast.ClassDef]:
-    """Return the classes of a module of an installed library."""
     return {each.name: each for each in ast.parse(source(module)).body if isinstance(each, ast.ClassDef)}
 
 
@@ -40,7 +38,6 @@ def choices(name: str) -> Any:
 
 
 def trackers() -> list[str]:
-    """Return names that ``report_to`` may hold."""
     text = source("transformers.integrations.integration_utils")
     table = re.search(r"^INTEGRATION_TO_CALLBACK = {(.*?)^}", text, re.M | re.S)
     return re.findall(r'^ +"(\w+)":', table[1], re.M) if table else []

@@ -35,7 +35,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     """
     problems: list[Problem] = []
     flags = command_line.read(argv, problems)
-    flags = {_today(name): texts for name, texts in flags.items() if name != "local_rank"}
+    heads = {name: name.partition(".") for name in flags if name != "local_rank"}  # DeepSpeed's launcher gives it
+    flags = {trainer.ALIASES.get(head, head) + dot + rest: flags[name] for name, (head, dot, rest) in heads.items()}
     switches = {name: command_line.switch(name, flags, problems) for name in ("print_config", "dry_run")}
     name = _recipe_name(kind, flags, problems)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
@@ -72,11 +73,6 @@ def _recipe_name(kind: type[Recipe], flags: dict[str, list[str]], problems: list
         remedy = "keep one; build one on the other with base:"
         problems.append(Problem("recipe", " ".join(texts), "several recipes", remedy))
     return texts[0]
-
-
-def _today(name: str) -> str:
-    head, dot, rest = name.partition(".")
-    return trainer.ALIASES.get(head, head) + dot + rest
 
 
 def _renamed(collected: files.Collected, problems: list[Problem]) -> files.Collected:

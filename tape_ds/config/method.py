@@ -93,7 +93,6 @@ class MethodSection(Section):
 
     @property
     def idle(self) -> set[str]:
-        """Fields of this section that the method does not read."""
         fields = {field for field, reads in _READ_BY.items() if not reads(self.chosen)}
         if not self.train_router:
             fields.add("train_router")

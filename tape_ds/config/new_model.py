@@ -63,7 +63,6 @@ class NewModel(Section):
     liger: Liger = "auto"
 
     def outline(self) -> dict[str, str]:
-        """Return its sizes and its encoding, for ``--dry_run``."""
         heads = f"{self.num_attention_heads} heads ({self.num_key_value_heads} key/value)"
         return {
             "model": f"{self.num_hidden_layers} layers, hidden {self.hidden_size:,}, {heads}, feed-forward "

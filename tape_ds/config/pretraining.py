@@ -103,7 +103,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         return new_model.configuration(self.model, self.data.window, tokenizer, entries, self.model.position_options)
 
     def outline(self) -> dict[str, str]:
-        """Return model, encoding, tokenizer and data."""
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"

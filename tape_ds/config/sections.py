@@ -166,7 +166,6 @@ class Optimization(Section):
         return learning_rate * (_factor(given) or 0.0) if isinstance(given, str) else given
 
     def outline(self, learning_rate: float) -> str:
-        """Return both, for ``--dry_run``."""
         factor = f" ({self.position_learning_rate})" if isinstance(self.position_learning_rate, str) else ""
         rate = f"learning rate {self.position_rate(learning_rate):g}{factor}"
         return f"{rate}, weight decay {self.position_weight_decay:g}"

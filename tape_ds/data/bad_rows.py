@@ -74,7 +74,6 @@ class BadRows:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problem of each row, in the order in which they were found."""
         return list(self._found.values())
 
     def __str__(self) -> str:
@@ -93,5 +92,4 @@ class SourceBadRows(BadRows):
         self._of_run, self._known = of_run, {"field": field, "value": spec}
 
     def count(self, file: Path) -> None:
-        """Count the rows stored in ``file`` for the run."""
         self._of_run.read(file, **self._known)

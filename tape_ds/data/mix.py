@@ -38,7 +38,7 @@ BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
 class WeightedSource:
     spec: str
     share: float
-    """Of all tokens; the shares of all sources sum to 1."""
+    """Share of all tokens; all shares sum to 1."""
     sequences: TrainingSequences | StreamedSequences
     lengths: np.ndarray
     """Tokens of each sequence, int64 [sequences]; [1] where all are equal."""
@@ -48,7 +48,6 @@ class WeightedSource:
         return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
 
     def tokens(self, count: int) -> int:
-        """Return the tokens of the first ``count`` samples."""
         epochs, rest = divmod(count, len(self.lengths))
         whole = epochs * int(self.lengths.sum())
         if isinstance(self.sequences, StreamedSequences) or rest == 0:
@@ -56,7 +55,6 @@ class WeightedSource:
         return whole + int(self.lengths[self.sequences.order(epochs)[:rest]].sum())
 
     def describe(self, count: int, samples: int) -> str:
-        """Describe the source in a run that takes ``count`` of ``samples`` samples from it."""
         taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} sequences"
         if isinstance(self.sequences, StreamedSequences):
             return f"{taken}, streamed by {self.stream_workers} workers"
@@ -69,12 +67,6 @@ class MixedSequences(torch.utils.data.Dataset):
     """A run's samples out of several sources; items as of :class:`tape_ds.data.order.TrainingSequences`."""
 
     def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
-        """
-        Args:
-            parts: two or more; their order decides the draws.
-            samples: how many samples the run consumes.
-            seed: 0 or more.
-        """
         self.parts = list(parts)
         self.samples = samples
         self.seed = seed
@@ -93,7 +85,6 @@ class MixedSequences(torch.utils.data.Dataset):
         return self.parts[source].sequences[number]
 
     def documents_read(self) -> int:
-        """Return about how many documents the streams have read so far."""
         parts = [part.sequences for part in self.parts]
         return sum(part.documents_read() for part in parts if isinstance(part, StreamedSequences))
 
@@ -108,13 +99,11 @@ class MixedSequences(torch.utils.data.Dataset):
         return source, int(before) * workers + worker
 
     def counts(self, samples: int) -> list[int]:
-        """Return how many of the first ``samples`` samples are from each source."""
         block, at = divmod(samples, BLOCK)
         drawn, before = _sources(self.seed, self.probabilities, block)[:at], self._counts(block)
         return [int(workers.sum() + np.count_nonzero(drawn == source)) for source, workers in enumerate(before)]
 
     def tokens(self, samples: int) -> dict[str, int]:
-        """Return the tokens of the first ``samples`` samples from each source, by spec."""
         counts = self.counts(samples)
         return {part.spec: part.tokens(count) for part, count in zip(self.parts, counts, strict=True)}
 
@@ -138,7 +127,6 @@ class MixedSequences(torch.utils.data.Dataset):
 
 @functools.lru_cache(maxsize=2)  # for speed only
 def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndarray:
-    """Return the source of each sample of a block, int64 [BLOCK]."""
     return generator(seed, SOURCE_OF_SAMPLE, block).choice(len(probabilities), size=BLOCK, p=probabilities)
 
 
@@ -150,7 +138,6 @@ def mix(
     Args:
         entries: a checked list of data, see :mod:`tape_ds.data.sources.weights`.
         build: specs and a seed -> the sequences of these sources; with weights, ``samples`` of them.
-        samples: of a run with weights.
         seed: of the run; each weighted source gets another, or two would be shuffled by the same random numbers.
     """
     specs, shares = specs_of(entries), shares_of(entries)

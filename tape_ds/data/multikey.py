@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tape_ds.data.passkey import FILLER, LARGEST_KEY, TASK
-from tape_ds.data.prompting import prompt_ids
+from tape_ds.data.prompting import middle_ids, prompt_ids
 from tape_ds.errors import Problem, raise_if_any
 
 if TYPE_CHECKING:
@@ -74,19 +74,18 @@ def draw(
         problems.append(Problem("seed", seed, "below 0", "give 0 or more"))
     raise_if_any(problems)
 
-    def ids_of(words: str) -> list[int]:
-        return list(tokenizer(words, add_special_tokens=False)["input_ids"])
-
     shortest, longest = min(lengths), max(lengths)
-    task, filler = list(prompt_ids(f"{TASK}\n", tokenizer)), ids_of(f" {FILLER}")
+    task, filler = list(prompt_ids(f"{TASK}\n", tokenizer)), middle_ids(f" {FILLER}", tokenizer)
     filler *= longest // len(filler) + 1
     texts, least = [], 0
     for number in range(trials // KEYS):
         generator = np.random.Generator(np.random.PCG64((seed, number)))
         names = generator.choice(_NAMES.split(), size=KEYS, replace=False).tolist()
         keys = generator.choice(np.arange(10_000, LARGEST_KEY), size=KEYS, replace=False).tolist()
-        sentences = [ids_of(_KEY.format(name=name, key=key)) for name, key in zip(names, keys, strict=True)]
-        questions = [tuple(ids_of(_QUESTION.format(name=name))) for name in names]
+        sentences = [
+            middle_ids(_KEY.format(name=name, key=key), tokenizer) for name, key in zip(names, keys, strict=True)
+        ]
+        questions = [tuple(middle_ids(_QUESTION.format(name=name), tokenizer)) for name in names]
         room = max(map(len, questions)) + reply
         without_filler = len(task) + sum(map(len, sentences))
         least = max(least, 2 * without_filler)  # as much filler as keys

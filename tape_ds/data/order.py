@@ -25,7 +25,7 @@ ORDER_OF_SEQUENCES, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, SOURCE_OF_SAM
 
 
 def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
-    """Return random numbers that depend on the arguments alone (and on numpy's version: it promises no more)."""
+    """Return random numbers that depend only on the arguments and on numpy's version."""
     # PCG64 by name: numpy's default may change
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index))))
 
@@ -80,8 +80,6 @@ class TrainingSequences(torch.utils.data.Dataset):
         Args:
             stored: from :func:`tape_ds.data.pack.pack`, or with ``pose`` from :func:`tape_ds.data.selection.select`.
             samples: how many samples the run consumes; may exceed the sequences (several epochs).
-            seed: 0 or more.
-            pose: draws from documents; None serves packed sequences as they are.
             attend_across: treat a packed sequence as one document, so that attention crosses the borders in it.
             origin: a description of the data and of what was left out, for reports.
         """
@@ -139,7 +137,6 @@ class AnswerSequences(torch.utils.data.Dataset):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all samples without padding."""
         epochs, rest = divmod(self.samples, len(self.stored))
         last = self.order(epochs)[:rest]
         return epochs * int(self.lengths.sum()) + int(self.lengths[last].sum())
@@ -176,14 +173,7 @@ def item(
     position_ids: np.ndarray | None = None,
     document_ids: np.ndarray | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors [t] of a sequence, see :class:`TrainingSequences`.
-
-    Args:
-        input_ids: tokens, [t].
-        targets: indices of the targets.
-        position_ids: [t]; default 0 .. t - 1.
-        document_ids: [t]; default all 0, one document.
-    """
+    """Return the tensors [t] of a sequence, see :class:`TrainingSequences`; ``targets`` are indices of tokens."""
     ids = np.asarray(input_ids, np.int64)
     labels = np.full_like(ids, IGNORED)
     labels[targets] = ids[targets]

@@ -38,8 +38,6 @@ def pack(
 
     Args:
         documents: with a column ``input_ids``; their order is kept.
-        length: tokens per sequence, 2 or more.
-        cache_dir: the key is the dataset's fingerprint and the other arguments.
         packing: a name of :data:`FILL`. Only ``whole`` gives sequences shorter than ``length``.
         end: a token after each document that does not end with it; None: no token.
         specs: the documents' data specs, for messages.

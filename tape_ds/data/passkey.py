@@ -224,5 +224,4 @@ def same_ids(tokenizer: "PreTrainedTokenizerBase", reply: str, key: int) -> bool
 
 
 def fingerprint(form: str) -> str:
-    """Return the SHA-256 of a form's words."""
     return hashlib.sha256(text(form, 100, 100, LARGEST_KEY).encode()).hexdigest()

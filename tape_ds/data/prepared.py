@@ -151,7 +151,6 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
 
 
 def _check_same(folder: Path, settings: Settings) -> None:
-    """Raise unless ``folder`` was begun with ``settings``; name all that differ."""
     plan = folder / RECORDS / "plan.json"
     try:
         if (folder / MANIFEST).is_file():
@@ -174,7 +173,6 @@ def _check_same(folder: Path, settings: Settings) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Create and lock ``folder``."""
     try:
         (folder / RECORDS).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -13,6 +13,11 @@ def prompt_ids(text: str, tokenizer: Any) -> list[int]:
     return ids[prompt_part(ids, tokenizer)]
 
 
+def middle_ids(text: str, tokenizer: Any) -> list[int]:
+    """Return the ids of a text that continues another."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
 def prompt_part(ids: list[int], tokenizer: Any) -> slice:
     """Return the slice of a text's ids without its end, and without a second BOS before a text that begins with one, as
     a rendered chat does."""
@@ -22,7 +27,6 @@ def prompt_part(ids: list[int], tokenizer: Any) -> slice:
 
 
 def appended(tokenizer: Any) -> int:
-    """Return how many tokens the tokenizer adds after every text."""
     return around(tokenizer)[1]
 
 

@@ -62,7 +62,7 @@ def select(
     """Return the documents of ``specs`` that are long enough, in their order.
 
     Args:
-        specs, tokenizer, split, cache_dir, bad_rows: see :func:`tape_ds.data.tokenized.tokenize`.
+        specs, tokenizer, split, cache_dir, bad_rows: as for :func:`tape_ds.data.tokenized.tokenize`.
         min_tokens: shorter documents are left out.
         max_documents: reading ends at this number of long enough documents, so that a corpus too large to tokenise can
             be used; only those are stored, and both numbers are part of the cache's key. None: all documents are

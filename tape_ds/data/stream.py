@@ -89,7 +89,6 @@ class Stream:
                     return
 
     def sequences(self, worker: int, first: int) -> Iterator[PackedSequence]:
-        """Yield the worker's sequences from sequence ``first`` on."""
         return cut(self.tokens(worker, skip=first * self.window), self.window)
 
 
@@ -155,17 +154,11 @@ class StreamedSequences(torch.utils.data.Dataset):
     ):
         """
         Args:
-            specs: see :mod:`tape_ds.data.sources`; all their shards are mixed.
-            tokenizer: any of transformers; with its special tokens, never truncating.
-            window: tokens of a sequence, 2 or more.
+            specs: of text, see :mod:`tape_ds.data.sources`; all their shards are mixed.
             samples: how many samples the run consumes; epochs follow one another.
-            seed: 0 or more.
             workers: shards that are read at a time, 1 or more; at most all shards.
             skip_bad_rows: of the recipe; each process counts and logs those that it reads.
 
-        Raises:
-            UserError: an invalid spec, or the hub does not answer.
-            TypeError: a spec of token ids, which need no streaming; the recipe refuses it.
         """
         self.specs = list(specs)
         bad_rows = BadRows(skip_bad_rows, tell=True)
@@ -187,30 +180,19 @@ class StreamedSequences(torch.utils.data.Dataset):
         return {**self.__dict__, "_open": {}}
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return sample ``index``.
-
-        Raises:
-            IndexError: the run has no such sample.
-            StreamError: the data cannot be read, or have no tokens.
-        """
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        sequence, number = divmod(index, self.stream.workers)
-        try:
-            return packed_item(self._sequence(number, sequence))
-        except UserError as error:
-            raise StreamError(error.problems) from error
-
-    def _sequence(self, number: int, sequence: int) -> dict[str, np.ndarray]:
-        """Return sequence ``sequence`` of stream worker ``number``."""
+        sequence, worker = divmod(index, self.stream.workers)
         if self._process != os.getpid():  # a forked child shares its parent's open files and their positions
             self._open, self._process = {}, os.getpid()
-        at, sequences = self._open.pop(number, (sequence + 1, iter(())))
+        at, sequences = self._open.pop(worker, (sequence + 1, iter(())))
         if at > sequence:
-            at, sequences = sequence, self.stream.sequences(number, sequence)
-        found = next(islice(sequences, sequence - at, None), None)
+            at, sequences = sequence, self.stream.sequences(worker, sequence)
+        try:
+            found = next(islice(sequences, sequence - at, None), None)
+        except UserError as error:
+            raise StreamError(error.problems) from error
         if found is None:
-            nothing = "no document has any token"
-            raise UserError(Problem(_FIELD, self.specs, nothing, "name data that hold text"))
-        self._open[number] = sequence + 1, sequences  # only now: one that failed is not read further
-        return found
+            raise StreamError(Problem(_FIELD, self.specs, "no document has any token", "name data that hold text"))
+        self._open[worker] = sequence + 1, sequences  # only now: one that failed is not read further
+        return packed_item(found)

@@ -57,8 +57,6 @@ def tokenize(
             ids are known to be in the tokenizer's vocabulary. A prepared folder is read in place, once it is known to
             be complete and of this tokenizer.
         tokenizer: any of transformers; with its special tokens, never truncating.
-        split: ``"train"`` or ``"heldout"``.
-        cache_dir: created if necessary.
         bad_rows: where unreadable rows count; by default the first is refused.
 
     Returns:
@@ -127,7 +125,6 @@ def tokenize_source(
 
 
 def document_features() -> "Features":
-    """Return the columns of tokenised documents."""
     from datasets import Features, List, Value
 
     return Features({"name": Value("string"), "input_ids": List(Value("int32"))})

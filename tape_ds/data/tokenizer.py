@@ -69,9 +69,7 @@ def train(
     """Train on the training documents of ``specs``, save in ``folder`` and load from there.
 
     Args:
-        specs: of text, see :mod:`tape_ds.data.sources`.
         vocab_size: tokens, including special ones and 256 bytes.
-        folder: new; its parents are created.
         max_characters: the most text, drawn by :func:`sample`.
         field: of the specs, for messages.
     """
@@ -86,8 +84,7 @@ def train(
 def cached(
     specs: Sequence[str], vocab_size: int, cache_dir: str | Path, skip_bad_rows: int | None = None
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of :func:`train`, from ``cache_dir`` if it is there; it is trained by one process. Up to
-    ``skip_bad_rows`` unreadable rows are left out."""
+    """Return the tokenizer of :func:`train` from ``cache_dir``; one process trains it where it is missing."""
     sources = _text_sources(specs, "train_data", BadRows(skip_bad_rows))
     settings = {"vocab_size": vocab_size, "max_characters": MAX_CHARACTERS, **SETTINGS}
     fingerprints = [source.fingerprint() for source in sources]
@@ -105,7 +102,6 @@ def load(
     """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
     Args:
-        name_or_path: of the tokenizer.
         field: of the recipe, or an option, for messages.
         trust_remote_code: run a class that comes with it (transformers itself would stop and ask); None: do not, and
             the command has no such option.
@@ -200,7 +196,6 @@ def _text_sources(specs: Sequence[str], field: str, bad_rows: BadRows | None = N
 
 
 def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: int) -> bytes:
-    """Return a trained ``tokenizer.model``."""
     # a list, because sentencepiece would replace an error of the data by another
     lines = [
         line[start : start + _LINE]
@@ -229,7 +224,6 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
 
 
 def _save(model: bytes, folder: Path) -> None:
-    """Write the folder from a sentencepiece model."""
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}

@@ -19,7 +19,9 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
     Under ZeRO-3 all ranks must take part in each forward of a model: a team without a job in the last round repeats
     one, and all jobs must call the same modules in the same order. Results are pickled.
     """
-    team, teams = _team_and_teams()
+    team, teams = 0, 1
+    if torch.distributed.is_initialized():
+        team, teams = torch.distributed.get_rank() // _team_size, torch.distributed.get_world_size() // _team_size
     results: list[Result] = []
     for first in range(0, len(jobs), teams):
         for call in _on_round:
@@ -46,9 +48,3 @@ def on_round(call: Callable[[], None] | None) -> None:
     """Have all ranks call ``call`` before each round of every :func:`distributed_map` from now on; None: nothing. It
     may end the work by an exception."""
     _on_round[:] = [call] if call is not None else []
-
-
-def _team_and_teams() -> tuple[int, int]:
-    if not torch.distributed.is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank() // _team_size, torch.distributed.get_world_size() // _team_size

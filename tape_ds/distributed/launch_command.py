@@ -35,5 +35,4 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def is_rank() -> bool:
-    """Return whether a launcher has started this process as one of several."""
     return "RANK" in os.environ

@@ -35,7 +35,6 @@ class ProcessInfo:
 
     @property
     def machine(self) -> str:
-        """Its machine, for messages."""
         return self.host if self.node is None else f"node_rank {self.node} ({self.host})"
 
     def machine_of(self, rank: int) -> str:

@@ -1,15 +1,11 @@
 """Abacus embeddings (McLeish et al. 2024, arXiv:2405.17399, Section 3), an option of every encoding: ``abacus: true``.
 
 A digit's place within its number, 1, 2, 3, ... from the first as written, is a learned embedding that is added to the
-token's. Where numbers are written with the least significant digit first, equal places are equal significances, and
-digits that have to be added up look alike. In training a common offset is drawn for all places of a forward, so that
-places of longer numbers than there are in training have been trained; evaluation counts from 1.
+token's. Where numbers are written with the least significant digit first, digits that have to be added up look alike.
+In training a common offset is drawn for all places of a forward, so that places of longer numbers are trained too;
+evaluation counts from 1. The paper's code gives every other token row 0 of its table; here they get nothing.
 
-The paper's code draws the offset for the whole forward and so does this: digits of both operands must move together,
-and sequences of a batch may. It also gives every other token row 0 of its table, which a model could as well learn
-in its embedding of the token; here other tokens get nothing.
-
-The encoding beside it counts as ever: this one stands around it, and has one integer more for each token.
+:class:`AbacusEncoding` wraps another encoding, and keeps one integer more for each token.
 """
 
 from __future__ import annotations

@@ -140,15 +140,8 @@ class PositionLayer(nn.Module):
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: Tensor | None, observed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return queries and keys as attention sees them; columns may be added to both, and never count in the scale.
-
-        Args:
-            q_BHTK: queries; under sequence and tensor parallelism those of this process, as the keys.
-            k_BGTK: keys.
-            start: see :meth:`PositionEncoding.start`.
-            state: as this block reads it.
-            observed: what :meth:`observe` returned.
-        """
+        """Return queries and keys as attention sees them, those of this process where sequences are shared; columns may
+        be added to both, and never count in the scale. ``observed`` is what :meth:`observe` returned."""
         return q_BHTK, k_BGTK
 
     def scaled(self, q_BHTX: Tensor, factors_B1T1: Tensor) -> Tensor:
@@ -186,28 +179,16 @@ class PositionLayer(nn.Module):
         carried_BGSC: Tensor | None,
         heads: slice = EVERY_HEAD,
     ) -> ScoreBias | ContentBias | None:
-        """Return what is added to the scores.
-
-        Args:
-            query_positions_BTN: of the queries, see :meth:`PositionEncoding.for_layers`.
-            carried_BGTC: the columns of :meth:`carry` for the queries' tokens.
-            key_positions_BSN: positions of all keys, cached ones included; as for the queries.
-            carried_BGSC: the columns for all keys.
-            heads: of the model's query heads, those that this call computes; the columns are of their groups.
-        """
+        """Return a bias on the scores, from positions as :meth:`PositionEncoding.for_layers` returns them and columns
+        of :meth:`carry`; for queries of this call and all keys, cached ones included. ``heads``: of the model's query
+        heads, those that this call computes; the columns are of their groups."""
         return None
 
     def next_state(
         self, start: Tensor | None, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
     ) -> Tensor | None:
-        """Return the state as the next block reads it.
-
-        Args:
-            start: see :meth:`PositionEncoding.start`.
-            state: as this block read it.
-            attended_BHTC: what attention made of :meth:`carry`'s columns.
-            y_BTD: the MLP's output before it joins the residual stream.
-        """
+        """Return the state as the next block reads it, from :meth:`carry`'s columns after attention and the MLP's
+        output before it joins the residual stream."""
         return state
 
     def state_columns(self) -> int:
@@ -224,7 +205,7 @@ class PositionLayer(nn.Module):
 
 
 class Parameters(nn.Module, ABC):
-    """A part of an encoding that owns parameters, and says how they start.
+    """A part of an encoding that owns parameters.
 
     Its parameters are read by calling it, never as attributes: where an engine shards parameters, only a module that
     is being called holds its own.

@@ -110,8 +110,6 @@ register("alibi", AlibiOptions, _ALIBI, "tape_ds.encodings.alibi.AlibiLayer")
 
 @dataclass(frozen=True)
 class BipeOptions(Options):
-    """``bipe_rope`` and ``bipe_alibi``: segments of a text."""
-
     separators: list[int] | None = None
     """Ids of the tokens that end a segment (and belong to it); None: taken from the tokenizer where a model is made
     from scratch. Llama 2's are 869 and 13."""
@@ -172,8 +170,6 @@ register(
 
 @dataclass(frozen=True)
 class CopeOptions(Options):
-    """``cope``: counting tokens."""
-
     positions: int = bounded(64, ge=2)
     """Learned embeddings, of 0, 1, 2, ... counted tokens; higher counts read the last. The published code has one for
     every count that its window allows."""
@@ -198,8 +194,6 @@ register("cope", CopeOptions, _BASE, "tape_ds.encodings.cope.CopeLayer")
 
 @dataclass(frozen=True)
 class FireOptions(Options):
-    """``fire``: the paper's settings."""
-
     width: int = bounded(32, ge=1)
     """Hidden units of the network."""
     curvature: float = bounded(0.1, gt=0)
@@ -224,8 +218,6 @@ register("fox", FoxOptions, _BASE, "tape_ds.encodings.fox.FoxLayer")
 
 @dataclass(frozen=True)
 class PopeOptions(Options):
-    """``pope``: learned phases."""
-
     delta_init: Literal["zero", "uniform"] = "zero"
     """``uniform``: drawn from -2 pi .. 0; in the paper slightly better within the window, worse beyond it."""
 
@@ -245,8 +237,6 @@ register("pope", PopeOptions, "tape_ds.encodings.pope.PopeEncoding", "tape_ds.en
 
 @dataclass(frozen=True)
 class PropeOptions(Options):
-    """``prope``: RoPE with fewer rotating frequencies."""
-
     share: float = bounded(0.75, gt=0, le=1)
     """Of the K/2 frequencies, the highest floor(share K/2) turn; 1 is RoPE."""
 
@@ -269,8 +259,6 @@ register("prope", PropeOptions, "tape_ds.encodings.prope.PropeEncoding", _ROPE_L
 
 @dataclass(frozen=True)
 class RandpeOptions(Options):
-    """``randpe``: range and density of drawn positions."""
-
     max_range: int | None = None
     """Positions are drawn from 0 .. max_range - 1; None: twice ``max_position_embeddings``, as published."""
     evaluation_length: int | None = None
@@ -304,8 +292,6 @@ register("randpe", RandpeOptions, "tape_ds.encodings.randpe.RandpeEncoding", _RO
 
 @dataclass(frozen=True)
 class RepoOptions(Options):
-    """``repo``: predicted positions."""
-
     start_layer: int | None = bounded(None, ge=0)
     """Layers below it, counted from 0, rotate by the index; None: a third of the layers (published: 5 of 16, 10 of
     32)."""
@@ -342,8 +328,6 @@ register("repo", RepoOptions, "tape_ds.encodings.repo.RepoEncoding", "tape_ds.en
 
 @dataclass(frozen=True)
 class T5Options(Options):
-    """``t5``: shape of the buckets."""
-
     buckets: int = bounded(64, ge=2)
     """Half of them hold one distance each, the other half grow geometrically."""
     max_distance: int = 128
@@ -396,26 +380,34 @@ class TapeOptions(Options):
         return self.attention_update != "off" or self.feed_forward
 
     def problems(self) -> list[Problem]:
-        problems = super().problems()
-        if self.start == "alibi" and self.form != "tensorial":
-            wrong = "this start has neither cosines nor sines nor channels in an order"
-            problems.append(self.problem("form", wrong, "give tensorial, or start: rope"))
-        for name in ("state_norm", "attention_norm"):
-            if self.start == "alibi" and getattr(self, name) == "unit":
-                wrong = "this start has no pairs of cosines and sines"
-                problems.append(self.problem(name, wrong, "give none, or start: rope"))
-        if (self.state_norm, self.attention_update, self.form) == ("unit", "off", "tensorial") and self.feed_forward:
-            wrong = "the feed-forward alone only lengthens or shortens a pair, which unit undoes"  # one factor for all
-            problems.append(self.problem("state_norm", wrong, "give none, or an attention update"))
-        if self.attention_update == "off" and self.attention_norm == "unit":
-            problems.append(self.problem("attention_norm", "there is no attention update", "give none, or an update"))
-        if self.attention_init == "identity" and (
-            self.attention_update == "off" or self.form not in ("tensorial", "separate")
-        ):
-            wrong = "there is no attention update by a matrix across heads"
-            remedy = "give zero, or attention_update: mix with form: tensorial"
-            problems.append(self.problem("attention_init", wrong, remedy))
-        return problems
+        from_alibi, updates = self.start == "alibi", self.attention_update != "off"
+        only_feeds = (self.state_norm, self.form, updates) == ("unit", "tensorial", False) and self.feed_forward
+        across_heads = updates and self.form in ("tensorial", "separate")
+        no_pairs = "start: alibi has neither pairs of cosines and sines nor channels in an order"
+        rules = [
+            (from_alibi and self.form != "tensorial", "form", no_pairs, "give tensorial, or start: rope"),
+            (from_alibi and self.state_norm == "unit", "state_norm", no_pairs, "give none, or start: rope"),
+            (from_alibi and self.attention_norm == "unit", "attention_norm", no_pairs, "give none, or start: rope"),
+            (
+                only_feeds,  # one factor for all channels
+                "state_norm",
+                "the feed-forward alone only lengthens or shortens a pair, which unit undoes",
+                "give none, or an attention update",
+            ),
+            (
+                not updates and self.attention_norm == "unit",
+                "attention_norm",
+                "there is no attention update",
+                "give none, or an update",
+            ),
+            (
+                self.attention_init == "identity" and not across_heads,
+                "attention_init",
+                "there is no attention update by a matrix across heads",
+                "give zero, or attention_update: mix with form: tensorial",
+            ),
+        ]
+        return super().problems() + [self.problem(*rule) for holds, *rule in rules if holds]
 
     def problems_with(self, config: ModelConfig) -> list[Problem]:
         found = super().problems_with(config)

@@ -28,8 +28,6 @@ class Places(base.Weight):
 
 
 class CopeLayer(base.PositionLayer):
-    """Adds ``q_i e[p_ij]``."""
-
     def __init__(self, config: ModelConfig, options: CopeOptions, layer_idx: int):
         super().__init__()
         self.places = Places(options.positions, config.head_dim, zero_init=True)  # as published

@@ -60,8 +60,6 @@ class FireNetwork(base.Parameters):
 
 
 class FireLayer(base.PositionLayer):
-    """Adds the network's output for the distance."""
-
     keeps_bias = True
 
     def __init__(self, config: ModelConfig, options: FireOptions, layer_idx: int):

@@ -1,19 +1,16 @@
 """Features whose inner product is ALiBi's bias: where ``tape`` starts from ALiBi instead of RoPE.
 
-A state e is wanted with ``ln(e_n . e_m) = -slope |n - m|``, so that the updates of TAPE act on ALiBi as they act on
+The aim is a state e with ``ln(e_n . e_m) = -slope |n - m|``, so that the updates of TAPE act on ALiBi as they act on
 RoPE. The published code (``adalibi``) draws a random binning (Rahimi and Recht 2007, Section 4), whose expected inner
 product is this kernel, but takes the logarithm of a single draw's 0 or 1 and leaves the softmax out: it returns NaN.
-
-Decided here, to build what it intends:
 
 - C columns are C / 4 grids of 4 buckets. Each grid has a width drawn from Gamma(2, 1) / slope and an offset; two tokens
   meet in a grid with probability ``exp(-slope |n - m|)``, averaged over draws. Bins beyond 4 share buckets by a hash,
   with a random sign each, so that chance meetings of distant tokens cancel on average.
-- The logarithm takes ``max(e_n . e_m, FLOOR)``: distant tokens are held apart by a bounded amount, and no score is
-  infinite. Below the floor the gradient is 0.
-- Training draws the grids anew in every forward (torch's CPU generator), evaluation has one fixed draw, so a token's
-  state depends on its position alone, and cached decoding equals the full pass. Invariance under shifts holds only on
-  average over draws, and is not promised.
+- The logarithm takes ``max(e_n . e_m, FLOOR)``: no score is infinite. Below the floor the gradient is 0.
+- Training draws the grids in every forward (torch's CPU generator), evaluation has one fixed draw, so a token's state
+  depends on its position alone, and cached decoding equals the full pass. Invariance under shifts holds only on average
+  over draws, and is not promised.
 """
 
 import torch

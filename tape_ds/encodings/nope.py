@@ -11,8 +11,6 @@ from tape_ds.encodings.options import ModelConfig
 
 
 class NopeLayer(base.PositionLayer):
-    """Scales queries by the factor of ``score_scale``, if any."""
-
     def __init__(self, config: ModelConfig, options: NopeOptions, layer_idx: int):
         super().__init__()
         self.factor = options.score_factor(config.max_position_embeddings)

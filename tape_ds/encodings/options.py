@@ -80,19 +80,17 @@ class Options:
         return Problem(f"position_options.{name}", getattr(self, name), wrong, remedy)
 
     def problems(self) -> list[Problem]:
-        found = []
         digits, layers = self.abacus_digits, self.nope_layers
-        if not self.abacus:
-            for each in fields(self):
-                if each.name.startswith("abacus_") and getattr(self, each.name) != each.default:
-                    wrong = "an option of abacus, which is off"
-                    found.append(self.problem(each.name, wrong, "add abacus: true, or remove it"))
-        else:
-            if digits is not None and (not digits or min(digits) < 0):
-                found.append(self.problem("abacus_digits", "no token ids", "give one or more, each 0 or more"))
-            if self.abacus_shift >= self.abacus_places:
-                wrong = f"some offsets leave no place of the {self.abacus_places} that have an embedding"
-                found.append(self.problem("abacus_shift", wrong, "give less, or more abacus_places"))
+        found = []
+        for each in fields(self):
+            if not self.abacus and each.name.startswith("abacus_") and getattr(self, each.name) != each.default:
+                wrong = "an option of abacus, which is off"
+                found.append(self.problem(each.name, wrong, "add abacus: true, or remove it"))
+        if self.abacus and digits is not None and (not digits or min(digits) < 0):
+            found.append(self.problem("abacus_digits", "no token ids", "give one or more, each 0 or more"))
+        if self.abacus and self.abacus_shift >= self.abacus_places:
+            wrong = f"some offsets leave no place of the {self.abacus_places} that have an embedding"
+            found.append(self.problem("abacus_shift", wrong, "give less, or more abacus_places"))
 
         if isinstance(layers, list) and (not layers or min(layers) < 0):
             remedy = "give one or more, counted from 0, or null for none"
@@ -115,14 +113,14 @@ class Options:
             wrong = f"beyond the vocabulary of {config.vocab_size}"
             found.append(self.problem("abacus_digits", wrong, "give ids of this model"))
 
-        if isinstance(layers, list) and max(layers) >= count:
-            found.append(self.problem("nope_layers", "no such layer", f"give some of 0 .. {count - 1}"))
-        elif isinstance(layers, list) and len(set(layers)) == count:
+        if layers is not None and not any(map(self.has_positions, range(count))):
             wrong = "no layer would keep its positions"
             found.append(self.problem("nope_layers", wrong, "give less, or position_encoding: nope"))
-        elif isinstance(layers, int) and layers > count:
-            wrong = f"no layer of {count} is without positions"
-            found.append(self.problem("nope_layers", wrong, f"give 2 .. {count}, or a list of layers"))
+        elif layers is not None and (max(layers) >= count if isinstance(layers, list) else layers > count):
+            wrong = f"there are {count} layers, counted from 0"
+            found.append(
+                self.problem("nope_layers", wrong, f"give some of 0 .. {count - 1}, or 2 .. {count} for every n-th")
+            )
 
         window = config.max_position_embeddings
         if self.log_scale != "none" and window < 2:

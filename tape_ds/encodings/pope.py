@@ -70,8 +70,6 @@ class Phases(base.Parameters):
 
 
 class PopeLayer(base.PositionLayer):
-    """Replaces queries and keys by polar coordinates."""
-
     keeps_unrotated = True
 
     def __init__(self, config: ModelConfig, options: PopeOptions, layer_idx: int):

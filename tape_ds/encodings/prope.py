@@ -11,8 +11,6 @@ from tape_ds.encodings.rope import RopeEncoding
 
 
 class PropeEncoding(RopeEncoding):
-    """RoPE with angle 0 for the lowest frequencies."""
-
     def __init__(self, config: ModelConfig, options: PropeOptions):
         super().__init__(config, options)
         self.frequencies.array[options.kept(self.head_dim) :] = 0.0  # after scaling; the highest stand first

@@ -19,8 +19,6 @@ from tape_ds.encodings.rope import RopeEncoding
 
 
 class RandpeEncoding(RopeEncoding):
-    """RoPE's cosines and sines at drawn positions."""
-
     translation_invariant = False
     draws = True
 

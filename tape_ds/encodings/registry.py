@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class EncodingEntry(NamedTuple):
-    """What :func:`register` was given for a name."""
-
     options: type[Options]
     encoding: str | type[PositionEncoding]
     layer: str | type[PositionLayer]

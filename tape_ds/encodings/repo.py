@@ -59,8 +59,6 @@ class Predictor(base.Parameters):
 
 
 class RepoLayer(RopeLayer):
-    """Rotates queries and keys by predicted positions, or by the index below the first layer that predicts."""
-
     predictor: Predictor | None
 
     def __init__(self, config: ModelConfig, options: RepoOptions, layer_idx: int):

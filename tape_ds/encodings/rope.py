@@ -85,8 +85,6 @@ def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: T
 
 
 class RopeLayer(base.PositionLayer):
-    """Rotates queries and keys by the start."""
-
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
     ) -> tuple[Tensor, Tensor]:

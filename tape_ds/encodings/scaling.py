@@ -89,7 +89,15 @@ def check(parameters: Parameters) -> list[Problem]:
     _, required, optional = _TYPES[name]
     known = {"rope_type", "rope_theta", *required, *optional}
     problems = [
-        Problem(f"rope_parameters.{key}", value, f"not a parameter of rope_type {name!r}", _remedy(key, known))
+        Problem(
+            f"rope_parameters.{key}",
+            value,
+            f"not a parameter of rope_type {name!r}",
+            # the name is close to attention_factor, the meaning is not
+            "attn_factor multiplies YaRN's 0.1 ln(factor) + 1: give the product as attention_factor"
+            if key == "attn_factor"
+            else did_you_mean(key, known),
+        )
         for key, value in parameters.items()
         if key not in known
     ]
@@ -97,35 +105,21 @@ def check(parameters: Parameters) -> list[Problem]:
         if parameters.get(key) is None:
             problems.append(Problem(f"rope_parameters.{key}", None, f"missing for rope_type {name!r}", f"set {key}"))
     for key, value in parameters.items():
-        if key in known - {"rope_type", "truncate"} and value is not None:
-            problems.extend(_check_number(key, value))
+        if key not in known - {"rope_type", "truncate"} or value is None:
+            continue
+        least = {"factor": 1.0, "rope_theta": math.nextafter(1.0, 2.0)}.get(key, math.ulp(0.0))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            problems.append(Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number"))
+        elif value < least:
+            remedy = f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
+            problems.append(Problem(f"rope_parameters.{key}", value, "too small", remedy))
     if not isinstance(parameters.get("truncate", True), bool):
         problems.append(Problem("rope_parameters.truncate", parameters["truncate"], "not a boolean", "true or false"))
-    return problems or _check_order(parameters)
-
-
-def _remedy(key: str, known: set[str]) -> str:
-    if key == "attn_factor":  # the name is close to attention_factor, the meaning is not
-        return "attn_factor multiplies YaRN's 0.1 ln(factor) + 1: give the product as attention_factor"
-    return did_you_mean(key, known)
-
-
-def _check_number(key: str, value: Any) -> list[Problem]:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return [Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number")]
-    possible, remedy = value > 0, "give a number above 0"
-    if key == "factor":
-        possible, remedy = value >= 1, "give a number of at least 1"
-    elif key == "rope_theta":
-        possible, remedy = value > 1, "give a number above 1"
-    return [] if possible else [Problem(f"rope_parameters.{key}", value, "too small", remedy)]
-
-
-def _check_order(parameters: Parameters) -> list[Problem]:
-    problems = []
+    if problems:
+        return problems
+    # both bands run from a lower to a higher bound
     for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-        low = parameters.get(lower) or _BETAS.get(lower)
-        high = parameters.get(higher) or _BETAS.get(higher)
+        low, high = (parameters.get(bound) or _BETAS.get(bound) for bound in (lower, higher))
         if low is not None and high is not None and low >= high:
             wrong = f"not below {higher} = {high}"
             problems.append(Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} below {higher}"))

@@ -27,16 +27,12 @@ def buckets_by_distance(buckets: int, max_distance: int) -> np.ndarray:
 
 
 class BucketTable(base.Weight):
-    """The learned numbers [buckets, H]."""
-
     def forward(self, buckets: Tensor) -> Tensor:
         """Bucket numbers [...] -> [..., H], at least fp32."""
         return upcast(nn.functional.embedding(buckets, self.weight))
 
 
 class T5Layer(base.PositionLayer):
-    """Adds the table's entry for the distance's bucket."""
-
     keeps_bias = True
 
     def __init__(self, config: ModelConfig, options: T5Options, layer_idx: int):

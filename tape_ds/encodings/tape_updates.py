@@ -2,12 +2,11 @@
 
 The paper's form (``tensorial``) acts across heads and is the same for every channel, which keeps the state equivariant:
 rotating all tokens' states by one angle rotates their updates too. The others are its ablations (paper, Table 6) and
-give that up: ``separate`` has matrices of its own for cosines and sines, ``vector`` acts across channels instead of
+give that up: ``separate`` has separate matrices for cosines and sines, ``vector`` acts across channels instead of
 heads, ``flattened`` across both at once.
 
-A layer ends with one call of its form's ``update``: what attention made of the state, [B, H, T, C], joins the state
-[B, G, T, C], and the feed-forward, gated by the MLP's output, acts on the sum. Both start at zero. Across heads that is
-one fused operator (:mod:`tape_ds.kernels.position_mix`).
+A layer ends with one call of its form's ``update``: the attended state [B, H, T, C] joins the state [B, G, T, C], and
+the feed-forward, gated by the MLP's output, acts on the sum. Both start at zero.
 
 Shape letters: B batch, T tokens, H query heads, G key/value heads, C columns of the state, X columns of one of its two
 halves (cosines, sines), D hidden size, I rank.
@@ -103,8 +102,6 @@ class Projection(base.Weight):
 
 
 class Update(NamedTuple):
-    """Arguments of one update."""
-
     attend: Any
     """Module of the attention update; None: off."""
     expand: Any
@@ -212,8 +209,6 @@ def _added(state: Tensor | None, update: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class UpdateForm(NamedTuple):
-    """One form of the two updates."""
-
     whole_halves: bool
     """Whether cosines and sines are stored K wide each. Where updates act on all channels alike, the two halves of a
     rotation stay identical for ever, and K/2 columns of each are the whole state."""

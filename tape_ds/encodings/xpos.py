@@ -49,8 +49,6 @@ class XposEncoding(RopeEncoding):
 
 
 class XposLayer(base.PositionLayer):
-    """Rotates and scales queries and keys."""
-
     def __init__(self, config: ModelConfig, options: Options, layer_idx: int):
         super().__init__()
         self.width = config.head_dim

@@ -29,7 +29,7 @@ from tape_ds.kernels.tape_attention_tiles import load, move, queries_end, rows_p
 LONGEST = 16  # most queries per sequence; with more, programs over queries keep a GPU busy
 MOST_SPLITS = 128
 LEAST_KEYS = 256  # a part shorter than this costs more to join than to compute
-# Rows are at most this many, a power of 2 that holds what a group has is enough: up to 64 rows read a cache once
+# At most this number of rows; a power of 2 that fits a group's is enough: up to 64 rows read a cache once
 SPLIT: Table = {
     **{(capability, width): (Launch(64, 64, 8, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
     (90, 128): (Launch(64, 64, 8, 3),),  # with 2 stages 16 rows spill under Triton 3.9
@@ -159,7 +159,7 @@ def split_count(keys: int, programs: int, processors: int) -> int:
 
 
 def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None = None) -> str | None:
-    """Why :func:`decode_attention` cannot take this call; None where it can."""
+    """Return why :func:`decode_attention` cannot take this call, or None."""
     values = (v_BGSK,) if e_BGSK is None else (v_BGSK, e_BGSK)
     if problem := gate.why_not(q_BHTK) or why_not_shapes(q_BHTK, k_BGSK, *values):
         return problem
@@ -240,10 +240,6 @@ def decode_attention(
 
     Returns:
         A v, and A e or None: [B, H, T, K] in the inputs' dtype, laid out as [B, T, H, K]; 0 for a query without a key.
-
-    Raises:
-        ValueError: :func:`why_not`, a gradient is asked for, ``document_ids`` of another shape, a scale that is not
-            above 0, or splits below 1.
     """
     if problem := why_not(q_BHTK, k_BGSK, v_BGSK, e_BGSK):
         raise ValueError(f"decode_attention: {problem}")

@@ -46,10 +46,6 @@ def jit(function: Callable[..., Any]) -> Any:
 def capability(device: torch.device) -> int:
     """Return the launch tables' column for this device: the newest that is not newer than the device and fits its
     memory.
-
-    Raises:
-        ValueError: an NVIDIA GPU older than sm_80, or with less shared memory than any column needs (the 99 KiB of
-            sm_86, sm_89 and sm_120).
     """
     if INTERPRETED:
         return INTERPRETER
@@ -67,7 +63,7 @@ def capability(device: torch.device) -> int:
 
 
 def why_not(x: Tensor) -> str | None:
-    """Why Triton kernels do not run on a tensor of this device and dtype; None where they do."""
+    """Return why Triton kernels do not run on a tensor of this device and dtype, or None."""
     if triton is None:
         return "Triton is not installed"
     if INTERPRETED:
@@ -81,8 +77,7 @@ def why_not(x: Tensor) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _lacking(device: torch.device) -> str | None:
-    """Return the lacking part of a GPU or its machine. A compiled graph takes the answer: finding it reads a cache, the
-    driver and a compiler."""
+    """Return the missing part of a GPU or its machine; cached, so that a compiled graph takes the answer."""
     try:
         capability(device)
     except ValueError as error:
@@ -98,8 +93,7 @@ KERNELS_ARE_BUILT = "TAPE_DS_KERNELS_ARE_BUILT"
 
 @functools.cache
 def no_compiler() -> str | None:
-    """Why Triton cannot build the module in C that launches a kernel, at each kernel's first launch on a machine; None
-    where it can."""
+    """Return why Triton cannot build a kernel's launcher in C on this machine, or None."""
     if os.environ.get(KERNELS_ARE_BUILT):
         return None
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -49,10 +49,6 @@ def linear_cross_entropy(
 
     Returns:
         fp32 scalar (fp64 for fp64 input), in nats; 0 where no token has a label.
-
-    Raises:
-        ValueError: shapes that do not fit together, a chunk below 1.
-        IndexError: a label out of range (on CUDA the device's assertion, as from ``F.cross_entropy``).
     """
     fits = hidden_ND.ndim == weight_VD.ndim == 2 and labels_N.ndim == 1
     if not fits or hidden_ND.shape[1] != weight_VD.shape[1] or hidden_ND.shape[0] != labels_N.shape[0]:
@@ -153,12 +149,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def softmax_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of the softmax and the loss."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _slope(log_p_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """Derivative of the loss in the logits, softmax minus one-hot, in the memory of the logarithms."""
+    """Return the loss's derivative by the logits, softmax minus one-hot, in the memory of the logarithms."""
     p_CV = log_p_CV.exp_()
     p_CV[torch.arange(len(labels_C), device=labels_C.device), labels_C] -= 1
     return p_CV
@@ -180,7 +175,7 @@ def add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Ten
 
 
 def _store(into: Tensor, found: Tensor | None) -> None:
-    """Copy what was summed; zeros where no token had a label."""
+    """Copy the sum, or zeros where no token had a label."""
     if found is None:
         into.zero_()
     else:

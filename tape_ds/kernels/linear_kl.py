@@ -33,9 +33,6 @@ def linear_kl(
         teacher_NE: what the teacher's head reads.
         teacher_VE: the teacher's head, of the same vocabulary and of the dtype of ``teacher_NE``.
         chunk: tokens whose logits exist at once; default :func:`.linear_cross_entropy.chunk_tokens`.
-
-    Raises:
-        ValueError: shapes that do not fit together, a chunk below 1.
     """
     student, teacher = (hidden_ND, weight_VD), (teacher_NE, teacher_VE)
     fits = all(x.ndim == w.ndim == 2 and x.shape[1] == w.shape[1] for x, w in (student, teacher))

@@ -53,5 +53,5 @@ def _pairs(x_C: Tensor) -> Tensor:
 
 
 def _squares(x_2P: Tensor) -> Tensor:
-    """Of the moduli, [..., 1, P]."""
+    """Return the squared moduli, [..., 1, P]."""
     return x_2P.square().sum(-2, keepdim=True)

@@ -51,9 +51,6 @@ def position_mix(
 
     Returns:
         [B, G, T, K], seen in memory of [B, T, G, K].
-
-    Raises:
-        ValueError: half of an update is given, or none is, or the shapes do not fit each other.
     """
     inputs = Inputs(start_B1TK, state_BGTK, moved_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI)
     inputs.check()

@@ -32,11 +32,7 @@ class Inputs(NamedTuple):
     """[G, I]"""
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """(B, G, T, K) of the result.
-
-        Raises:
-            ValueError: no update.
-        """
+        """(B, G, T, K) of the result."""
         weight = self.contract if self.attend is None else self.attend
         if weight is None:
             raise ValueError("no update: give moved and attend, or gate, expand and contract, or both")
@@ -57,13 +53,11 @@ class Inputs(NamedTuple):
         return self.heads(), groups, width, self.rank()
 
     def wide(self) -> torch.dtype:
-        """Return the dtype of the arithmetic."""
         any_double = any(x is not None and x.dtype == torch.float64 for x in self)
         return torch.float64 if any_double else torch.float32
 
     def with_rows(self) -> Inputs:
-        """Return the same with activations as kernels read them and contiguous weights, copied only where they are
-        not."""
+        """Return activations with contiguous rows and contiguous weights, copied only where necessary."""
         start, state, moved = (None if x is None else near(x) for x in (self.start, self.state, self.moved))
         gate = None if self.gate is None else rows(self.gate)
         weights = [None if x is None else x.contiguous() for x in (self.attend, self.expand, self.contract)]

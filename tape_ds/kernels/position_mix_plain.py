@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from tape_ds.kernels.pair_modulus import restore_modulus, restore_modulus_backward
 from tape_ds.kernels.position_mix_inputs import Inputs
 
-CHUNK = 1 << 18  # elements of the state that a CPU works on at a time: a megabyte in fp32, which its cache holds
+CHUNK = 1 << 18  # elements of the state that a CPU computes at a time: a megabyte in fp32, which fits its cache
 DEVICE_CHUNK = 1 << 24  # on any other device, where every piece costs a dozen launches
 
 
 class _Tokens(NamedTuple):
-    """A few tokens of all inputs in the dtype of the arithmetic; weights as they are applied."""
+    """A few tokens of all inputs in the arithmetic's dtype."""
 
     start: Tensor
     """[N, 1 or G, K]"""
@@ -66,7 +66,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _as_met(weight: Tensor, activation: Tensor, wide: torch.dtype) -> Tensor:
-    """Return a weight rounded to the dtype of what it meets, for arithmetic in ``wide``."""
+    """Return a weight rounded to the other operand's dtype, for arithmetic in ``wide``."""
     return weight.to(activation.dtype).to(wide)
 
 
@@ -120,7 +120,7 @@ def forward(inputs: Inputs, out_BGTK: Tensor, unit: bool) -> None:
 
 
 def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit: bool) -> None:
-    """Write those gradients that have memory (``position_mix_inputs.empty_gradients``)."""
+    """Write the gradients that have memory (``position_mix_inputs.empty_gradients``)."""
     wide = inputs.wide()
     d_state, d_moved, d_attend, d_gate, d_expand, d_contract = gradients
     product_IX = None if inputs.gate is None else product(inputs, wide)

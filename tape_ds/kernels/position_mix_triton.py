@@ -370,12 +370,11 @@ def forward(inputs: Inputs, out: Tensor, unit: bool, grad: Tensor | None = None)
 
 
 def scratch(*shape: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory that lives as long as the call."""
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
 def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit: bool) -> None:
-    """Write those gradients that have memory (``position_mix_inputs.empty_gradients``)."""
+    """Write the gradients that have memory (``position_mix_inputs.empty_gradients``)."""
     grad = near(grad)
     if unit:
         # In a separate pass, which forms the new state again: in one kernel, registers would not suffice.

@@ -38,9 +38,6 @@ def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None)
 
     Returns:
         [B, H, T, K] in the dtype of ``x``, and in its memory layout where rows of that are contiguous.
-
-    Raises:
-        ValueError: K is odd, H no multiple of G, or ``start`` and ``state`` are not of these shapes.
     """
     batch, heads, tokens, width = x_BHTK.shape
     groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]
@@ -104,8 +101,7 @@ _rotate.register_autograd(_differentiate, setup_context=_save)
 def empty_gradients(
     grad: Tensor, state: Tensor | None, for_x: bool, for_state: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Memory for those gradients that are asked for: ``x``'s as a projection lays it out, [B, T, H, K] seen as
-    [B, H, T, K], whatever the layout of the incoming gradient; the state's like the state."""
+    """Return memory for the gradients asked for; that of ``x`` is [B, T, H, K] seen as [B, H, T, K]."""
     return empty_rows(grad) if for_x else None, _empty_like(state) if for_state and state is not None else None
 
 
@@ -115,7 +111,6 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None:
-    """The PyTorch form: write the rotation of ``x`` to ``out``."""
     _turn(x, start, state, out, backwards=False)
 
 
@@ -132,7 +127,6 @@ def backward(
 
 
 def _wide(*tensors: Tensor | None) -> torch.dtype:
-    """Return the dtype of the arithmetic."""
     return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
 
 

@@ -198,7 +198,7 @@ def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None
 def backward(
     grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, d_x: Tensor | None, d_state: Tensor | None
 ) -> None:
-    """Write those gradients that have memory; ``x`` is read for the state's only."""
+    """Write the gradients that have memory; only the state's needs ``x``."""
     batch, heads, tokens, width = grad.shape
     groups = start.shape[1] if state is None else state.shape[1]
     grad, start = rows(grad), rows(start)
@@ -216,7 +216,7 @@ def backward(
 
 
 def fits(x: Tensor) -> bool:
-    """Return whether the kernels run on a tensor like ``x``: its device and dtype, something in it, K at most 256."""
+    """Return whether the kernels take ``x``: its device and dtype, not empty, K at most 256."""
     return x.is_cuda and why_not(x) is None and x.numel() > 0 and x.shape[-1] <= 256
 
 

@@ -18,7 +18,7 @@ def empty_rows(like_BHTK: Tensor, columns: int | None = None, dtype: torch.dtype
 
 
 def rows(x: Tensor) -> Tensor:
-    """``x``, copied only where its last dimension is not contiguous: an expanded gradient's is not."""
+    """Return ``x``, copied only if its last dimension is not contiguous, as of an expanded gradient."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -31,8 +31,7 @@ def near(x: Tensor) -> Tensor:
 
 
 def strides(x: Tensor | None) -> tuple[int, ...]:
-    """Return the strides of batch, heads and tokens; zeros without a tensor, and along a dimension of size 1, which a
-    kernel may then index as if it were shared."""
+    """Return the strides of batch, heads and tokens; 0 without a tensor and for a dimension of size 1."""
     if x is None:
         return 0, 0, 0
     return tuple(0 if x.shape[axis] == 1 else x.stride(axis) for axis in range(3))

@@ -22,15 +22,14 @@ WIDEST = 128  # largest head size
 
 
 def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | None) -> str | None:
-    """Why :func:`tape_attention` cannot take this call; None where it can."""
+    """Return why :func:`tape_attention` cannot take this call, or None."""
     if problem := jit.why_not(q_BHTK):
         return problem
     return "no position state" if e_BGSK is None else why_not_shapes(q_BHTK, k_BGSK, v_BGSK, e_BGSK)
 
 
 def why_not_shapes(q_BHTK: Tensor, k_BGSK: Tensor, *values_BGSK: Tensor) -> str | None:
-    """Return what is wrong with the tensors themselves; the value, and the position state if there is one, come
-    last."""
+    """Return the problem of the tensors' shapes, or None; the value, and the position state if any, come last."""
     named = dict(zip("qkve", (q_BHTK, k_BGSK, *values_BGSK), strict=False))
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
     if any(x.ndim != 4 for x in named.values()):
@@ -176,9 +175,6 @@ def tape_attention(
 
     Returns:
         A v and A e, [B, H, T, K] in the inputs' dtype, laid out as [B, T, H, K]; 0 for a query without any key.
-
-    Raises:
-        ValueError: :func:`why_not`, or ``document_ids`` of another shape, or a scale that is not above 0.
     """
     if problem := why_not(q_BHTK, k_BGSK, v_BGSK, e_BGSK):
         raise ValueError(f"tape_attention: {problem}")

@@ -52,21 +52,19 @@ class ForwardCall(NamedTuple):
     """Document, its first and its last place, of every key (``tape_attention.document_borders``)."""
 
     def reach(self, queries: int, keys: int) -> int:
-        """The end of the keys that a query sees; later ones are never read."""
+        """Return the end of the keys that a query attends to; later ones are never read."""
         return max(0, min(keys, self.offset + queries))
 
     def documents(self) -> tuple[Tensor | None, ...]:
-        """Return the kernels' IDS, FIRST and LAST."""
         return (None, None, None) if self.documents_3BS is None else self.documents_3BS.contiguous().unbind()
 
     def arguments(self, queries: int, keys: int) -> dict[str, Any]:
-        """Return the kernels' arguments of the same names."""
         reach = self.reach(queries, keys)
         return {"queries": queries, "keys": keys, "reach": reach, "offset": self.offset, "scale": self.scale}
 
 
 def whole_blocks(queries: int) -> int:
-    """Return the length of a row of statistics: a multiple of every block, so that its loads are whole and aligned."""
+    """Return the length of a row of statistics: a multiple of every block, for whole and aligned loads."""
     return -(-queries // 128) * 128
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make a model address a longer context."""
-
     trains: Literal["groups", "adapters", "everything", "nothing"]
     """``groups``: position updates, norms, embeddings, as the recipe switches them; ``adapters``: LoRA, and groups."""
     encoding: str = "rope"
@@ -89,7 +87,8 @@ def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
     for router in decoder_shape.routers(model).values():
         router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
     if method.trains == "groups":
-        prepared = groups.unfreeze(model, settings)
+        for parameter in map(model.get_parameter, groups.names(model, settings)):
+            parameter.requires_grad_(True)
     elif method.trains == "adapters":
         prepared = adapters.attach(model, settings)
     if method.grouped:

@@ -13,15 +13,6 @@ _NORM = re.compile("(RMS|Layer)?Norm(PerHead|1P|Gated)?$")
 """Ends of the names that transformers' families have for their norms."""
 
 
-def unfreeze(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
-    """Make the groups that the settings switch on trainable, in a model whose parameters are frozen."""
-    chosen = set(names(model, settings))
-    for name, parameter in model.named_parameters():
-        if name in chosen:
-            parameter.requires_grad_(True)
-    return model
-
-
 def names(model: PreTrainedModel, settings: Any) -> list[str]:
     """Return parameters of the groups that ``settings`` switches on (train_position, train_norms, train_embeddings),
     sorted.

@@ -1,11 +1,9 @@
 """A model with new weights: what each weight starts at depends on the seed and its own name, and on nothing else.
 
-Not on the number of ranks, the ZeRO stage, the device or the precision, so runs that differ in these start alike. And
-not on the rest of the model: two encodings with one seed share every weight that both have. (transformers draws from
-one stream of random numbers as modules are made, and under ZeRO-3 in another order than without.)
-
-Values are drawn module by module on the CPU in fp32, as the model's own ``_init_weights`` says, and copied to where the
-parameters are; under ZeRO-3 these are gathered one at a time, and rank 0's values go to all.
+Runs that differ in ranks, ZeRO stage, device or precision start alike, and two encodings with one seed share every
+weight that both have. (transformers draws from one stream of random numbers as modules are made, and under ZeRO-3 in
+another order than without.) Values are drawn module by module on the CPU in fp32 by the model's ``_init_weights``;
+under ZeRO-3 parameters are gathered one at a time, and rank 0's values go to all.
 """
 
 import copy

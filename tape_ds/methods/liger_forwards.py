@@ -29,36 +29,25 @@ def use_liger(model: nn.Module) -> list[str]:
     """
     from liger_kernel.transformers import functional
 
+    def norm_forward(self: LlamaRMSNorm, hidden: Tensor) -> Any:
+        # Not in place: that would overwrite the gradient which a hook on the norm's output may keep.
+        return functional.liger_rms_norm(hidden, self.weight, self.variance_epsilon, in_place=False)
+
+    def mlp_forward(self: LlamaMLP, x: Tensor) -> Any:
+        return self.down_proj(functional.liger_swiglu(self.gate_proj(x), self.up_proj(x)))
+
     norms = [module for module in model.modules() if isinstance(module, LlamaRMSNorm)]
     mlps = [m for m in model.modules() if isinstance(m, LlamaMLP) and m.config.hidden_act in ("silu", "swish")]
     heads = [module for module in model.modules() if isinstance(module, OutputHead)]
-    for norm in norms:
-        _replace_forward(norm, _norm_forward(functional.liger_rms_norm))
-    for mlp in mlps:
-        _replace_forward(mlp, _mlp_forward(functional.liger_swiglu))
+    module: Any
+    for module in norms:
+        module.forward = MethodType(norm_forward, module)
+    for module in mlps:
+        module.forward = MethodType(mlp_forward, module)
     for head in heads:
         head.fused_loss, head.fused_from = _loss(functional.liger_fused_linear_cross_entropy), FUSED_FROM
     found = {"RMSNorm": norms, "SwiGLU": mlps, f"cross-entropy from {FUSED_FROM:,} tokens": heads}
     return [f"{name} ({len(modules)})" for name, modules in found.items() if modules]
-
-
-def _replace_forward(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> None:
-    module.forward = MethodType(forward, module)
-
-
-def _norm_forward(rms_norm: Callable[..., Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    def forward(self: LlamaRMSNorm, hidden: Tensor) -> Tensor:
-        # Not in place: that would overwrite the gradient which a hook on the norm's output may keep.
-        return rms_norm(hidden, self.weight, self.variance_epsilon, in_place=False)
-
-    return forward
-
-
-def _mlp_forward(swiglu: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    def forward(self: LlamaMLP, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
-
-    return forward
 
 
 def _loss(fused: Callable[..., Tensor]) -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:

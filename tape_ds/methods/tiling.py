@@ -1,16 +1,12 @@
 """Feed-forwards a piece of the sequence at a time: what is inside them exists for one piece only, forward and backward.
 
 A gated feed-forward holds four tensors of T x ``intermediate_size`` while it runs, and nothing in it crosses tokens. In
-tiles of T / n tokens, each computed again in the backward, it holds 1/n of that; its input and output remain (tiled
-compute of ALST, Bekman et al. 2025, arXiv:2506.13996, Section 3.2). So do TAPE's position updates in the forms that act
-across channels; the others are one fused operator that never holds more than a piece anyway.
+tiles of T / n tokens, each computed again in the backward, it holds 1/n of that (ALST, Bekman et al. 2025,
+arXiv:2506.13996, Section 3.2). So do TAPE's position updates in the forms that act across channels.
 
-DeepSpeed's ``TiledMLP`` does the same, but runs a backward inside the backward: each tile's gradient then goes into the
-weight's by itself, and an engine has to be told which is the last. Here torch adds the tiles' gradients up before any
-hook on the weight hears of them.
-
-The number of tiles is the same for every sequence, long or short, so that under ZeRO-3 every rank gathers every weight
-equally often: with tiles of a fixed size a rank with a longer sequence would wait for the others for ever.
+DeepSpeed's ``TiledMLP`` runs a backward inside the backward, and an engine has to know which tile is the last. Here
+torch adds the tiles' gradients up before any hook on the weight runs. The number of tiles is the same for every
+sequence: with tiles of a fixed size, under ZeRO-3, a rank with a longer sequence would wait for the others for ever.
 
 Shape letters: B batch, T tokens, D hidden size, H query heads, G key/value heads, C columns of the state.
 """

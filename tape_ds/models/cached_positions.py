@@ -1,11 +1,9 @@
-"""What a cache keeps of its tokens beside keys and values: positions here, as extra columns of the first layer's keys.
+"""Positions of cached tokens, as extra columns of the first layer's keys.
 
-A later call needs to know where the cached keys stand: their distance is a bias (ALiBi, T5, FIRE), their separators
-count segments (BiPE), their length decided a base (dynamic NTK). Kept inside the cache they follow it through beams,
-crops, resets and offloading. Every integer becomes three base-256 digits, which any 16-bit dtype holds exactly.
-
-TAPE's states are columns of the values (:meth:`tape_ds.encodings.PositionLayer.carry`). A cache that another
-program filled has neither, and is refused.
+Later calls need the positions of the cached keys: their distance is a bias (ALiBi, T5, FIRE), their separators count
+segments (BiPE), their length decided a base (dynamic NTK). Inside the cache they follow it through beams, crops, resets
+and offloading. Every integer becomes three base-256 digits, which any 16-bit dtype holds exactly. (TAPE's states are
+columns of the values.) A cache that another program filled has neither, and is refused.
 
 Shape letters: B batch, T tokens, S keys, G key/value heads, K head size, V value width, N integers per token.
 """

@@ -88,23 +88,17 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qw
         encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} RoPE"
         encoding += f", {config.position_options}" if config.position_options else ""
         raise UserError(Problem("position_encoding", encoding, "not expressible as a Llama", remedy))
+    kind: Any = LlamaForCausalLM
+    if config.qkv_bias or config.qk_norm:
+        kind = Qwen2ForCausalLM if config.qkv_bias else Qwen3ForCausalLM
+    known = set(kind.config_class.__dataclass_fields__) - _CLASS_FIELDS
+    fields = {name: value for name, value in config.to_dict().items() if name in known}
+    if config.qkv_bias and config.head_dim * config.num_attention_heads != config.hidden_size:
+        fields["head_dim"] = config.head_dim  # no field of Qwen2's, but its attention reads it
     with torch.device("meta"):
-        plain = _plain_model(config, rope_parameters)
+        plain = kind(kind.config_class(**fields | {"rope_parameters": rope_parameters}))
     plain = fill(plain, model.state_dict(), "state dict")
     # its frequencies are a buffer outside the state dict, still on the meta device
     plain.model.rotary_emb = type(plain.model.rotary_emb)(plain.config).to(model.device)
     plain.generation_config = copy.deepcopy(model.generation_config)
     return plain
-
-
-def _plain_model(
-    config: TapeConfig, rope_parameters: dict[str, Any]
-) -> LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM:
-    model: Any = LlamaForCausalLM
-    if config.qkv_bias or config.qk_norm:
-        model = Qwen2ForCausalLM if config.qkv_bias else Qwen3ForCausalLM
-    known = set(model.config_class.__dataclass_fields__) - _CLASS_FIELDS
-    fields = {name: value for name, value in config.to_dict().items() if name in known}
-    if config.qkv_bias and config.head_dim * config.num_attention_heads != config.hidden_size:
-        fields["head_dim"] = config.head_dim  # no field of Qwen2's, but its attention reads it
-    return model(model.config_class(**fields | {"rope_parameters": rope_parameters}))

@@ -14,6 +14,7 @@ import copy
 import functools
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -43,19 +44,16 @@ CHUNK = 1024
 """Tokens whose logits exist at once, where a family changes what its head gives."""
 
 
+@dataclass(frozen=True)
 class KeyPlaces:
-    """What a layer receives in the place of a mask.
+    """The argument that a layer receives in the place of a mask."""
 
-    Args:
-        layout: of the documents among the layer's keys; None: one document without padding.
-        offset: place of the first query among the keys.
-        window: keys that a query sees, itself among them; None: all before it.
-    """
-
-    def __init__(self, layout: DocumentLayout | None, offset: int | Tensor, window: int | None = None):
-        self.layout = layout
-        self.offset = offset
-        self.window = window
+    layout: DocumentLayout | None
+    """Of the documents among the layer's keys; None: one document without padding."""
+    offset: int | Tensor
+    """Place of the first query among the keys."""
+    window: int | None = None
+    """Keys that a query sees, itself among them; None: all before it."""
 
 
 _UNKNOWN: Any = object()
@@ -238,8 +236,6 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
 
 
 class _InPlaceOf:
-    """An object with some attributes replaced."""
-
     def __init__(self, replaced: Any, **given: Any):
         self._replaced = replaced
         self.__dict__ |= given

@@ -142,8 +142,13 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
             changed.pop("attention_factor", None)
         if changed == dict(before):
             return dict(own)
-        if why := _unscaled(native):
-            raise UserError(Problem("rope_parameters.rope_type", kind, why, "leave rope_parameters out"))
+        unscaled = ""
+        if native.model_type in ROTATED_WINDOWS and "window" in needs(native):
+            unscaled = "its layers that see everything have no positions, and those with a window need no scaling"
+        elif getattr(native, "layer_rope_theta", None):
+            unscaled = "its layers have bases that differ (layer_rope_theta)"
+        if unscaled:
+            raise UserError(Problem("rope_parameters.rope_type", kind, unscaled, "leave rope_parameters out"))
         config = copy.deepcopy(native)
         config.rope_parameters = {**own, FULL: changed} if FULL in own else changed
         try:
@@ -156,14 +161,6 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
         return dict(config.rope_parameters)
     wrong = f"transformers' {native.model_type} does not compute it{reason}"
     raise UserError(Problem("rope_parameters.rope_type", kind, wrong, "choose linear, ntk or yarn"))
-
-
-def _unscaled(native: PreTrainedConfig) -> str:
-    if native.model_type in ROTATED_WINDOWS and "window" in needs(native):
-        return "its layers that see everything have no positions, and those with a window need no scaling"
-    if getattr(native, "layer_rope_theta", None):
-        return "its layers have bases that differ (layer_rope_theta)"
-    return ""
 
 
 def _expressed(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -21,8 +21,6 @@ _ATTENTION = re.compile("(Attention|MLA)$")
 
 
 class Weights(NamedTuple):
-    """Parameters of one name and shape."""
-
     kind: Literal["linear", "head", "embedding", "norm"]
     """``norm``: also all that is neither of the others, such as biases."""
     name: str

@@ -22,8 +22,6 @@ from tape_ds.models.gptj_configuration import ScaledGPTJConfig
 
 
 class RotaryAngles(nn.Module):
-    """Cosines and sines of the angles of positions."""
-
     def __init__(self, config: ScaledGPTJConfig):
         super().__init__()
         assert config.rope_parameters is not None  # the configuration fills it in
@@ -97,8 +95,6 @@ class ScaledGPTJAttention(nn.Module):
 
 
 class ScaledGPTJBlock(GPTJBlock):
-    """transformers' block around this attention."""
-
     def __init__(self, config: ScaledGPTJConfig, layer_idx: int):
         super(GPTJBlock, self).__init__()  # its own would build the other attention
         self.ln_1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
@@ -107,8 +103,6 @@ class ScaledGPTJBlock(GPTJBlock):
 
 
 class ScaledGPTJPreTrainedModel(GPTJPreTrainedModel):
-    """What transformers needs to know about these models."""
-
     config_class = ScaledGPTJConfig
     _no_split_modules = ["ScaledGPTJBlock"]
     _supports_sdpa = True
@@ -123,8 +117,6 @@ class ScaledGPTJPreTrainedModel(GPTJPreTrainedModel):
 
 
 class ScaledGPTJModel(ScaledGPTJPreTrainedModel, GPTJModel):
-    """transformers' decoder of these blocks."""
-
     def __init__(self, config: ScaledGPTJConfig):
         super(GPTJModel, self).__init__(config)
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)

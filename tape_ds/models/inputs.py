@@ -1,4 +1,4 @@
-"""What a decoder's forward makes of its arguments before the first block: places, masks, padding, the backend.
+"""A decoder's arguments before the first block: documents, padding, embeddings, the backend.
 
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), D hidden size.
 """

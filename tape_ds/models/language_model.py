@@ -75,8 +75,8 @@ class LanguageModel:
         """As the decoder's forward, and:
 
         Under sequence parallelism (:mod:`tape_ds.models.sharding`) the logits are those of this process's tokens, and
-        the loss its part of the sum: divided, as ever, by the targets of whole sequences, so that the parts of all
-        processes add up to the loss. Under tensor parallelism logits and loss are whole in every process.
+        the loss its part of the sum: divided by the targets of whole sequences, so that the parts of all processes add
+        up to the loss. Under tensor parallelism logits and loss are whole in every process.
 
         Args:
             labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``

@@ -220,8 +220,6 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
 
 
 class TapePreTrainedModel(PreTrainedModel):
-    """What transformers needs to know about these models."""
-
     config_class = TapeConfig
     config: TapeConfig
     base_model_prefix = "model"
@@ -243,8 +241,6 @@ class TapePreTrainedModel(PreTrainedModel):
 
 
 class TapeModel(TapePreTrainedModel):
-    """Embedding, blocks and final norm."""
-
     sequence_sharding: SequenceSharding | None = None
     """Shares sequences with other processes, see :mod:`tape_ds.models.sharding`."""
 
@@ -367,10 +363,10 @@ def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]
 
 
 def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleList:
-    """Have ``model`` compute with the encoding of ``config`` (one without parameters of its own, or the model's own
-    with other RoPE parameters or fewer updates) and its present weights; return what it computed with.
+    """Make ``model`` compute with the encoding of ``config`` and its present weights, and return its former modules.
 
-    No weights are made or copied, so sharded ones stay as they are.
+    The encoding has no parameters of its own, or is the model's own with other RoPE parameters or fewer updates. No
+    weights are made or copied, so sharded ones stay as they are.
     """
     decoder: Any = model.model
     kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])
@@ -388,11 +384,8 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
 
 @contextmanager
 def evaluated_at(model: "TapeForCausalLM", length: int) -> Iterator[None]:
-    """Within the block, ``model`` computes as its encoding says for texts of ``length`` tokens.
-
-    Most encodings are the same at every length. ``yarn`` is trained on plain RoPE and scaled, from the window it was
-    trained for, to the length it is used at.
-    """
+    """Within the block, ``model`` computes as its encoding is used on texts of ``length`` tokens: ``yarn`` is trained
+    on plain RoPE, and scaled to the length."""
     config = encodings.config_at(model.config, length)
     if config is model.config:
         yield
@@ -405,7 +398,7 @@ _SAVED_WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
 
 
 def _take_over(kept: nn.Module, borrowed: nn.Module) -> None:
-    """Have ``borrowed`` use the parameters of ``kept``: the modules that own them, and the hooks of an engine with
+    """Make ``borrowed`` use the parameters of ``kept``: the modules that own them, and the hooks of an engine with
     them."""
     # peft keeps a module that it trains whole (`modules_to_save`) one step further in
     own = {_SAVED_WHOLE.sub("", name): part for name, part in kept.named_modules()}

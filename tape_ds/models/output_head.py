@@ -82,8 +82,8 @@ class OutputHead(nn.Linear):
         # The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over all
         # tokens to the weight's dtype before anything divides it: fp16 cannot hold that.
         trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
-        takes_fused = self.fused_loss is not None and len(targets_N) >= self.fused_from
-        if self.fused_loss is not None and takes_fused and hidden.requires_grad and not trained_in_fp16:
+        long = len(targets_N) >= self.fused_from
+        if self.fused_loss is not None and long and hidden.requires_grad and not trained_in_fp16:
             return self.fused_loss(hidden_ND, weight_VD, targets_N, ignore_index)
         return linear_cross_entropy(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index)
 
@@ -125,8 +125,12 @@ def causal_lm_loss(
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     targets_BT = targets_BT.to(hidden_BTD.device)
     loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
-    items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    return loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+    return _divided(loss, targets_BT, ignore_index, num_items_in_batch)
+
+
+def _divided(total: Tensor, targets_BT: Tensor, ignore_index: int, items: Tensor | int | None) -> Tensor:
+    items = (targets_BT != ignore_index).sum() if items is None else items
+    return total / (items.to(total.device) if isinstance(items, Tensor) else items)
 
 
 def divergence(
@@ -140,8 +144,7 @@ def divergence(
     """Return the divergence from what a teacher predicts (:class:`tape_ds.methods.distillation.TeacherTokens`), summed
     over its tokens and divided by the targets of the whole batch, as :func:`causal_lm_loss` divides."""
     found: Tensor = head(hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD))
-    items = (shifted(labels_BT) != -100).sum() if num_items_in_batch is None else num_items_in_batch
-    return found / (items.to(found.device) if isinstance(items, Tensor) else items)
+    return _divided(found, shifted(labels_BT), -100, num_items_in_batch)
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:

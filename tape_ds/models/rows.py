@@ -15,7 +15,6 @@ from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading.strict import fill
 
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-_SPECIAL = ("bos_token_id", "eos_token_id")
 
 
 def check_rows(config: PreTrainedConfig, tokenizer: Any) -> list[Problem]:
@@ -36,26 +35,23 @@ def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
     return f"{config.vocab_size:,} rows for a tokenizer of {tokens:,} tokens: {unused} never used"
 
 
-def check_cut(config: PreTrainedConfig, rows: int, tokenizer: Any) -> list[Problem]:
-    if rows > config.vocab_size:
-        wrong = f"more than the {config.vocab_size:,} there are, and rows are never added"
-        return [Problem("rows", rows, wrong, f"give {config.vocab_size:,} or fewer")]
-    problems = []
-    if _tokens(tokenizer) > rows:
-        first = ", ".join(map(repr, _names(tokenizer, rows)))
-        remedy = f"give {_tokens(tokenizer):,} or more, or another tokenizer, whose tokens all stay"
-        problems.append(Problem("rows", rows, f"the tokenizer has tokens behind it: {first}", remedy))
-    for name in _SPECIAL:
-        given = getattr(config, name)
-        if any(token >= rows for token in (given if isinstance(given, list) else [given]) if token is not None):
-            problems.append(Problem(f"config.{name}", given, f"not among the first {rows:,} rows", "keep its row"))
-    return problems
-
-
 def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausalLM:
     """Return a model with the first ``rows`` rows of embeddings and output head; all else is the same tensors. A
     padding token whose row goes is no longer named: padding is masked."""
-    raise_if_any(check_cut(model.config, rows, tokenizer))
+    problems = []
+    if rows > model.config.vocab_size:
+        wrong = f"more than the {model.config.vocab_size:,} there are, and rows are never added"
+        problems.append(Problem("rows", rows, wrong, f"give {model.config.vocab_size:,} or fewer"))
+    elif _tokens(tokenizer) > rows:
+        wrong = f"the tokenizer has tokens beyond them: {', '.join(map(repr, _names(tokenizer, rows)))}"
+        remedy = f"give {_tokens(tokenizer):,} or more, or another tokenizer, whose tokens all stay"
+        problems.append(Problem("rows", rows, wrong, remedy))
+    for name in ("bos_token_id", "eos_token_id"):
+        given = getattr(model.config, name)
+        if any(token >= rows for token in (given if isinstance(given, list) else [given]) if token is not None):
+            problems.append(Problem(f"config.{name}", given, f"not among the first {rows:,} rows", "keep its row"))
+    raise_if_any(problems)
+
     config, generation = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
     config.vocab_size = rows
     for each in (config, generation):

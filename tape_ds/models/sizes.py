@@ -55,10 +55,24 @@ class Fields:
 
 
 def problems(of: Fields | TapeConfig) -> list[Problem]:
-    found = _counts(of)
+    given = {name: getattr(of, name) for name in _COUNTS}
+    found = [
+        Problem(name, value, "no whole number of 1 or more", "give 1 or more")
+        for name, value in given.items()
+        if type(value) is not int or value < 1
+    ]
     if not found:
         config: Any = of  # its fields are read, not set
-        found = encodings.problems_with(config) + _heads(of)
+        found = encodings.problems_with(config)
+        if of.hidden_size % of.num_attention_heads:
+            wrong = f"not divisible by num_attention_heads = {of.num_attention_heads}"
+            found.append(Problem("hidden_size", of.hidden_size, wrong, "choose a multiple"))
+        if of.head_dim % 2:
+            found.append(Problem("head_dim", of.head_dim, "odd", "rotary pairs need an even head size"))
+        if of.num_attention_heads % of.num_key_value_heads:
+            wrong = f"does not divide the {of.num_attention_heads} attention heads"
+            remedy = "choose a divisor of num_attention_heads"
+            found.append(Problem("num_key_value_heads", of.num_key_value_heads, wrong, remedy))
     if of.state_dtype is not None and of.state_dtype not in STATE_DTYPES:
         found.append(
             Problem("state_dtype", of.state_dtype, "unknown dtype", did_you_mean(of.state_dtype, STATE_DTYPES))
@@ -74,27 +88,4 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
             found.append(Problem("qkv_bias", True, f"together with {name} it is no known family's", remedy))
     if of.attention_dropout:
         found.append(Problem("attention_dropout", of.attention_dropout, "no backend computes it", "set it to 0"))
-    return found
-
-
-def _counts(of: Fields | TapeConfig) -> list[Problem]:
-    given = {name: getattr(of, name) for name in _COUNTS}
-    return [
-        Problem(name, value, "no whole number of 1 or more", "give 1 or more")
-        for name, value in given.items()
-        if type(value) is not int or value < 1
-    ]
-
-
-def _heads(of: Fields | TapeConfig) -> list[Problem]:
-    found = []
-    if of.hidden_size % of.num_attention_heads:
-        wrong = f"not divisible by num_attention_heads = {of.num_attention_heads}"
-        found.append(Problem("hidden_size", of.hidden_size, wrong, "choose a multiple"))
-    if of.head_dim % 2:
-        found.append(Problem("head_dim", of.head_dim, "odd", "rotary pairs need an even head size"))
-    if of.num_attention_heads % of.num_key_value_heads:
-        wrong = f"does not divide the {of.num_attention_heads} attention heads"
-        remedy = "choose a divisor of num_attention_heads"
-        found.append(Problem("num_key_value_heads", of.num_key_value_heads, wrong, remedy))
     return found

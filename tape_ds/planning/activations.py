@@ -12,6 +12,7 @@ state, R of its feed-forward.
 
 from dataclasses import dataclass
 
+from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.planning.job import Job
 
 
@@ -175,8 +176,6 @@ def _logits(job: Job) -> float:
     """Return bytes of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32
     sum of a trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those minus the largest of
     all."""
-    from tape_ds.kernels.linear_cross_entropy import chunk_tokens
-
     vocabulary = job.model.vocabulary / job.layout.tensor
     chunk = min(job.tokens, chunk_tokens(-(-job.model.vocabulary // job.layout.tensor)))
     second = 4 if job.layout.tensor > 1 else job.element

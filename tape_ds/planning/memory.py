@@ -73,7 +73,6 @@ class Estimate:
 
     @property
     def peak(self) -> MemoryPlan:
-        """The moment of the highest total."""
         return max(self.moments, key=lambda each: each.total)
 
 

@@ -48,7 +48,6 @@ class Plan:
         )
 
     def summary(self) -> str:
-        """Return the memory in one line, for the announcement of a run."""
         gpu, found = self.job.gpu, self.memory
         where = "a process on a CPU" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
         counted = "; activations as of a dense Llama of its sizes" * bool(self.job.model.counted)

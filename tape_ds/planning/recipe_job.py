@@ -6,17 +6,18 @@ same one without communication, and :mod:`tape_ds.distributed.comparison` compar
 stays and accumulation follows from it: no choice changes what a run learns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tape_ds import checkpoint
+from tape_ds.attention.shifted_groups import attention_span
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
@@ -27,16 +28,11 @@ from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, PlannedLayout
 from tape_ds.planning.prediction import GIB, Plan
-from tape_ds.planning.shape import TrainedShape
-
-if TYPE_CHECKING:
-    from tape_ds.planning.shape import Config
+from tape_ds.planning.shape import Config, TrainedShape
 
 
 def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
-    import torch  # here, because the planning command imports this module before it answers --help
-
     own = recipe if isinstance(recipe, ExtensionRecipe) else None
     sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
     # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
@@ -48,8 +44,6 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
     span = None
     if own is not None and own.method.chosen.grouped:
-        from tape_ds.attention.shifted_groups import attention_span  # torch, as above
-
         span = attention_span(own.window, own.method.group_tokens, config.num_attention_heads)
     return Job(
         model=shape.sizes(config),
@@ -73,7 +67,6 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
 
 
 def trained_of(recipe: Recipe) -> TrainedShape:
-    """Return which parameters a recipe's method trains."""
     if not isinstance(recipe, ExtensionRecipe) or recipe.method.chosen.trains == "everything":
         return TrainedShape.everything()
     if not recipe.trains:
@@ -137,13 +130,10 @@ def memory_line(recipe: Recipe, config: Config | None) -> str:
     return f"{plan.summary()}; IT DOES NOT FIT: {command} --gpu {gpu.name} --search shows what does"
 
 
-def settle_here(recipe: Recipe, config_of: Callable[[Recipe], Config | None]) -> Recipe:
-    """Return :func:`settle` for the GPU of this process; ``config_of`` is called only where there is a choice to
-    make."""
-    if not recipe.open:
-        return recipe
-    gpu = hardware.gpu_at_hand() if recipe.trains and recipe.chosen_cpu is None else None
-    return settle(recipe, None if gpu is None else config_of(recipe), gpu)
+def settle_here(recipe: Recipe, config: Config | None) -> Recipe:
+    """Return :func:`settle` for the GPU of this process."""
+    use_gpu = recipe.open and recipe.trains and recipe.chosen_cpu is None
+    return settle(recipe, config, hardware.gpu_at_hand() if use_gpu else None)
 
 
 def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:

@@ -35,7 +35,6 @@ class Work:
 
 
 def work(job: Job) -> Work:
-    """Count the work of a forward, its backward, and recomputation."""
     model, layout, trained = job.model, job.layout, job.trained
     trains, again = trained.anything, layout.recomputes
     blocks = {name: 2.0 * model.layers * a * b for name, (a, b) in model.linears.items()}

@@ -6,20 +6,22 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedConfig
 
 from tape_ds import encodings as positions
+from tape_ds.encodings import registry
 from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.models import decoder_shape
+from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.decoder_shape import Weights
+from tape_ds.models.gptj_configuration import ScaledGPTJConfig
 from tape_ds.models.loading import hub
 from tape_ds.models.loading.families import TAPE
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-    from tape_ds.models.configuration import TapeConfig
-    from tape_ds.models.decoder_shape import Weights
-
-    Config = TapeConfig | PreTrainedConfig
+Config = TapeConfig | PreTrainedConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
 
 _COLUMNS = (
@@ -50,9 +52,6 @@ def known(name: str) -> bool:
 
 def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
     """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's."""
-    from tape_ds.models.configuration import TapeConfig
-    from tape_ds.models.gptj_configuration import ScaledGPTJConfig
-
     name, _ = hub.split(name)
     if name == GPT_J:
         return ScaledGPTJConfig()
@@ -168,9 +167,6 @@ class Sizes:
 def sizes(config: Any) -> Sizes:
     if config.model_type != TAPE:
         return _counted_sizes(config)
-    import torch
-
-    from tape_ds.encodings import registry
 
     times = positions.options(config).alike(config.num_hidden_layers)
     placed = sum(times.values())
@@ -211,8 +207,6 @@ def sizes(config: Any) -> Sizes:
 
 def _counted_sizes(config: PreTrainedConfig) -> Sizes:
     """Count the parameters of a decoder of transformers on a model without storage."""
-    from tape_ds.models import decoder_shape
-
     shape = decoder_shape.of(config)
     return Sizes(
         hidden=config.hidden_size,

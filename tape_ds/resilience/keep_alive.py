@@ -298,7 +298,6 @@ class _Attempt:
 
     @property
     def ended(self) -> str:
-        """How the command ended, for messages."""
         how = f"ended with exit code {self.code}"
         if self.code < 0:
             how = f"was ended by {signal.Signals(-self.code).name}"
@@ -316,7 +315,6 @@ class _Attempt:
 
     @property
     def stopped_by(self) -> str | None:
-        """Why the ranks stopped, if they were asked to."""
         record = run_folder.stopped(self.output)
         return str(record.get("reason")) if record is not None and self._is_new(run_folder.STOPPED) else None
 

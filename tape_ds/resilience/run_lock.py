@@ -118,7 +118,6 @@ class RunLock:
             logger.warning("%s: %s", self.path, storage.explain(error, self.output))
 
     def release(self) -> None:
-        """Unlock and remove the file, if this process has it."""
         if (descriptor := _locked.pop(self.path, None)) is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()

@@ -74,7 +74,6 @@ class SpikeDetector:
         return Spike(loss, median, (loss - median) / deviation, new_level)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores; JSON keeps every digit."""
         return {"history": list(self.history), "above": list(self.above)}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -77,11 +77,6 @@ class StopRequest:
         self.request(signal.Signals(number).name)
 
 
-def was_asked(reason: str) -> bool:
-    """Return whether a run that stopped for this ``reason`` was asked to."""
-    return not reason.startswith(LAUNCHER)
-
-
 def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread | None:
     """Ask for a stop as soon as a launcher of this process is gone.
 
@@ -233,7 +228,6 @@ def asked_to_save(output: Path) -> str | None:
 
 
 def answered(output: Path) -> None:
-    """Remove the request."""
     path = output / run_folder.SAVE_NOW
     try:
         path.unlink(missing_ok=True)

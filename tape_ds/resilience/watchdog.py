@@ -139,7 +139,6 @@ class Watchdog:
         self._beat = Beat(step, notes, False, phase, time.time(), self._name)
 
     def _watch(self) -> None:
-        """Thread that counts the seconds without progress."""
         seen, stalled, last = None, 0.0, time.monotonic()
         while not self._closed.wait(self._tick):
             now = time.monotonic()
@@ -204,7 +203,6 @@ class Watchdog:
         return [Beat(*json.loads(store.get(name))) if store.check([name]) else None for name in names]
 
     def _meet(self, where: str, seconds: float) -> None:
-        """Wait for all ranks, at most ``seconds``."""
         if self._connection is None:
             return
         limit = time.monotonic() + seconds
@@ -213,7 +211,6 @@ class Watchdog:
             time.sleep(0.05)
 
     def _write_stacks(self, head: str) -> str:
-        """Write what every thread is doing; return the path."""
         path = self.folder / f"rank-{self.rank}.txt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,16 @@
 """The device of a run, and whether it was intended: training that falls back to a CPU takes days without a message."""
 
 import os
-from typing import TYPE_CHECKING
+
+import torch
 
 from tape_ds import installation
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed import process_info
 from tape_ds.errors import Problem
+from tape_ds.kernels import jit
+from tape_ds.planning import shape
 from tape_ds.resilience import stopping
-
-if TYPE_CHECKING:
-    from tape_ds.planning.shape import Config
 
 NO_GPU = "no GPU is visible"
 LARGEST = 1e9
@@ -18,9 +18,6 @@ LARGEST = 1e9
 
 
 def why_cpu(recipe: Recipe) -> str | None:
-    """Return the reason why a run computes on the CPU; None on an accelerator."""
-    import torch
-
     if installation.FOUND_NO_GPU in os.environ and not recipe.trainer_value("use_cpu"):
         return NO_GPU
     if recipe.chosen_cpu is not None:
@@ -29,10 +26,6 @@ def why_cpu(recipe: Recipe) -> str | None:
 
 
 def describe(recipe: Recipe) -> str:
-    import torch
-
-    from tape_ds.kernels import jit
-
     world = recipe.world_size
     processes = "1 process" if world == 1 else f"{world} processes"
     if (why := why_cpu(recipe)) is not None:
@@ -48,10 +41,9 @@ def describe(recipe: Recipe) -> str:
     return f"{world} x {name}{visible}{slower}"
 
 
-def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
+def check(recipe: Recipe, config: "shape.Config | None") -> list[Problem]:
     """Return why a run should not start on the CPU; nothing where it has a GPU, where the CPU was chosen
-    (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and for small models. ``config`` None: as far as the model is
-    known."""
+    (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and for models that are small or not known yet (None)."""
     if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
         return []
     remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"
@@ -59,12 +51,10 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
     if asked is not None:
         wrong = f"{NO_GPU}: everything would be computed on the CPU"
         return [Problem("--num_gpus", asked, wrong, f"{remedy} --num_accelerators {asked} --allow_cpu")]
-    from tape_ds.planning import shape
-    from tape_ds.training import model_config
-
+    if config is None or not recipe.trains:
+        return []
     try:
-        config = (config or model_config.known_config(recipe)) if recipe.trains else None
-        count = 0 if config is None else shape.total(shape.tensors(shape.sizes(config), shape.TrainedShape()))
+        count = shape.total(shape.tensors(shape.sizes(config), shape.TrainedShape()))
     except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
         wrong = f"{NO_GPU}, and the model's parameters cannot be counted ({str(error).splitlines()[0]})"
         return [Problem("device", "cpu", wrong, "make the model smaller")]

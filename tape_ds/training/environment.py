@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
+from accelerate.utils.other import get_free_port
 from tqdm.auto import tqdm
+from transformers.utils import logging as transformers_logging
 
 from tape_ds import run_folder
 from tape_ds.distributed import rank_sync
@@ -48,7 +50,6 @@ def be_a_job_of_one() -> None:
     """Set the variables of a launcher for a process without one; DeepSpeed would look for MPI, and fail."""
     if any(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
         return
-    from accelerate.utils.other import get_free_port
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -66,8 +67,6 @@ def show_log() -> None:
 
 def quieten_libraries() -> None:
     """Drop messages that libraries print for every run and every model."""
-    from transformers.utils import logging as transformers_logging
-
     transformers_logging.disable_progress_bar()  # of loading and saving: a log gets one line for each step of it
     # peft asks for it by the name that transformers 5 deprecates
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)

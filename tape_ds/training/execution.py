@@ -16,7 +16,6 @@ from tape_ds.distributed.processes import leave_process_group
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
-from tape_ds.planning import recipe_job
 from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import StopRequest
@@ -31,9 +30,10 @@ from tape_ds.training.trainer import Stopped
 def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble) -> int:
     """Assemble the run of a recipe and carry it out; returns the exit code. From here on, signals end the run in order,
     and so does the launcher's death."""
-    raise_if_any([*device.check(recipe), *libraries.check(recipe)])
+    # before a base is downloaded: a large model is not trained on a CPU by mistake
+    known = model_config.known_config(recipe) if recipe.trains else None
+    raise_if_any([*device.check(recipe, known), *libraries.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
-    recipe = recipe_job.settle_here(recipe, model_config.planned_config)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
@@ -90,7 +90,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
                 trainer.go_without_training()
     except Stopped as stopped:
         if rank_sync.rank == 0:
-            if stopping.was_asked(stopped.reason):
+            if not stopped.reason.startswith(stopping.LAUNCHER):
                 try:
                     run_folder.mark_stopped(output, stopped.step, stopped.reason)
                 except OSError as error:  # the exit code tells the same

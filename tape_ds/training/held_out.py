@@ -98,7 +98,6 @@ def write_scores(path: Path, scores: Scores) -> None:
 
 
 def read_scores(path: Path) -> Scores:
-    """Return stored scores; empty if there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {
         variant: {name: SpanLosses.from_dict(losses) for name, losses in part.items()}

@@ -3,14 +3,15 @@
 A plan has no tokenizer and perhaps no model: a base that is not on this machine has its published sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedConfig
 
 from tape_ds import encodings
+from tape_ds.attention import names
 from tape_ds.config.extension import ExtensionRecipe, check_against_model
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
@@ -19,17 +20,15 @@ from tape_ds.config.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.scale import check_model
 from tape_ds.config.sections import check_trained, learns
+from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.models.loading import config_file
+from tape_ds.models import decoder_configuration, decoder_shape
+from tape_ds.models.loading import config_file, configuration, extendable, model_folder
 from tape_ds.models.loading.families import TAPE
 from tape_ds.planning import shape
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-    from tape_ds.planning.shape import Config
+from tape_ds.planning.shape import Config
 
 PLAIN = "rope"
 """The encoding by which a plain Llama is read."""
@@ -37,8 +36,6 @@ PLAIN = "rope"
 
 def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any = NO_TOKENIZER) -> Config:
     """Return the configuration of a recipe's extended model."""
-    from tape_ds.models.loading import extendable
-
     model = recipe.model
     options = encodings.options_for(model.position_encoding, position_options(recipe, native), tokenizer)
     return extendable.configure(
@@ -56,8 +53,6 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
 
 def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
     """Return the parts of a recipe that its base model cannot do; for a run, its dry run and a plan alike."""
-    from tape_ds.models.loading import extendable
-
     if refused := extendable.check(native):
         return refused  # further problems would mislead
     found = list(check_model(recipe.scale, native))
@@ -82,9 +77,6 @@ def _family(native: PreTrainedConfig) -> str:
 
 def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Problem]:
     """Check a model that is extended by transformers' own class, which has fewer features."""
-    from tape_ds.attention import names
-    from tape_ds.models import decoder_configuration, decoder_shape
-
     family = _family(native)
     if isinstance(recipe, ExtensionRecipe):
         method, shape_of = recipe.method, decoder_shape.of(native)
@@ -113,9 +105,6 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
 
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
     """Return the recipe with the adapters' default targets, named as in the base's family."""
-    from tape_ds.models import decoder_shape
-    from tape_ds.models.loading import extendable
-
     adapted = recipe.method.chosen.trains == "adapters" and "lora_targets" not in recipe.given
     if not adapted or not extendable.by_own_class(native):
         return recipe
@@ -134,8 +123,6 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 
 
 def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
-    from tape_ds.models.loading import extendable
-
     encoding = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
     return extendable.configure(native, attention_backend=attention_backend, **encoding)
 
@@ -145,8 +132,6 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int |
     ``max_position_embeddings`` becomes the length of the longest text (None: as many tokens as the recipe allows) where
     that is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that
     depends on the length, as ``yarn`` does, is trained as for that length."""
-    from tape_ds.models.loading import extendable
-
     length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
     changes = {"max_position_embeddings": length, "attention_backend": recipe.model.attention_backend}
     changes |= {} if native.model_type == TAPE else {"position_encoding": PLAIN}
@@ -161,13 +146,10 @@ def planned_config(recipe: Recipe, base: str | None = None) -> Config:
         if isinstance(recipe, GeneratedRecipe):
             config = recipe.checked_config()
         else:
-            from tape_ds.data import tokenizer as tokenizers
-
             entries = _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer)))
             config = recipe.model_config(NO_TOKENIZER, entries)
         raise_if_any(check_model(recipe.scale, config))
         return config
-    from tape_ds.models.loading import extendable
 
     native = native_config(recipe.model.model if base is None else base)
     raise_if_any(check_fit(recipe, native))
@@ -201,7 +183,6 @@ def native_config(model: str) -> PreTrainedConfig:
     GGUF file, which holds both, has its weights read."""
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
-    from tape_ds.models.loading import configuration, model_folder
 
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:

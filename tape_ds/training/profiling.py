@@ -91,7 +91,6 @@ class StepProfiler(TrainerCallback):
 
 
 def summarise(profiler: torch.profiler.profile) -> str:
-    """Return the time of the recorded steps, and torch's table of operators, as Markdown."""
     steps = [event for event in profiler.events() or [] if event.name.startswith("ProfilerStep")]
     mean = sum(event.time_range.elapsed_us() for event in steps) / len(steps) / 1e3
     averages = profiler.key_averages()

@@ -60,7 +60,6 @@ def begin(run: Run) -> results.Result:
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
-    """Write run.json and the pictures, and print the scores; rank 0 only."""
     history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
     folder = run.output / RESULTS
     figures = {

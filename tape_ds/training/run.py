@@ -141,7 +141,6 @@ class Run(RunContext, ABC):
 
     @property
     def record(self) -> TrainedRecord:
-        """``trained.json`` of every folder that the run saves."""
         return TrainedRecord(**self.origin, method=self.method, names=self.names)
 
     @property
@@ -151,12 +150,10 @@ class Run(RunContext, ABC):
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the longest sequence."""
         return int(self.recipe.window)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step, all ranks together."""
         return int(self.recipe.global_batch_size) * self.mean_tokens
 
     @property
@@ -170,7 +167,6 @@ class Run(RunContext, ABC):
 
     @property
     def flops_per_token(self) -> float:
-        """Floating-point operations of training, per token."""
         total, trained = self.parameter_counts
         return training_flops_per_token(
             self.config, self.mean_tokens, trained / total, attention_span=self.attention_span

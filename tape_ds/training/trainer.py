@@ -60,7 +60,9 @@ class RestoreState(TrainerCallback):
         self.trainer.load_rank_state()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.trainer.note_position_rate()  # before the schedule moves on
+        if self.trainer.optimization.position_learning_rate is not None:
+            # before the schedule moves on; their group is the last
+            self.trainer.position_rate = self.trainer.optimizer.param_groups[-1]["lr"]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.trainer.beat("saving")
@@ -163,7 +165,7 @@ class TapeTrainer(Trainer):
         """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
         self._logged_before = 0
         """The logging step before the one that is being logged."""
-        self._position_rate: float | None = None
+        self.position_rate: float | None = None
         """Learning rate of position parameters in the last step."""
         self._clock: tuple[int, float] | None = None
         self._begin: tuple[int, float] | None = None
@@ -174,7 +176,6 @@ class TapeTrainer(Trainer):
         return own + int(getattr(self.model_wrapped, "skipped_steps", 0))
 
     def go_without_training(self) -> None:
-        """Score and save without a step between, for a method that trains nothing."""
         self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.is_local_process_zero()
         control = self.callback_handler.on_train_begin(self.args, self.state, TrainerControl())
@@ -459,15 +460,11 @@ class TapeTrainer(Trainer):
         reader = self.layout.data_rank(rank)
         return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
 
-    def note_position_rate(self) -> None:
-        if self.optimization.position_learning_rate is not None:
-            self._position_rate = self.optimizer.param_groups[-1]["lr"]  # their group is the last
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:  # trackers warn of a None each time, so what is not available is left out
             logs = logs | {name: value for name, value in self._measure().items() if value is not None}
-            if self._position_rate is not None:
-                logs["position_learning_rate"] = self._position_rate
+            if self.position_rate is not None:
+                logs["position_learning_rate"] = self.position_rate
             if self.teacher is not None:  # the parts of the loss, before they are weighted
                 steps = self.state.global_step - self._logged_before
                 sums = zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)
@@ -496,6 +493,5 @@ class TapeTrainer(Trainer):
         }
 
     def start_clock(self) -> None:
-        """Start to measure speed and memory."""
         processes.reset_peak_memory(self.args.device)
         self._clock = self._begin = (self.state.global_step, time.perf_counter())

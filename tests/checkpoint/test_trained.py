@@ -243,6 +243,17 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
         assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
 
 
+@pytest.fixture
+def shown_bars():
+    """transformers' bars are on, whatever earlier tests did to them."""
+    shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    yield
+    if not shown:
+        logging.disable_progress_bar()
+
+
+@pytest.mark.usefixtures("shown_bars")
 def test_a_whole_model_is_saved_without_a_bar(base, tmp_path, capfd):
     model = TapeForCausalLM.from_pretrained(base)
     names = methods.prepare("full", model, settings()).names

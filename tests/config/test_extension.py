@@ -69,7 +69,7 @@ MALFORMED = {
         {"train_data": WEIGHTED, "max_steps": -1, "num_train_epochs": 2.0},
         "max_steps",
         "-1",
-        "say how many steps",
+        "give the number of steps",
     ),
     "same document": (
         {"train_data": ["stdlib:ast.py"], "eval_data": ["stdlib:ast.py"]},

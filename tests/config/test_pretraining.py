@@ -84,7 +84,7 @@ MALFORMED = {
         },
         "max_steps",
         "-1",
-        "say how many steps",
+        "give the number of steps",
     ),
     "no stream workers": ({"streaming": True, "stream_workers": 0}, "stream_workers", "0", "1 or more"),
     "stream by epochs": (

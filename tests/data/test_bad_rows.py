@@ -181,7 +181,7 @@ TOOLS = [chatml.WEATHER]
 CONVERSATIONS = [
     ({"messages": []}, "holds an empty list"),
     ({"messages": [{"role": "assistant", "content": "first"}]}, "it begins with an answer"),
-    ({"messages": TALK, "system": "Be brief."}, "the column system holds something"),
+    ({"messages": TALK, "system": "Be brief."}, "the column system is not empty"),
     ({"messages": TALK, "tools": "get_weather"}, "tools is not a list of JSON schemas"),
     ({"messages": TALK, "mood": "kind"}, "the chat template reads mood"),
     ({"messages": TALK, "tools": TOOLS}, "it has tools, and the chat template renders none"),

@@ -426,7 +426,7 @@ def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, spec, silent):
 
 def fail_on_three(task):
     if task == 3:
-        raise UserError(Problem("data", task, "bad line", "mend it"))
+        raise UserError(Problem("data", task, "bad line", "correct it"))
     time.sleep(60)
 
 

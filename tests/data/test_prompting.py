@@ -113,7 +113,6 @@ def test_a_document_is_scored_without_the_end(tmp_path):
 DOCUMENTS = {
     "tape_ds/data/prompting.py": "the one place that prompts",
     "tape_ds/data/tokenized.py": "documents, which a tokenizer may end",
-    "tape_ds/data/scrolls/prompts.py": "the middle of a text, add_special_tokens=False",
     "tape_ds/data/chat/template.py": "a rendered conversation, add_special_tokens=False",
     "tape_ds/data/tokenizer.py": "the BOS before an empty text",
 }

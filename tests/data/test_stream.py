@@ -279,7 +279,7 @@ def test_unreadable_line_is_named(open_sequences, folder, workers):
     lines = str(caught.value).splitlines()
     assert lines[0] == "the training data cannot be read on, and the run stops here:"
     assert lines[1].startswith(f"  1. train_data = 'jsonl:{folder}/*.jsonl*#body': 2.jsonl:15 is not JSON")
-    assert lines[2] == "      remedy: mend or remove that line"
+    assert lines[2] == "      remedy: correct or remove that line"
     assert len(lines) == 3
 
 

@@ -170,10 +170,3 @@ def test_a_telephone_shows_every_table_of_a_chapter(site, tmp_path):
     told = re.search(r"wide: (.*?)\.</pre>", done.stdout, re.S)
     assert told, done.stdout[-500:]
     assert told[1] == "[]"
-
-
-@pytest.mark.slow
-def test_code_in_a_cell_breaks_at_its_joints(site):
-    text = (site / "extending.html").read_text(encoding="utf-8")
-    assert "<td><code>llama2_<wbr>7b_<wbr>8k</code></td>" in text
-    assert '<code><span class="whole">--learning</span>_rate <span class="whole">1e-4</span></code>' in text

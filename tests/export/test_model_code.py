@@ -136,7 +136,7 @@ def test_it_needs_torch_and_transformers_alone_and_keeps_its_words(encoding):
     assert len(public) > 40
     whole = "".join(files.values())
     assert '"tape_ds::' not in whole, "an operator of the package would be replaced by the export's"
-    assert "the MLP's output before it joins the residual" in whole
+    assert "A promise: decoding with a cache gives the logits of the full pass" in whole
     assert all("Apache License, Version 2.0" in text for text in files.values())
     assert "# tape_ds/models/llama.py of tape_ds" in files["modeling_tape.py"]
 

@@ -210,7 +210,7 @@ if __name__ == "__main__":
     print("kernels:", cache.unpack(folder, there))
     triton.knobs.cache.dir, hits = str(there), []
     triton.knobs.compilation.listener = lambda **told: hits.append(told["cache_hit"])
-    triton.runtime.driver.set_active(launches.Driver(90))
+    triton.runtime.driver.set_active(launches.driver(90))
     product.preload((Path(sys.argv[1]) / "data").read_text())
     print("hits:", hits)
 """

@@ -107,7 +107,7 @@ def test_cutting_drops_the_last_rows_and_nothing_else(encoding, tied):
     "kept, size, changes, words",
     [
         (62, 61, {}, "rows are never added"),
-        (60, 61, {}, "the tokenizer has tokens behind it: 'last'"),
+        (60, 61, {}, "the tokenizer has tokens beyond them: 'last'"),
         (60, 60, {"eos_token_id": [2, 60]}, "config.eos_token_id"),
     ],
 )

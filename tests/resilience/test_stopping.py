@@ -49,7 +49,7 @@ def test_a_signal_is_the_reason_and_the_first_counts(number, request_here):
     os.kill(os.getpid(), number)
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert request_here.reason == signal.Signals(number).name and stopping.was_asked(request_here.reason)
+    assert request_here.reason == signal.Signals(number).name and not request_here.reason.startswith(stopping.LAUNCHER)
 
 
 def test_a_second_ctrl_c_interrupts_but_not_the_same_one_again(request_here, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_launcher_that_died_while_libraries_loaded(variable, chain, missing, a
     monkeypatch.setattr(stopping.threading.Thread, "start", lambda thread: None)
     stopping.watch_launcher(request)
     assert (request.reason is not None) is missing
-    assert not missing or not stopping.was_asked(request.reason)
+    assert not missing or request.reason.startswith(stopping.LAUNCHER)
 
 
 def test_no_launcher_above_is_no_thread(monkeypatch):

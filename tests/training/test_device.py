@@ -13,7 +13,7 @@ from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
 from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
-from tape_ds.training import device, execution
+from tape_ds.training import device, execution, model_config
 from tape_ds.training.checks import libraries
 
 LARGE = ["--recipe", "llama2_7b_8k"]
@@ -29,6 +29,10 @@ def no_gpu(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def refusals(recipe):
+    return device.check(recipe, model_config.known_config(recipe) if recipe.trains else None)
+
+
 def with_gpus(monkeypatch, count):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
@@ -38,9 +42,9 @@ def with_gpus(monkeypatch, count):
 
 
 def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
-    (problem,) = device.check(extension.load(LARGE))
+    (problem,) = refusals(extension.load(LARGE))
     assert "6.8 B parameters" in problem.wrong and "--allow_cpu" in problem.remedy
-    (problem,) = device.check(pretraining.load(["--recipe", "c4_7b"]))
+    (problem,) = refusals(pretraining.load(["--recipe", "c4_7b"]))
     assert "B parameters" in problem.wrong
 
 
@@ -49,7 +53,7 @@ def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
     [[*LARGE, "--allow_cpu"], [*LARGE, "--use_cpu"], ["--model", "meta-llama/Llama-2-7b-hf", "--method", "yarn"]],
 )
 def test_who_says_so_trains_there_and_scoring_is_no_training(words):
-    assert device.check(extension.load(words)) == []
+    assert refusals(extension.load(words)) == []
 
 
 def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
@@ -59,30 +63,30 @@ def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
         raise RuntimeError("Storage size calculation overflowed with sizes=[...]\nmore")
 
     monkeypatch.setattr(shape, "sizes", refuse)
-    (problem,) = device.check(extension.load(LARGE))
+    (problem,) = refusals(extension.load(LARGE))
     assert problem.wrong.endswith("cannot be counted (Storage size calculation overflowed with sizes=[...])")
 
 
 def test_small_models_train_anywhere():
-    assert device.check(extension.load([])) == []
+    assert refusals(extension.load([])) == []
 
 
 def test_the_environment_says_so_as_well(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    assert device.check(extension.load(LARGE)) == []
+    assert refusals(extension.load(LARGE)) == []
     assert device.describe(extension.load([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
     monkeypatch.setenv(installation.FOUND_NO_GPU, "1")  # tape-ds has set the other, nobody has said anything
-    assert len(device.check(extension.load(LARGE))) == 1
+    assert len(refusals(extension.load(LARGE))) == 1
     assert device.describe(extension.load([])) == "1 process on the CPU (no GPU is visible)"
 
 
 def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch):
     monkeypatch.setattr(stopping, "launcher_option", {"--num_gpus": "2"}.get)
-    (problem,) = device.check(extension.load([]))
+    (problem,) = refusals(extension.load([]))
     assert (problem.field, problem.value) == ("--num_gpus", "2") and "--num_accelerators 2" in problem.remedy
-    assert device.check(extension.load(["--allow_cpu"])) == []
+    assert refusals(extension.load(["--allow_cpu"])) == []
     with_gpus(monkeypatch, 2)
-    assert device.check(extension.load([])) == []
+    assert refusals(extension.load([])) == []
 
 
 def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused(capsys):
@@ -125,8 +129,8 @@ def test_a_gpu_without_triton_s_kernels_is_said_before_the_run(monkeypatch):
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
     assert device.describe(extension.load([])).endswith("slower: Triton needs a C compiler")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("transformers.utils.is_torch_cuda_available", lambda: True)
-    monkeypatch.setattr("transformers.utils.is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr("tape_ds.training.checks.libraries.is_torch_cuda_available", lambda: True)
+    monkeypatch.setattr("tape_ds.training.checks.libraries.is_torch_bf16_gpu_available", lambda: True)
     for flag, value in {"attention_backend": "triton", "torch_compile": "true"}.items():
         with pytest.raises(UserError, match=rf"{flag}.*Triton needs a C compiler"):
             raise_if_any(libraries.check(extension.load([f"--{flag}", value])))

@@ -9,13 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from tape_ds.installation import ROOT
 from tape_ds.kernels.jit import triton
 from tools.compile_gate import gate
-from tools.compile_gate.launches import Build, Driver
+from tools.compile_gate.launches import Build, driver
 
 WORK = ROOT / ".cache" / "compiled"  # kept, so that only changed kernels are compiled again
 
@@ -45,22 +44,20 @@ def finished(build: Build) -> list[Path]:
 
     Without a driver that code is built but not loaded.
     """
-    from triton.backends.nvidia import driver
-    from triton.runtime import build as compiler
-
     files: list[Path] = []
 
     def load(name: str, path: str) -> mock.MagicMock:
         files.append(Path(path))
         return mock.MagicMock()
 
-    stub: Any = Driver(build.capability)
+    nvidia, compiler = map(importlib.import_module, ("triton.backends.nvidia.driver", "triton.runtime.build"))
+    stub = driver(build.capability)
     stub.utils = mock.MagicMock()  # with newer Triton's launcher for all kernels
     triton.runtime.driver.set_active(stub)
     done = getattr(importlib.import_module(build.module), build.kernel).preload(build.data)
     with mock.patch.object(compiler, "_load_module_from_path", load):
-        driver.CudaUtils.__init__(mock.MagicMock())  # Triton's own part, the same for all kernels
-        driver.CudaLauncher(done.src, done.metadata)
+        nvidia.CudaUtils.__init__(mock.MagicMock())  # Triton's own part, the same for all kernels
+        nvidia.CudaLauncher(done.src, done.metadata)
     files += [Path(path) for path in done.metadata_group.values() if path.endswith((".cubin", ".json"))]
     return [*files, *files[-1].parent.glob("__grp__*")]
 

@@ -72,7 +72,6 @@ def attention(model: ModelShape, dtype: torch.dtype, queries: int, keys: int) ->
 
 
 def documents(tokens: int) -> Tensor:
-    """Return the document ids of a packed sequence."""
     return torch.empty(1, tokens, dtype=torch.int64, device=DEVICE)
 
 

@@ -28,8 +28,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Built(NamedTuple):
-    """A compiled kernel."""
-
     code: machine_code.Code
     shared: int  # bytes of shared memory of one program
     products: int  # matrix products in the source
@@ -46,7 +44,6 @@ class Outcome(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile and print; return the exit code."""
     builds, unreached = collect(options, check(options))
     print(f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile")
     begin, failed = time.perf_counter(), []
@@ -106,7 +103,6 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
     modules = [importlib.import_module(f"{package.__name__}.{x.name}") for x in pkgutil.iter_modules(package.__path__)]
     named = [importlib.import_module(name) for name in options.kernels or () if name not in calls.OPERATORS]
     asked, modules = modules if options.kernels is None else named, modules + named
-    launches.run_on_meta(modules)
     tables = launches.watch(modules)
     builds: list[Build] = []
     for capability in options.capability:
@@ -163,10 +159,9 @@ def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
 
 
 def attempt(build: Build) -> Outcome:
-    """Compile and judge a build."""
     begin, built = time.perf_counter(), None
     try:
-        triton.runtime.driver.set_active(launches.Driver(build.capability))
+        triton.runtime.driver.set_active(launches.driver(build.capability))
         done = getattr(importlib.import_module(build.module), build.kernel).preload(build.data)
         ptx, products = done.asm["ptx"], re.findall(r"tt\.dot .*-> (tensor<.*>)", done.asm["ttgir"])
         built = Built(
@@ -184,7 +179,6 @@ def attempt(build: Build) -> Outcome:
 
 
 def judge(built: Built, capability: int) -> list[str]:
-    """Return the faults of a kernel."""
     faults = []
     inside, _ = built.code.spills()
     if inside:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
+from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 
 from tape_ds.kernels.launch import AUTOTUNE
@@ -26,9 +28,6 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def run_tests() -> None:
     """Run the tests that are not slow as if there were a GPU."""
-    import pytest
-    from torch.fx.experimental import _config
-
     patches = (
         mock.patch.dict(os.environ, {AUTOTUNE: "0"}),
         mock.patch.object(torch.cuda, "is_available", lambda: True),

@@ -25,8 +25,6 @@ WARP = 32
 
 
 class Build(NamedTuple):
-    """One kernel as one launch specialises it."""
-
     module: str
     kernel: str
     capability: int
@@ -40,22 +38,13 @@ class Build(NamedTuple):
         return f"{self.kernel} {self.call}"
 
 
-class Driver:
-    """A stub of Triton's driver. A GPU's number is its capability, since Triton has a cache for each number."""
-
-    def __init__(self, capability: int):
-        self.capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, WARP)
-
-    def get_current_device(self) -> int:
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+def driver(capability: int) -> Any:
+    """Return a stub of Triton's driver. A GPU's number is its capability, since Triton has a cache for each number."""
+    return SimpleNamespace(
+        get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", capability, WARP),
+        get_current_device=lambda: capability,
+        get_current_stream=lambda device: 0,
+    )
 
 
 class Recorder:
@@ -87,15 +76,14 @@ class Recorder:
 OPTIONS = Launch.options.fget  # type: ignore[attr-defined]
 
 
-def time_all(run: Callable[[], object]) -> float:
-    """Replace Triton's timing by one launch."""
-    run()
-    return 0.0
-
-
 @contextlib.contextmanager
 def gpu(recorder: Recorder) -> Iterator[None]:
     """Patch torch and Triton as if there were a GPU; ``TAPE_DS_AUTOTUNE`` makes operators try all launches of a row."""
+
+    def launch_once(run: Callable[[], object]) -> float:
+        run()
+        return 0.0
+
     properties = SimpleNamespace(
         shared_memory_per_block_optin=SHARED_MEMORY[recorder.capability], multi_processor_count=PROCESSORS
     )
@@ -105,7 +93,7 @@ def gpu(recorder: Recorder) -> Iterator[None]:
         mock.patch.object(torch.cuda, "get_device_capability", lambda _: divmod(recorder.capability, 10)),
         mock.patch.object(torch.cuda, "get_device_properties", lambda _: properties),
         mock.patch.object(triton.knobs.runtime, "jit_cache_hook", recorder.note),
-        mock.patch.object(triton.testing, "do_bench", time_all),
+        mock.patch.object(triton.testing, "do_bench", launch_once),
         mock.patch.object(Launch, "options", property(recorder.options)),
         mock.patch.dict(os.environ, {launch.AUTOTUNE: "1"}),
         mock.patch.dict(launch._MEASURED, clear=True),
@@ -113,17 +101,9 @@ def gpu(recorder: Recorder) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for each in stand_ins:
             stack.enter_context(each)
-        triton.runtime.driver.set_active(Driver(recorder.capability))
+        triton.runtime.driver.set_active(driver(recorder.capability))
         jit.capability.cache_clear()
         yield
-
-
-def run_on_meta(modules: list[ModuleType]) -> None:
-    """Run the operators of these modules on meta tensors, instead of their shape functions."""
-    for module in modules:
-        for operator in vars(module).values():
-            if isinstance(operator, torch.library.CustomOpDef):
-                operator.register_fake(operator._init_fn)
 
 
 class Watched(dict[Any, Any]):
@@ -139,10 +119,13 @@ class Watched(dict[Any, Any]):
 
 
 def watch(modules: list[ModuleType]) -> dict[str, Watched]:
-    """Replace every table by a :class:`Watched` and return those by ``module.NAME``."""
+    """Run the operators of these modules on meta tensors, instead of their shape functions, and replace every table by
+    a :class:`Watched`; return those by ``module.NAME``."""
     tables = {}
     for module in modules:
         for name, table in list(vars(module).items()):
+            if isinstance(table, torch.library.CustomOpDef):
+                table.register_fake(table._init_fn)
             rows = table.values() if isinstance(table, dict) else ()
             if any(isinstance(launch, Launch) for row in rows if isinstance(row, tuple) for launch in row):
                 tables[f"{module.__name__.rpartition('.')[2]}.{name}"] = watched = Watched(table)

@@ -7,6 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
 from tape_ds.kernels.jit import triton
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);", re.MULTILINE)
@@ -35,7 +38,6 @@ class Code(NamedTuple):
 
 
 def read(binary: bytes) -> Code:
-    """Disassemble a cubin."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(binary)
@@ -51,9 +53,6 @@ def read(binary: bytes) -> Code:
 def looped(instructions: list[Instruction], places: dict[int, int]) -> frozenset[int]:
     """Return the indices of instructions that lead back to themselves."""
     # not every jump backwards is a loop: the assembler moves blocks after the end
-    from scipy.sparse import coo_array  # here: half a second that --help does not take
-    from scipy.sparse.csgraph import connected_components
-
     ways = []
     for place, (predicate, name, operands) in enumerate(instructions):
         ends = name.startswith(("EXIT", "RET", "BRA")) and not predicate

@@ -21,7 +21,7 @@ from tape_ds.errors import Problem, UserError
 
 COLUMN = "messages"  # unless the spec names another
 ROLES = ("system", "developer", "user", "assistant", "tool")
-ASSISTANT = "assistant"  # whose turns are learnt
+ASSISTANT = "assistant"  # its turns are targets
 TOOLS = "tools"  # the column of the tools that the assistant may call: JSON schemas, as a list or as its JSON
 
 Conversation = list[dict[str, str]]  # turns of ``role`` and ``content``
@@ -46,8 +46,8 @@ _SYSTEM = (
     "make it the first turn: "
     'jq -c \'if (.{0} // "") != "" then .{1} = [{{role: "system", content: .{0}}}] + .{1} else . end | del(.{0})\''
 )
-_WITHOUT = "remove the column, or the rows in which it holds something"
-# columns that change what is learnt from a conversation, each with the remedy
+_WITHOUT = "remove the column, or the rows in which it is not empty"
+# columns that change the targets or the text of a conversation, each with the remedy
 _REFUSED = {
     **dict.fromkeys(("functions", "function_definitions", "tool_defs", "tool_definitions", "available_tools"), _CALLS),
     **dict.fromkeys(("system", "system_prompt", "system_message"), _SYSTEM),
@@ -62,8 +62,7 @@ _SHAREGPT = (
 
 
 def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | None = None) -> list[Problem]:
-    """Return problems of ``train_data`` and ``eval_data`` that the specs and the first row of each show; the network is
-    not used. ``skip_bad_rows``: of the recipe."""
+    """Check the specs and the first row of each, without the network."""
     lists = {"train_data": train, "eval_data": evaluation}
     problems, fitting = [], []
     without = sources.KINDS.keys() - {*_COLUMNS, "stdlib"}
@@ -92,7 +91,6 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
 
 
 def without_template(model: str) -> Problem:
-    """Return the problem of a model without a chat template."""
     remedy = "--chat_template FILE, a jinja file that renders messages, or a model that was tuned for chat"
     return Problem("chat_template", None, f"{model} comes without a chat template", remedy)
 
@@ -114,10 +112,9 @@ def fingerprint(source: Source, split: str) -> str:
 
 
 def read(source: Source, split: str) -> Iterator[Row]:
-    """Yield every row, in a fixed order."""
     if isinstance(source, StandardLibrary):
         questions = examples.made_rows(_MADE_SPLITS[split])
-        for pair in zip(questions[::2], questions[1::2], strict=False):  # a last one alone is left out
+        for pair in zip(questions[::2], questions[1::2], strict=False):  # an unpaired last one is left out
             texts = [text for _, question, answer in pair for text in (question, answer)]
             turns = [{"role": role, "content": text} for role, text in zip(2 * ("user", ASSISTANT), texts, strict=True)]
             yield Row(pair[0][0], turns, None, {})
@@ -131,7 +128,7 @@ def read(source: Source, split: str) -> Iterator[Row]:
             repeated = _REFUSED[key] == _SYSTEM and any(others[key] == turn["content"] for turn in turns)
             if not neutral and not repeated:
                 remedy = _REFUSED[key].format(key, source.column)
-                wrong = f"the column {key} holds something, and nothing here reads it", remedy
+                wrong = f"the column {key} is not empty, and is not read", remedy
                 break
         try:
             tools = _schemas(others.pop(TOOLS, None))
@@ -144,7 +141,7 @@ def read(source: Source, split: str) -> Iterator[Row]:
 
 
 def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
-    """Return the value of a column, and the other non-empty columns, also those next to a nested one."""
+    """Return the value of a column, and the other non-empty columns, those next to a nested one included."""
     others = {key: value for key, value in row.items() if key != column and value not in (None, "", [], {})}
     head, _, rest = column.partition(".")
     if column in row or not isinstance(row.get(head), Mapping):
@@ -155,11 +152,7 @@ def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _schemas(given: Any) -> list[dict[str, Any]] | None:
-    """Return a row's tools, or None; published data have them as a list, as JSON, or as a list of JSON.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Return a row's tools, or None; published data have them as a list, as JSON, or as a list of JSON."""
     tools = json.loads(given) if isinstance(given, str) else given
     if isinstance(tools, list):
         tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
@@ -173,7 +166,6 @@ def _schemas(given: Any) -> list[dict[str, Any]] | None:
 
 
 def _wrong(value: Any, column: str) -> tuple[str, str] | None:
-    """Return the problem of a conversation and its remedy, or None."""
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else f"{type(value).__name__}"
         return f"holds {found}, not a list of turns", f"{_OTHER_FORM}, or name the column that has them: #COLUMN"
@@ -189,12 +181,12 @@ def _wrong(value: Any, column: str) -> tuple[str, str] | None:
                 found = type(turn[key]).__name__ if key in held else "nothing"
                 return f"turn {number} has {found} under {key!r}, not a text", _OTHER_FORM
         if not storage.is_utf8(turn["content"]):  # half of a surrogate pair cannot be tokenised
-            return f"turn {number} is no Unicode text", "mend or remove that row"
+            return f"turn {number} is no Unicode text", "correct or remove that row"
         if turn["role"] not in ROLES:
             return f"turn {number} has the role {turn['role']!r}", f"one of: {', '.join(ROLES)}"
         if others := sorted(key for key in held - {"role", "content"} if turn[key] not in ("", [], {})):
             return (
-                f"turn {number} has {', '.join(others)} too, which nothing here reads",
+                f"turn {number} has {', '.join(others)} too, which are not read",
                 "take it out of the turn, or leave that conversation out",
             )
     return None

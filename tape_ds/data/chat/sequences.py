@@ -37,15 +37,13 @@ FORMAT = 4
 
 @dataclass(frozen=True)
 class CutConversations:
-    """Counts of conversations, and of the tokens that did not fit."""
-
     read: int
     cut: int
     """Truncated."""
     cut_tokens: int
-    """Of the truncated ones."""
+    """Tokens that the truncated ones lost."""
     left_out: int
-    """Because they are too long."""
+    """Too long."""
     unanswered: int
     """Left out because no token of an answer would be kept."""
 
@@ -71,7 +69,6 @@ class Chosen:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens taken of each, int64 [k]."""
         return np.minimum(token_counts(self.conversations)[self.numbers], self.max_tokens)
 
     def spread(self, count: int | None = None) -> Iterator[np.ndarray]:
@@ -94,13 +91,7 @@ def rendered(
 ) -> "datasets.Dataset":
     """Return every conversation of ``specs``, in their order; each spec has a separate cache folder.
 
-    Args:
-        specs: see :mod:`.conversations`.
-        tokenizer: with a chat template.
-        split: ``"train"`` or ``"heldout"``.
-        cache_dir: created if necessary.
-        day: the date for a template that writes one.
-        bad_rows: where unusable rows count; by default the first is refused.
+    ``day`` is the date for a template that writes one.
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32, ends: list<int32>,
@@ -136,7 +127,7 @@ def _rendered_rows(
     read = template.variables(tokenizer) - {COLUMN}
     for row in conversations.read(source, split):
         if changing := sorted(row.others.keys() & read):
-            wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which nothing here passes on"
+            wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which are not passed on"
             source.leave_out(wrong, "remove the column, or rename it if it means something else")
             continue
         try:

@@ -38,14 +38,14 @@ class UnfitTemplateError(ValueError):
     def __init__(self, wrong: str, remedy: str | None = None):
         super().__init__(wrong)
         self.remedy = remedy or (
-            "mend the template, give one with {% generation %} marks around what the assistant writes "
+            "correct the template, give one with {% generation %} marks around what the assistant writes "
             "(--chat_template FILE), or other data"
         )
 
 
 def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> list[Problem]:
-    """Give the tokenizer the template of ``file``, if there is one, to be saved with it; return the problems of the
-    template, and of a slow tokenizer, which cannot locate an answer's tokens."""
+    """Set the tokenizer's template to that of ``file``, if given; return the problems of the template and of a slow
+    tokenizer, which cannot locate an answer's tokens."""
     if file is not None:
         tokenizer.chat_template = paths.of(file).read_text(encoding="utf-8")
     try:
@@ -58,7 +58,7 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
     try:
         drawn = _RANDOM & _names(tokenizer)
     except Exception as error:  # jinja's own, of many kinds
-        return [Problem("chat_template", file, f"it is not a jinja template ({error})", "mend it")]
+        return [Problem("chat_template", file, f"it is not a jinja template ({error})", "correct it")]
     if drawn:
         wrong = f"it draws at random ({', '.join(sorted(drawn))}), so that no two runs read the same"
         return [Problem("chat_template", file, wrong, "give one that does not: --chat_template FILE")]
@@ -66,12 +66,10 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
 
 
 def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether the template may write the date."""
     return "strftime_now" in _names(tokenizer)
 
 
 def variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    """Return the variables that the template reads."""
     return {name for tree in _trees(tokenizer) for name in meta.find_undeclared_variables(tree)}
 
 
@@ -83,7 +81,6 @@ def _trees(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Any]:
 
 
 def _names(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    """Return the variables, functions and filters in the template."""
     return {node.name for tree in _trees(tokenizer) for node in tree.find_all((nodes.Name, nodes.Filter))}
 
 
@@ -95,23 +92,17 @@ def encoded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the token ids of a conversation, int32 [n], and whether each is the assistant's, bool [n].
 
-    Args:
-        conversation: one turn or more.
-        tokenizer: a fast one with a template (:func:`give`), which also writes the BOS, as in transformers.
-        tools: JSON schemas that the assistant may call.
-        day: the date for a template that writes one; None: today.
-
-    Raises:
-        UnfitTemplateError: the template refuses the conversation, ignores its tools, or changes earlier turns.
+    ``day`` is the date for a template that writes one. Raise :class:`UnfitTemplateError` if the template refuses the
+    conversation, ignores its tools, or changes earlier turns.
     """
     rendering = _Rendering(tokenizer, tools, day)
     try:
-        text, spans = rendering(conversation) if rendering.has_marks else rendering.by_prefixes(conversation)
+        text, spans = rendering(conversation) if _MARKS.search(rendering.text) else rendering.by_prefixes(conversation)
         without = _Rendering(tokenizer, None, day)(conversation)[0] if tools else None
         unread = next((turn for turn in range(len(conversation)) if not rendering.reads(conversation, turn)), None)
     except UnfitTemplateError:
         raise
-    except Exception as error:  # a template is a program, and may fail in any way
+    except Exception as error:  # a template may raise anything
         raise UnfitTemplateError(f"the chat template does not render it ({error})") from error
     if text == without:
         remedy = "give a template that renders tools (--chat_template FILE), or remove the column"
@@ -138,10 +129,6 @@ class _Rendering:
         if day is not None:
             self.variables["strftime_now"] = day.strftime
 
-    @property
-    def has_marks(self) -> bool:
-        return _MARKS.search(self.text) is not None
-
     def __call__(self, conversation: Conversation, answer_next: bool = False) -> tuple[str, Spans]:
         """Return the text and the marked spans."""
         # not apply_chat_template: its variables are data, but the date comes from a function, and its mask ends with
@@ -157,11 +144,10 @@ class _Rendering:
         other[turn] = other[turn] | {"content": other[turn]["content"] + " and more"}
         try:
             return self(other)[0] != self(conversation)[0]
-        except Exception:  # a template that objects to the content has read it
+        except Exception:  # a template that refuses the content has read it
             return True
 
     def by_prefixes(self, conversation: Conversation) -> tuple[str, Spans]:
-        """Return the text and the span that each answer adds to it."""
         (whole, _), spans = self(conversation), []
         for turn, message in enumerate(conversation):
             if message["role"] != ASSISTANT:

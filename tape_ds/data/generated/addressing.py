@@ -99,7 +99,6 @@ class AddressingTask(Task):
         return hashlib.sha256(repr((FORMAT, KEY, ONE_IN, self, tuple(sizes))).encode()).hexdigest()[:16]
 
     def reached(self, trained: int) -> list[int]:
-        """Return the default lengths of tests for a model that is trained up to ``trained``."""
         return sorted({min(int(trained * reach) // self.step * self.step, self.longest) for reach in REACHES})
 
     def wrong_length(self, length: int) -> str | None:
@@ -111,7 +110,6 @@ class AddressingTask(Task):
 
 
 def is_test(words: Sequence[str]) -> bool:
-    """Return whether a sequence is never trained on."""
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, key=KEY).digest()
     return int.from_bytes(digest, "little") < _LIMIT
 

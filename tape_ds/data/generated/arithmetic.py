@@ -80,16 +80,13 @@ class ArithmeticTask(Task):
         return len(first), len(second)
 
     def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
-        """Draw operands of these sizes, uniform among all of them."""
         return tuple(self.operand(generator.randrange(among.start, among.stop), among) for among in self.ranges(i, j))
 
     def count(self, i: int, j: int) -> int:
-        """Return the number of different operands of these sizes."""
         # not len(): it fails for numbers of more than 18 digits
         return math.prod(among.stop - among.start for among in self.ranges(i, j))
 
     def every(self, i: int, j: int) -> Iterator[Operands]:
-        """Yield all :meth:`count` of them."""
         return itertools.product(*([self.operand(value, among) for value in among] for among in self.ranges(i, j)))
 
     def sample(self, operands: Operands) -> GeneratedSample:
@@ -98,7 +95,6 @@ class ArithmeticTask(Task):
         return GeneratedSample(words, tuple(range(len(prompt), len(words))))
 
     def is_test(self, operands: Operands) -> bool:
-        """Return whether a problem is never trained on."""
         i, j = self.size_of(operands)
         if _is_small(self, i, j):
             return tuple(sorted(operands)) in _small_tests(self, i, j)
@@ -170,8 +166,6 @@ def numbers_of(digits: int) -> range:
 
 @dataclass(frozen=True)
 class TwoNumbers(ArithmeticTask):
-    """An operation on two numbers of i and j digits."""
-
     name: str
     sign: str
     operation: Callable[[int, int], int]

@@ -12,15 +12,7 @@ _MEASURED = 1024  # sequences over which the mean length is taken
 
 
 class GeneratedSequences(torch.utils.data.Dataset):
-    """A run's sequences; the targets are the answers.
-
-    Args:
-        task: what is drawn.
-        trained: see :meth:`Task.training_size`.
-        samples: number of sequences.
-        seed: of all of them.
-        step_sequences: sequences of an optimizer step.
-    """
+    """A run's sequences; the targets are the answers. ``trained`` is as in :meth:`Task.training_size`."""
 
     def __init__(self, task: Task, trained: Size, *, samples: int, seed: int, step_sequences: int):
         self.task = task
@@ -34,11 +26,7 @@ class GeneratedSequences(torch.utils.data.Dataset):
         return self.samples
 
     def sample(self, index: int) -> GeneratedSample:
-        """Return sequence ``index`` in words.
-
-        Raises:
-            IndexError: no such sequence.
-        """
+        """Return sequence ``index`` in words."""
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
         # Python's generator for its speed; its `randrange` has given the same numbers since 3.2
@@ -53,6 +41,5 @@ class GeneratedSequences(torch.utils.data.Dataset):
 
     @functools.cached_property
     def mean_tokens(self) -> float:
-        """Mean tokens of the first thousand sequences."""
         some = range(min(_MEASURED, self.samples))
         return sum(len(self[index]["input_ids"]) for index in some) / max(1, len(some))

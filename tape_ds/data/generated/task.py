@@ -18,7 +18,7 @@ Size = tuple[int, ...]  # how long a sequence is: (length,), or a number for eac
 
 @dataclass(frozen=True)
 class GeneratedSample:
-    """A sequence with its answers in it."""
+    """A sequence including its answers."""
 
     words: tuple[str, ...]
     """A token each."""
@@ -31,7 +31,7 @@ class Task(ABC):
 
     name: str
     sizes: tuple[str, ...]
-    """What each number of a size counts."""
+    """The meaning of each number of a size."""
     by_character: bool = False
     """Every character of a text is a token; otherwise spaces separate the tokens."""
 
@@ -111,7 +111,6 @@ class Test:
 
 
 def label(size: Size, kind: str) -> str:
-    """Return the name of a test."""
     length = " x ".join(f"{number:,}" for number in size)
     return f"length {length}{', ' if kind else ''}{kind}"
 

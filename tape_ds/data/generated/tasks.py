@@ -16,19 +16,13 @@ TASKS: Mapping[str, Task] = {
 
 
 def make(name: str, options: Mapping[str, Any]) -> Task:
-    """Return a task with its options.
-
-    Raises:
-        KeyError: an unknown task.
-        UserError: unknown options, or invalid values.
-    """
+    """Return a task with its options."""
     raise_if_any(check(name, options))
     task = TASKS[name]
     return replace(task, **options) if isinstance(task, AddressingTask) else task
 
 
 def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of a known task's options."""
     problems, task = [], TASKS[name]
     defaults = task.options
     for option, value in options.items():

@@ -34,12 +34,10 @@ WITHOUT_ANSWERS = "test"  # its reference answers are not published
 
 @dataclass(frozen=True)
 class Dataset:
-    """One data set."""
-
     name: str
     """In recipes and commands, and the stem of its zip file in :data:`HUB_REPOSITORY`."""
     kind: Literal["answer", "summary"]
-    """What the model writes; decides the prompt (:mod:`.prompts`)."""
+    """The model's output; decides the prompt (:mod:`.prompts`)."""
     metric: Literal["f1", "exact_match", "rouge"]
     """SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L."""
     questions: bool = True
@@ -74,7 +72,6 @@ def available() -> list[str]:
 
 
 def find(name: str, field: str = "dataset") -> Dataset:
-    """Return a data set by name; messages call it ``field``."""
     if name == MADE.name:
         return MADE
     if name not in DATASETS:
@@ -159,7 +156,6 @@ def rows(
 
 
 def _row(line: bytes, split: str) -> ScrollsRow | tuple[str, str]:
-    """Return a line as a row, or what is wrong with it and the remedy."""
     remedy = "each line needs id, input and output, all of them texts"
     try:
         fields: Any = json.loads(line)  # with or without a byte order mark

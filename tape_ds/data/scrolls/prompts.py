@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tape_ds.data import prompting
+from tape_ds.data.prompting import middle_ids
 from tape_ds.data.scrolls.examples import Dataset
 from tape_ds.errors import Problem, UserError
 
@@ -44,16 +45,9 @@ def prompt_ids(
     reference_format: bool,
     words: int = REFERENCE_WORDS,
 ) -> ScrollsPrompt:
-    """Return the prompt of one example, at most ``max_tokens - reserve`` ids.
+    """Return the prompt of one example, at most ``max_tokens - reserve`` ids (:func:`reserved`).
 
-    Args:
-        dataset: decides between answer and summary.
-        text_input: of the example.
-        tokenizer: of the model.
-        max_tokens: of prompt and answer together.
-        reserve: tokens kept free for the answer and its EOS (:func:`reserved`).
-        reference_format: truncate as the published code does.
-        words: with ``reference_format``, words of the text to answer from.
+    ``words`` is the length of the text to answer from in ``reference_format``.
     """
     room, beyond = max_tokens - reserve, 0
     summary = dataset.kind == "summary"
@@ -62,18 +56,17 @@ def prompt_ids(
         kept_at_end = REFERENCE_REQUEST_TOKENS
         if not reference_format:  # the line break is part of it, which some vocabularies join to a full stop
             kept_at_end = max(
-                len(encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(encode(end, tokenizer, begin=False))
-                for end in (".", "a")
+                len(middle_ids(f"{end}{REQUEST}", tokenizer)) - len(middle_ids(end, tokenizer)) for end in (".", "a")
             )
         text_input = f"{BEFORE}{text_input}{REQUEST}"
     elif reference_format:
         parts = text_input.split(" ")
         text_input, rest = " ".join(parts[:words]), " ".join(parts[words:])
-        beyond = len(encode(rest, tokenizer, begin=False)) if rest else 0
+        beyond = len(middle_ids(rest, tokenizer)) if rest else 0
     if room <= kept_at_end:
         wrong = f"{reserve} of them are kept for the answer, which leaves no room for a text"
         raise UserError(Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}"))
-    ids = encode(text_input, tokenizer)
+    ids = prompting.prompt_ids(text_input, tokenizer)
     cut = max(0, len(ids) - room)
     if cut or (summary and reference_format):  # the published code repeats the end of a short prompt, too
         ids = ids[: room - kept_at_end] + ids[len(ids) - kept_at_end :]
@@ -88,17 +81,10 @@ def answer_ids(
     In ``reference_format`` the answer begins as a text does (Llama: with BOS), which counts towards ``max_tokens``.
     """
     assert tokenizer.eos_token_id is not None, "checked before sequences are made"
-    ids = encode(output, tokenizer, begin=reference_format)
+    ids = (prompting.prompt_ids if reference_format else middle_ids)(output, tokenizer)
     return [*ids[:max_tokens], int(tokenizer.eos_token_id)], max(0, len(ids) - max_tokens)
 
 
 def reserved(answer_tokens: int) -> int:
-    """Return the tokens that a prompt leaves free for an answer of ``answer_tokens`` and its EOS."""
+    """Return the tokens kept free for an answer of ``answer_tokens`` and its EOS."""
     return answer_tokens + 1
-
-
-def encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True) -> list[int]:
-    """Return the ids of ``text`` as the beginning of a sequence, or without ``begin`` as its middle; never ended."""
-    if begin:
-        return prompting.prompt_ids(text, tokenizer)
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

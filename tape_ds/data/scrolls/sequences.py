@@ -28,18 +28,16 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class SequenceForm:
-    """How a sequence is truncated and joined, see :mod:`.prompts`."""
+    """Length and format of a sequence, see :mod:`.prompts`."""
 
     max_tokens: int
     answer_tokens: int
-    """Of the answer, without EOS."""
+    """Most tokens of an answer, without EOS."""
     reference_format: bool = False
 
 
 @dataclass(frozen=True)
 class CutText:
-    """Texts and answers that were truncated, and how many tokens they lost."""
-
     rows: int  # the name in stored results
     prompts: int
     prompt_tokens: int
@@ -65,11 +63,7 @@ def tokenize(
 
     Args:
         name, split, data_dir: as for :func:`tape_ds.data.scrolls.examples.read`, with published answers.
-        tokenizer: with an EOS token.
-        form: of the sequences.
-        cache_dir: created if necessary.
         questions: at most this number of questions, spread evenly over the file, with their first answers; None: all.
-        bad_rows: where invalid lines count; by default the first is refused.
 
     Returns:
         Rows ``{id: string, input_ids: list<int32>, targets: int32, cut_prompt: int32, cut_answer: int32}``: the last
@@ -116,7 +110,6 @@ def tokenize(
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    """Count what the sequences of :func:`tokenize` have lost."""
     prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
     return CutText(
         len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())

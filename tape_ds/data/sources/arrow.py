@@ -52,7 +52,7 @@ class Settings:
     tokenizer: str
     """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
     tokenizer_name: str
-    """Its path or name where it was used, for people; so are the addresses."""
+    """Its path or name, for people, as are the addresses."""
     addresses: list[str]
     """Data specs, in the order in which they are read."""
     data: str
@@ -64,8 +64,6 @@ class Settings:
 
 @dataclass(frozen=True)
 class DataManifest:
-    """A finished preparation."""
-
     settings: Settings
     shards: tuple[ShardEntry, ...]
     """In the order of the documents."""
@@ -104,7 +102,6 @@ def _hash(content: Any) -> str:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether ``folder`` was made by ``tape-ds prepare-data``, finished or not."""
     return (folder / MANIFEST).is_file() or (folder / RECORDS).is_dir()
 
 
@@ -136,7 +133,6 @@ def check_manifest(folder: Path, field: str, value: str) -> list[Problem]:
 
 
 def wrong_size(folder: Path, shard: ShardEntry) -> str | None:
-    """Return the problem of a shard that is missing or has another size."""
     try:
         size = (folder / shard.file).stat().st_size
     except OSError:

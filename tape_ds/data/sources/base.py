@@ -33,8 +33,6 @@ _dated: ContextVar[bool] = ContextVar("_dated", default=False)
 
 @dataclass(frozen=True)
 class Document:
-    """One text with its ``name`` in reports."""
-
     name: str
     text: str
 
@@ -98,7 +96,6 @@ class Source(ABC):
         return self.problem(f"{wrong}: {error}", getattr(error, "remedy", remedy))
 
     def leave_out(self, wrong: str, remedy: str) -> None:
-        """Leave out an unreadable row."""
         self.bad_rows.add(self.problem(wrong, remedy))
 
     def problem(self, wrong: str, remedy: str) -> Problem:

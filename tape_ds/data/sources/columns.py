@@ -10,11 +10,7 @@ from tape_ds.errors import did_you_mean
 
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:
-    """Return a record's value by name; a key with dots precedes a nested one.
-
-    Raises:
-        KeyError: no such key.
-    """
+    """Return a record's value by name; a key with dots precedes a nested one."""
     if name in record:
         return record[name]
     head, _, rest = name.partition(".")
@@ -24,8 +20,6 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def hint(name: str, record: Mapping[str, Any]) -> str:
-    """Suggest a column for a name without text."""
-
     def names_in(record: Mapping[str, Any]) -> Iterator[str]:
         for key, value in record.items():
             yield from (f"{key}.{inner}" for inner in names_in(value)) if isinstance(value, Mapping) else [str(key)]
@@ -41,11 +35,7 @@ def as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
 
 
 def python_values(batch: pa.RecordBatch | pa.Table, name: str | None = None) -> list[Any]:
-    """Return an Arrow column, or whole rows, as Python values; for bytes that are not UTF-8, the error.
-
-    Raises:
-        KeyError: no such column.
-    """
+    """Return an Arrow column, or whole rows, as Python values; for bytes that are not UTF-8, the error."""
     if name is None:
         column = batch.to_struct_array()
     else:

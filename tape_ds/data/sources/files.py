@@ -47,7 +47,6 @@ class _Files(RowSource):
             self.pattern = str(paths.of(self.pattern))
 
     def files(self) -> dict[str, File]:
-        """Return name -> file, sorted by name."""
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:
@@ -100,7 +99,6 @@ class _Files(RowSource):
         """Yield (name, value of the column) of every row of one file."""
 
     def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (name, all columns) of every row of one file."""
         raise TypeError(f"{self.spec} has no columns")
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -209,7 +207,6 @@ class JsonLines(_Files):
         return ((place, columns.value_of(record, self.column)) for place, record in self._rows(name, file))
 
     def _rows(self, name: str, file: File, every: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-        """``every``: also those that the conditions leave out."""
         for place, record in self._records(name, file):
             if every or self._wanted(place, record):
                 try:
@@ -246,7 +243,6 @@ class JsonLines(_Files):
                     self.leave_out(wrong, "write one JSON object a line")
 
     def _wanted(self, place: str, record: dict) -> bool:
-        """Return whether the conditions are true; a line without the key is left out or refused."""
         for key, _, value in self.where:
             try:
                 found = columns.value_of(record, key)

@@ -68,12 +68,10 @@ class HubDataset(RowSource):
         return [Shard(name, partial(self._read, whole, count, index, name)) for index, name in enumerate(names)]
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Yield streamed documents, named ``dataset:split:number``."""
         whole, place = self._open(split)
         return self._read(whole, 1, 0, place)
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield streamed rows, named as the documents, without null values."""
         whole, place = self._open(split)
         return self.of_arrow(self._part(whole, 1, 0, place, columns.python_values))
 
@@ -106,7 +104,6 @@ class HubDataset(RowSource):
             yield batch
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:
-        """Return the dataset and the prefix of its documents' names."""
         import datasets
 
         wanted = self.split or self._SPLIT_OF[split]

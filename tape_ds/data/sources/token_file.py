@@ -156,7 +156,6 @@ class TokenFile(TokenSource):
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the one document, named after the file."""
         record = read_record(self.path)
         if record is not None and storage.digest(self.path) != record.sha256:
             raise UserError(self.problem("its contents are not those of its record", "write it again"))

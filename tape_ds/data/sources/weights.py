@@ -41,7 +41,6 @@ def percent(share: float) -> str:
 
 
 def check(entries: Sequence[Entry], field: str) -> Iterator[Problem]:
-    """Yield problems of a list with weights."""
     if not any(isinstance(entry, Mapping) for entry in entries):
         return
     for entry in entries:
@@ -69,4 +68,4 @@ def check_steps(entries: Sequence[Entry], max_steps: int) -> Iterator[Problem]:
     """Yield a problem if the number of steps is unknown: sources with weights have separate epochs."""
     if max_steps <= 0 and any(isinstance(entry, Mapping) for entry in entries):
         wrong = "sources with weights in train_data have no epoch in common"
-        yield Problem("max_steps", max_steps, wrong, "say how many steps to train")
+        yield Problem("max_steps", max_steps, wrong, "give the number of steps")

@@ -66,7 +66,8 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
         differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
     if differences:
         remedies.append("use a Llama-shaped checkpoint")
-    if window := _window(config):
+    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if window and not (layers and all(layer == "full_attention" for layer in layers)):
         differences.append(f"it attends within a sliding window of {window}")
         version = "use v0.2 or v0.3 of Mistral 7B, which have none; or " * (config.model_type == "mistral")
         switch = "sliding_window: null" if config.model_type == "mistral" else "use_sliding_window: false"
@@ -79,8 +80,3 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
         return []
     name = config.name_or_path or config.model_type
     return [Problem("model", name, "not Llama-shaped: " + "; ".join(differences), "; ".join(remedies))]
-
-
-def _window(config: PreTrainedConfig) -> int | None:
-    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    return None if layers and all(layer == "full_attention" for layer in layers) else window

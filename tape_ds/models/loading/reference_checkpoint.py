@@ -71,8 +71,9 @@ class _Variant(NamedTuple):
     taken: Mapping[str, str] = {}
     """Our options -> the fields of its configuration that hold them."""
     yarn: bool = False
-    has_threshold: bool = False
     is_tape: bool = False
+    """Whether it takes any scaling as linear and reads ``rope_theta``; the others do neither."""
+    has_threshold: bool = False
 
 
 _RANK = {"rank": "position_size"}
@@ -150,7 +151,7 @@ def _rope_parameters(config: Mapping[str, Any], kind: _Variant) -> dict[str, Any
             # remains, and YaRN's factor on cosine and sine.
             found |= {"factor": 1.0, "attention_factor": 0.1 * math.log(factor) + 1.0}
         return found
-    if not kind.is_tape:  # its TAPE takes any scaling as linear; the others read no rope_theta
+    if not kind.is_tape:
         theta = 10_000.0
         if given and given.get("type") != "linear":
             remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"

@@ -47,12 +47,16 @@ def load_exact(
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
+    def is_no_report(record: Any) -> bool:
+        text = record.getMessage()
+        return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion is named there only
+
     logger = logging.get_logger("transformers.modeling_utils")
-    logger.addFilter(_is_no_report)
+    logger.addFilter(is_no_report)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_report)
+        logger.removeFilter(is_no_report)
 
 
 @contextlib.contextmanager
@@ -64,11 +68,6 @@ def without_bar() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _is_no_report(record: Any) -> bool:
-    text = record.getMessage()
-    return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion is named there only
 
 
 def fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:

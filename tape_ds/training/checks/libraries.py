@@ -9,9 +9,20 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from accelerate.utils import DynamoBackend
+from torch import _inductor
+from torch.utils.checkpoint import checkpoint
+from transformers import Trainer, get_scheduler
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_cuda_available, is_torch_tf32_available
+
 from tape_ds.config import trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, did_you_mean
+from tape_ds.kernels import jit
 
 UNKNOWN = 10**9
 """Steps of a run over epochs of data that are not counted yet: more than any warm-up or decay."""
@@ -44,61 +55,45 @@ def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
     warmup = warmup_steps(recipe.trainer_value("warmup_steps"), steps)
     if found := list(_schedule_arguments(name, given, warmup, steps)):
         return found
-    where = f"over {steps:,} steps, {warmup:,} of them warm-up" if steps < UNKNOWN else "over epochs"
-    where += f", with {given}" if given else ""
-    remedy = "change warmup_steps, max_steps, lr_scheduler_type or lr_scheduler_kwargs"
     try:
-        wrong = _wrong_rates(_factors(recipe, name, given, warmup, steps))
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=recipe.trainer_value("learning_rate"))
+        schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
+        spread = range(0, steps, -(-steps // LOOKED_AT))
+        looked_at = sorted({*spread, 1, warmup - 1, warmup, warmup + 1, steps - 1, steps})
+        factors = {step: schedule.lr_lambdas[0](step) for step in looked_at if 0 <= step <= steps}
+        outside = {
+            step: each for step, each in factors.items() if isinstance(each, complex) or not -1e-9 <= each <= 1 + 1e-9
+        }
+        wrong = ""
+        if outside:
+            step, factor = next(iter(outside.items()))
+            wrong = f"at step {step:,} the rate would be {factor:.3g} x learning_rate"
+        elif not any(list(factors.values())[:-1]):  # the last is of the step after the last
+            wrong = "the rate is 0 at every step"
     except ZeroDivisionError:
         wrong = "no step is left to decay in"
     except Exception as error:  # a schedule is a library's own function, and raises whatever it meets
         wrong = str(error)
+    where = f"over {steps:,} steps, {warmup:,} of them warm-up" if steps < UNKNOWN else "over epochs"
+    where += f", with {given}" if given else ""
+    remedy = "change warmup_steps, max_steps, lr_scheduler_type or lr_scheduler_kwargs"
     return [Problem("lr_scheduler_type", name, f"{where}: {wrong}", remedy)] if wrong else []
 
 
 def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: int) -> Iterator[Problem]:
-    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
-    from transformers.trainer_utils import SchedulerType
-
     parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
     ours = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
-    for each in given.keys() - (takes := parameters.keys() - {*ours}):  # some schedules ignore what they do not take
-        yield Problem(
-            f"lr_scheduler_kwargs.{each}",
-            given[each],
-            f"no argument of {name}",
-            did_you_mean(each, takes or ("nothing",)),
-        )
+    takes = parameters.keys() - {*ours}
+    for each in given.keys() - takes:  # some schedules ignore what they do not take
+        remedy = did_you_mean(each, takes) if takes else "remove it"
+        yield Problem(f"lr_scheduler_kwargs.{each}", given[each], f"no argument of {name}", remedy)
     decay = given.get("num_decay_steps")
     if isinstance(decay, int) and "num_stable_steps" not in given and warmup + decay > steps:
         wrong = f"with a warm-up of {warmup:,} it is longer than the run: max_steps = {steps:,}"
         yield Problem("lr_scheduler_kwargs.num_decay_steps", decay, wrong, "give fewer, or more max_steps")
 
 
-def _factors(recipe: Recipe, name: str, given: dict[str, Any], warmup: int, steps: int) -> dict[int, Any]:
-    """Return the factors of the learning rate at some steps from 0 to ``steps``."""
-    import torch
-    from transformers import get_scheduler
-
-    rate = recipe.trainer_value("learning_rate")
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
-    spread = range(0, steps, -(-steps // LOOKED_AT))
-    looked_at = {*spread, 1, warmup - 1, warmup, warmup + 1, steps - 1, steps}
-    return {step: schedule.lr_lambdas[0](step) for step in sorted(looked_at) if 0 <= step <= steps}
-
-
-def _wrong_rates(factors: dict[int, Any]) -> str | None:
-    for step, factor in factors.items():
-        if isinstance(factor, complex) or not -1e-9 <= factor <= 1 + 1e-9:
-            return f"at step {step:,} the rate would be {factor:.3g} x learning_rate"
-    trained = list(factors.values())[:-1]  # the last is of the step after the last
-    return None if any(trained) else "the rate is 0 at every step"
-
-
 def _optimizer(recipe: Recipe) -> Iterator[Problem]:
-    import torch
-
     name, given = recipe.trainer_value("optim"), recipe.trainer_value("optim_args")
     if name.startswith(_NEED_THE_MODEL) or "optimizer" in (recipe.deepspeed or {}):
         return
@@ -119,9 +114,6 @@ def _optimizer(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
-    from transformers import Trainer
-    from transformers.training_args import OptimizerNames
-
     arguments: Any = Namespace(**{field: recipe.trainer_value(field) for field in trainer.FIELDS})
     arguments.optim, arguments.optim_args = OptimizerNames(name), given
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
@@ -129,10 +121,6 @@ def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, di
 
 
 def _machine(recipe: Recipe) -> Iterator[Problem]:
-    from transformers.utils import is_torch_bf16_gpu_available, is_torch_cuda_available, is_torch_tf32_available
-
-    from tape_ds.kernels import jit
-
     if recipe.trainer_value("tf32") and not is_torch_tf32_available():
         yield Problem("tf32", True, "there is no GPU here that has it (Ampere or newer)", "remove it")
     on_gpu = recipe.chosen_cpu is None and is_torch_cuda_available()
@@ -144,25 +132,16 @@ def _machine(recipe: Recipe) -> Iterator[Problem]:
 
 def _compiler(recipe: Recipe) -> Iterator[Problem]:
     backend, mode = recipe.trainer_value("torch_compile_backend"), recipe.trainer_value("torch_compile_mode")
-    if backend is not None:
-        from accelerate.utils import DynamoBackend
-
-        if backend.upper() not in DynamoBackend.__members__:
-            remedy = did_you_mean(backend, [each.lower() for each in DynamoBackend.__members__])
-            yield Problem("torch_compile_backend", backend, "unknown", remedy)
-    if mode is not None:
-        from torch import _inductor
-
-        if mode not in (known := _inductor.list_mode_options()):
-            yield Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known))
+    if backend is not None and backend.upper() not in DynamoBackend.__members__:
+        remedy = did_you_mean(backend, [each.lower() for each in DynamoBackend.__members__])
+        yield Problem("torch_compile_backend", backend, "unknown", remedy)
+    if mode is not None and mode not in (known := _inductor.list_mode_options()):
+        yield Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known))
 
 
 def _checkpointing(recipe: Recipe) -> Iterator[Problem]:
     given = recipe.trainer_value("activation_checkpointing_kwargs")
     if given and recipe.trainer_value("activation_checkpointing"):
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
         try:
             checkpoint(torch.nn.Identity(), torch.zeros(1, requires_grad=True), **{"use_reentrant": False} | given)
         except Exception as error:  # as of a schedule

@@ -26,7 +26,7 @@ from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
-from tape_ds.planning.recipe_job import job_of
+from tape_ds.planning.recipe_job import job_of, settle_here
 from tape_ds.resilience import run_lock
 from tape_ds.run_folder import finished
 from tape_ds.training import device, identity
@@ -53,6 +53,7 @@ def assemble(recipe: Recipe) -> Run:
     """Build everything up to the trainer. Raises UserError on all ranks alike, and :class:`NothingToDo`."""
     kind = kind_of_task(recipe) if isinstance(recipe, GeneratedRecipe) else KINDS[type(recipe)]
     context = kind.resolve(recipe)
+    context = replace(context, recipe=settle_here(context.recipe, context.config))
     context = _start(context, partial(kind.fingerprints_of, context.recipe))
     run = kind.read(context)  # hours where text has to be tokenised, so everything that can refuse a run comes before
     # after the process group: under ZeRO-3 weights are sharded as they are made or loaded

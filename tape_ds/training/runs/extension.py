@@ -47,6 +47,7 @@ from tape_ds.training.held_out import (
     read_scores,
 )
 from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
+from transformers import BitsAndBytesConfig
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"
@@ -55,11 +56,9 @@ PASSKEYS = "results/passkey.json"
 @dataclass(frozen=True, kw_only=True)
 class Extension(Run):
     """A run that extends a pretrained model."""
-
     held_out: list[EvalDocument]
     prompts: list[passkey.PasskeyPrompt]
     """Each hides a number that the model is asked for."""
-
     @classmethod
     def resolve(cls, recipe: ExtensionRecipe) -> RunContext:
         base, native = resolve_base(recipe)
@@ -94,8 +93,6 @@ class Extension(Run):
         assert self.base is not None
         arguments, options = self.arguments, {}
         if self.recipe.method.load_in_4bit:
-            from transformers import BitsAndBytesConfig
-
             # NormalFloat, its scales quantised too, and computed in the run's own precision (QLoRA, Dettmers et al.
             # 2023, arXiv:2305.14314). The output head stays whole, and so do position updates, which are no nn.Linear.
             half = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
@@ -239,7 +236,6 @@ def base_path(model: str) -> str:
 def training_sequences(
     recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
 ) -> TrainingSequences | MixedSequences:
-    """Return the run's samples: as many as its steps (or epochs) consume."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     bad_rows = bad_rows or BadRows(data.skip.bad_rows)
     if data.append_eos and tokenizer.eos_token_id is None:

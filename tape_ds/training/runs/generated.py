@@ -73,13 +73,11 @@ class GeneratedRun(Run):
 
     @cached_property
     def held_out(self) -> list[tuple[Test, list[GeneratedSample]]]:
-        """Tests of the trained model, with their sequences."""
         tests, each = self.recipe.tests
         return [(test, test.task.held_out(test.size, each, SEED)) for test in tests]
 
     @property
     def mean_tokens(self) -> int:
-        """Mean tokens of the first thousand sequences."""
         return round(self.sequences.mean_tokens)
 
     def outline(self) -> dict[str, str]:
@@ -98,7 +96,6 @@ class GeneratedRun(Run):
         return [ScoredAfter(announcement, self._ask, self.output / RESULTS / self.FILE)] if tests else []
 
     def stored(self) -> Any:
-        """Return the stored scores; None if there are none."""
         file = self.output / RESULTS / self.FILE
         return json.loads(file.read_text()) if self.recipe.tests[0] and file.exists() else None
 

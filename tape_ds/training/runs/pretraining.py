@@ -113,7 +113,6 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
 def training_sequences(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> TrainingSequences | StreamedSequences | MixedSequences:
-    """Return the run's samples: as many as its steps (or epochs) consume."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     samples = sample_count(recipe, sequences=0)
 

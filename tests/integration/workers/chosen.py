@@ -9,10 +9,9 @@ from tape_ds.planning import hardware, recipe_job
 def main() -> int:
     """The launcher's."""
 
-    def settle_here(recipe, config_of):
-        return recipe_job.settle(recipe, config_of(recipe), hardware.find("a100-80"))
+    from tape_ds.training.runs import assembly
 
-    recipe_job.settle_here = settle_here
+    assembly.settle_here = lambda recipe, config: recipe_job.settle(recipe, config, hardware.find("a100-80"))
     return train.main("extend_llama")
 
 

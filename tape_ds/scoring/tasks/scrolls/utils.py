@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset as Documents
 
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.prompting import prompt_ids
 from tape_ds.data.scrolls import examples, prompts
 from tape_ds.data.scrolls.examples import Dataset
 from tape_ds.errors import Problem, UserError, is_main_process
@@ -121,7 +122,7 @@ def _cut_prompt(
             return _whole_prompt(dataset, text)
         prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         prompt = prompt.rstrip(REPLACEMENT)  # a character of several tokens may have lost some
-        too_many = len(prompts.encode(prompt, tokenizer)) - room
+        too_many = len(prompt_ids(prompt, tokenizer)) - room
         if too_many <= 0:
             return prompt, made.cut_tokens
         reserve += too_many
