@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import psutil
 
@@ -185,23 +186,18 @@ def load(path: str | Path) -> Result:
         raise UserError(Problem("schema", schema, wrong, "use the version that wrote it"))
     content.setdefault("model", None)  # results stored before there were evaluations
 
-    kinds: dict[str, tuple[type, ...]] = {
-        "command": (list,),
-        "started": (str,),
-        "seed": (int, type(None)),
-        "commit": (dict, type(None)),
-        "model": (dict, type(None)),
-        "finished": (str, type(None)),
-        "schema": (int,),
-    }
-    names = [entry.name for entry in dataclasses.fields(Result)]
+    hints = get_type_hints(Result)
+    names = list(hints)
     problems = []
-    for name in names:
-        expected = kinds.get(name, (dict,))
+    for name, hint in hints.items():
+        # of list[str] the list alone
+        expected = tuple(
+            get_origin(kind) or kind for kind in (get_args(hint) if get_origin(hint) is UnionType else (hint,))
+        )
         if name not in content:
             problems.append(Problem(name, None, "is missing", "the file was not written by tape_ds.results.save"))
         elif not isinstance(content[name], expected) or isinstance(content[name], bool):
-            types = " or ".join("null" if kind is type(None) else kind.__name__ for kind in expected)
+            types = " or ".join("null" if kind is NoneType else kind.__name__ for kind in expected)
             problems.append(Problem(name, content[name], f"is not of type {types}", "restore the file"))
     for name in sorted(set(content) - set(names)):
         problems.append(Problem(name, content[name], "is not a field of a result", did_you_mean(name, names)))

@@ -46,7 +46,6 @@ def run(code):
 def test_commands_read_their_line_before_anything_heavy(word, code):
     started = [["-m", "evaluation", *command.split()] for command in EVALUATION]
     started += [[script] for script in (*LAUNCHERS, *TOOLS)]
-    started += [["-m", "tools.experiment"]]
     run(STARTED.format(commands=[([*words, word], code) for words in started], heavy=HEAVY))
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import tape_ds
@@ -48,25 +48,23 @@ class Wishes(NamedTuple):
 
 
 def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: bool) -> str:
-    """Return the card as Markdown with its YAML header, credentials replaced.
-
-    Args:
-        source: the exported model.
-        model: as it was written.
-        wishes: name and licence.
-        plain: whether transformers loads the folder without custom code.
-    """
+    """Return the card of ``model`` as it was written, credentials replaced; a ``plain`` folder loads without custom
+    code."""
     config, record, result = source.config, source.record, source.result
-    base, data = _base(source), _training_data(source)
+    base = record.base if record is not None else None
+    if base is not None and Path(base).is_absolute() and Path(base).name == TRAINED:
+        base = Path(base).parent.name  # every run's folder has one with this name
+    elif base is not None:
+        base = HUB_BASES[base][0] if base in HUB_BASES else shown(base)
+    data: list[str] = []
+    if result is not None and record is not None and record.names:
+        dataset = result.config.get("dataset")
+        data = [f"scrolls:{dataset}"] if dataset is not None else specs_of(result.config.get("train_data", []))
     encoding_name = getattr(config, "position_encoding", "rope")
     figures = {} if result is None else result.figures
     native = figures.get("native_length") or _rope(config).get("original_max_position_embeddings")
     parameters = model.num_parameters()
 
-    evaluations: list[EvalResult] = []
-    if result is not None and record is not None:
-        trained = f"{record.method}, trained" if record.names else None
-        evaluations = card_results.evaluations(result, trained)
     header = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
@@ -74,8 +72,6 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
         base_model=base if base is not None and hub.is_id(base) else None,
         datasets=hub_names(data) or None,
         tags=["long-context", *([] if plain else [encoding_name, "custom_code"])],
-        model_name=wishes.name,
-        eval_results=evaluations or None,
     )
     card = ModelCard.from_template(
         header,
@@ -102,26 +98,6 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
         made_with=_made_with(result),
     )
     return redacted(str(card).rstrip("\n") + "\n")
-
-
-def _base(source: SourceModel) -> str | None:
-    """Return the base model's hub id, or its folder's name; None for a model from scratch or of unknown origin."""
-    base = source.record.base if source.record is not None else None
-    if base is None:
-        return None
-    if Path(base).is_absolute() and Path(base).name == TRAINED:
-        return Path(base).parent.name  # every run's folder has one with this name
-    return HUB_BASES[base][0] if base in HUB_BASES else shown(base)
-
-
-def _training_data(source: SourceModel) -> list[str]:
-    """Return the data specs that the run trained on; empty if not stored, or if nothing was trained."""
-    if source.result is None or source.record is None or not source.record.names:
-        return []
-    config = source.result.config
-    if "dataset" in config and config["dataset"] is not None:
-        return [f"scrolls:{config['dataset']}"]
-    return specs_of(config.get("train_data", []))
 
 
 def _rope(config: Any) -> Mapping[str, Any]:

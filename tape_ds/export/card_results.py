@@ -1,10 +1,7 @@
 """Format the results of a run for its model card: loss by position, and every figure that is a list of rows."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
-
-from huggingface_hub import EvalResult
 
 from tape_ds.export.redaction import shown
 from tape_ds.markdown_table import markdown_table
@@ -50,46 +47,6 @@ def measured(result: Result | None) -> list[str]:
         return []
     loss = ["loss by position on the documents named"] if result.figures.get(LOSS) else []
     return [*loss, *(TITLES[name].lower() for name in _row_figures(result))]
-
-
-def evaluations(result: Result, trained: str | None) -> list[EvalResult]:
-    """Return the results that the hub shows: rows of the exported variant.
-
-    Args:
-        result: the run's.
-        trained: the exported weights' name in the tables; None: nothing was trained, and it ends with ``, untrained``.
-    """
-
-    def is_exported(name: str | None) -> bool:
-        return name is None or (name.endswith(", untrained") if trained is None else name == trained)
-
-    found: list[tuple[str, str, str, Any]] = []  # data set, part of it, metric, value
-    for variant, by_document in (result.figures.get(LOSS) or {}).items():
-        if is_exported(variant):
-            losses = SpanLosses.merge(map(SpanLosses.from_dict, by_document.values()))
-            found.append(("held-out-documents", ", ".join(map(shown, by_document)), "loss", losses.mean))
-    rows = _row_figures(result)
-    for row in rows.get("passkey", []):
-        if is_exported(row.get("variant")):
-            found.append(("passkey", f"{row['length']} tokens", "accuracy", row["accuracy"]))
-    for row in rows.get("perplexity", []):
-        found.append(("held-out-documents", f"{row['length']} tokens", "perplexity", row["perplexity"]))
-    for row in rows.get("answer_loss", []):
-        if row["when"] == "after":
-            dataset = result.config.get("dataset", "scrolls")
-            found.append(("scrolls", dataset, "loss", row["nll"]))
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=dataset,
-            dataset_name=dataset,
-            dataset_config=part,
-            metric_type=metric,
-            metric_value=value,
-        )
-        for dataset, part, metric, value in found
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    ]
 
 
 def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:

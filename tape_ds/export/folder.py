@@ -41,14 +41,8 @@ def is_plain(source: SourceModel) -> bool:
 
 
 def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Write the folder ``out``, which must not exist; return the model as it was written.
-
-    Args:
-        source: the model to export.
-        out: the new folder.
-        wishes: the user's choices for the card.
-        dtype: of the weights; None: the base model's.
-    """
+    """Write the folder ``out``, which must not exist; return the model as it was written, by default in the base
+    model's dtype."""
     assert not out.exists(), "checked by the caller"
     plain = is_plain(source)
     config: Any = source.config

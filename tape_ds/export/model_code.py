@@ -1,6 +1,6 @@
 """The code that an exported folder carries: modules of this package, copied side by side.
 
-transformers runs files next to ``config.json`` and import one another by ``from .name import ...``: no
+transformers runs files in the folder of ``config.json`` that import one another by ``from .name import ...``: no
 packages, and no file that no such line names. So a module ``tape_ds.attention.sdpa`` becomes
 ``attention_sdpa.py``, and imports of this package are rewritten to match. Everything else is as in the
 package, but for the changes listed here: one that no longer fits the sources is a :class:`CopyError`.
@@ -46,9 +46,8 @@ def files(model_type: str, encoding: str, header: str) -> dict[str, str]:
     """File name -> source of all that a model of this type with this positional encoding needs.
 
     Args:
-        model_type: one of :data:`tape_ds.registration.TYPES`.
-        encoding: a name of :func:`tape_ds.encodings.available`.
-        header: comment lines above each file; ``{module}`` stands for the file's origin.
+        model_type, encoding: see :data:`tape_ds.registration.TYPES`, :func:`tape_ds.encodings.available`.
+        header: comment lines above each file; ``{module}`` is replaced by the file's origin.
 
     Raises:
         CopyError: the sources do not fit the changes of this module, or cannot be copied.
@@ -68,7 +67,7 @@ def files(model_type: str, encoding: str, header: str) -> dict[str, str]:
 
 
 def _first_files(model_type: str) -> dict[str, str]:
-    """Return the modules that the configuration names, and their files, named as everybody else's are."""
+    """Return the modules that the configuration names, and their files, named by transformers' custom."""
     names = TYPES[model_type]
     return {tape_ds.HOMES[names.causal_lm]: "modeling_tape", tape_ds.HOMES[names.config]: "configuration_tape"}
 
@@ -78,7 +77,7 @@ def _flat(module: str) -> str:
 
 
 def _source(module: str) -> Path:
-    """Return the path of a module's source."""
+    """Return the path of a module's source, whether it exists or not."""
     folder = _ROOT.parent.joinpath(*module.split("."))
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
@@ -116,7 +115,7 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
 def _once(pattern: str, new: str, text: str, where: str) -> str:
     text, found = re.subn(pattern, new, text, flags=re.MULTILINE | re.DOTALL)
     if found != 1:
-        raise CopyError(f"{where}: {pattern!r} occurs there {found} times, not 1")
+        raise CopyError(f"{where}: {pattern!r} is there {found} times, not once")
     return text
 
 
@@ -196,7 +195,7 @@ def _imports(text: str) -> Iterator[ast.ImportFrom]:
 
 
 def _relative(module: str, text: str, first: dict[str, str]) -> tuple[str, list[str]]:
-    """Return a source with imports of the files beside it, and the modules that it needs."""
+    """Return a source with imports of the other files of the folder, and the modules that it needs."""
     lines, needed = text.splitlines(keepends=True), []
     for node in _imports(text):
         written, names = "", []

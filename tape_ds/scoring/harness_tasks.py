@@ -173,13 +173,8 @@ def submission_files(folder: Path, tasks: Iterable[str]) -> list[Path]:
 
 
 def write_submission(folder: Path, samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Write for each data set of SCROLLS the JSON object of texts by id that the benchmark takes; remove those of an
-    earlier evaluation.
-
-    Args:
-        folder: of the results.
-        samples: lm-eval's, by task.
-    """
+    """Write for each data set of SCROLLS the JSON object of texts by id that the benchmark takes, from lm-eval's
+    ``samples`` by task; remove those of an earlier evaluation."""
     for path in submission_files(folder, [f"{SCROLLS_TASK}{name}" for name in scrolls.available()]):
         path.unlink(missing_ok=True)
     for path in submission_files(folder, samples):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from filelock import FileLock, Timeout
@@ -75,8 +75,11 @@ class Evaluation:
         self.name = name
         self.folder = Path(folder)
         self.path = self.folder / f"{name}.json"
+        words = list(sys.argv)
+        if Path(words[0]).parts[-2:] == ("evaluation", "__main__.py"):  # Python's path of a module that -m ran
+            words = ["python", "-m", "evaluation", *without_local_rank(words[1:])]
         self.started = results.collect(
-            command=_typed_command(sys.argv),
+            command=words,
             seed=seed,
             model=model,
             config={"evaluation": name, **config},
@@ -93,7 +96,7 @@ class Evaluation:
         show: Callable[[Mapping[str, Any]], None],
         *,
         overwrite: bool,
-        beside: Sequence[Path] = (),
+        required: Sequence[Path] = (),
     ) -> int:
         """Evaluate, unless the folder holds the result already, and show the figures on the first process.
 
@@ -101,11 +104,11 @@ class Evaluation:
             work: returns the figures; every process calls it.
             show: prints the figures and writes tables and pictures.
             overwrite: whether another result in the folder may be replaced.
-            beside: files without which the result is incomplete.
+            required: files without which the result is incomplete.
         """
         with joined():
             # processes that see different disks must take the same branch
-            stored = from_first(lambda: self.stored(overwrite, beside))
+            stored = from_first(lambda: self.stored(overwrite, required))
             figures = work() if stored is None else stored.figures
             if is_main_process():
                 if stored is None:
@@ -114,9 +117,13 @@ class Evaluation:
                 print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
         return 0
 
-    def stored(self, overwrite: bool = False, beside: Sequence[Path] = ()) -> results.Result | None:
+    def stored(self, overwrite: bool = False, required: Sequence[Path] = ()) -> results.Result | None:
         """Return the folder's result if it is complete and of this evaluation, else None."""
-        raise_if_any(_unwritable(self.folder))
+        existing = next(each for each in (self.folder, *self.folder.absolute().parents) if each.exists())
+        if existing.is_dir() and not os.access(existing, os.W_OK | os.X_OK):
+            wrong = f"{existing} is not writable"
+            raise UserError(Problem("--output", str(self.folder), wrong, "name another folder"))
+        raise_if_any(check_folder("--output", self.folder))
         if not self.path.exists():
             return None
         try:
@@ -130,7 +137,7 @@ class Evaluation:
         if differing and not overwrite:
             remedy = "name another folder, or replace it: --overwrite"
             raise UserError(Problem("--output", str(self.folder), wrong, remedy))
-        complete = found is not None and found.finished and not differing and all(path.is_file() for path in beside)
+        complete = found is not None and found.finished and not differing and all(path.is_file() for path in required)
         return found if complete else None
 
     def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
@@ -148,15 +155,32 @@ class Evaluation:
         assert len(set(keys)) == len(keys), "the keys of jobs are unique"
         ranks = RankSync()
         with contextlib.ExitStack() as held:
-            known = from_first(lambda: self._load_journal(held))
+
+            def load_journal() -> dict[str, Any]:
+                self.lock(held)
+                known: dict[str, Any] = {}
+                with self._disk():
+                    for file in sorted(self.journal.glob("*.jsonl")):
+                        for line in file.read_text(encoding="utf-8").splitlines():
+                            with contextlib.suppress(ValueError):  # the process was killed while it wrote the line
+                                key, value = json.loads(line)
+                                known[key] = value
+                return known
+
+            known = from_first(load_journal)
             pending = [(key, job) for key, job in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already", flush=True)
             share = tqdm(
                 pending[ranks.rank :: ranks.world], desc=self.name, disable=ranks.rank > 0 or not sys.stderr.isatty()
             )
+            page = self.journal / f"{ranks.rank:04}.jsonl"
+            with self._disk():
+                self.journal.mkdir(parents=True, exist_ok=True)  # the first process may have another disk
+                journal = held.enter_context(page.open("ab", buffering=0))
+                journal.truncate(page.read_bytes().rfind(b"\n") + 1)  # after the last complete line
+
             done: dict[str, Any] = {}
-            page = held.enter_context(self._open_page(ranks.rank))
             stuck_after = STUCK_SECONDS if ranks.world > 1 else 0
             dog = Watchdog(self.folder / STACKS, ranks.rank, ranks.world, stuck_after, work=done.__len__)
             held.enter_context(dog)
@@ -164,7 +188,11 @@ class Evaluation:
                 dog.beat(len(done), "scoring")
                 line = json.dumps([key, work(job)])
                 done[key] = json.loads(line)[1]  # the same types as after a resume
-                self._append(page, f"{line}\n")
+                raw = memoryview(f"{line}\n".encode())
+                with self._disk():
+                    while raw:  # an unbuffered write may take only a part
+                        raw = raw[journal.write(raw) :]
+                    os.fsync(journal.fileno())
             dog.beat(len(jobs), "waiting for the other processes")
             for others in ranks.objects(done):
                 known |= others
@@ -186,33 +214,6 @@ class Evaluation:
                 wrong = "another process is running this evaluation there"
                 remedy = "wait for it, or name another folder"
                 raise UserError(Problem("--output", str(self.folder), wrong, remedy)) from error
-
-    def _load_journal(self, held: contextlib.ExitStack) -> dict[str, Any]:
-        self.lock(held)
-        known: dict[str, Any] = {}
-        with self._disk():
-            for file in sorted(self.journal.glob("*.jsonl")):
-                for line in file.read_text(encoding="utf-8").splitlines():
-                    with contextlib.suppress(ValueError):  # the line that was being written when the process was killed
-                        key, value = json.loads(line)
-                        known[key] = value
-        return known
-
-    def _open_page(self, rank: int) -> BinaryIO:
-        """Open this process's file of the journal after its last complete line."""
-        path = self.journal / f"{rank:04}.jsonl"
-        with self._disk():
-            self.journal.mkdir(parents=True, exist_ok=True)  # the first process may have another disk
-            page = path.open("ab", buffering=0)
-            page.truncate(path.read_bytes().rfind(b"\n") + 1)
-        return page
-
-    def _append(self, page: BinaryIO, text: str) -> None:
-        raw = memoryview(text.encode())
-        with self._disk():
-            while raw:  # an unbuffered write may take only a part
-                raw = raw[page.write(raw) :]
-            os.fsync(page.fileno())
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
@@ -281,20 +282,6 @@ def folder(output: str | None, model: "FoundModel") -> Path:
         return run if model.folder.name == TRAINED else run / model.folder.name
     name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
     return Path("runs") / FOLDER / name
-
-
-def _typed_command(words: Sequence[str]) -> list[str]:
-    """Return the command as it was typed: Python gives the path of a module that ``-m`` ran."""
-    if Path(words[0]).parts[-2:] != ("evaluation", "__main__.py"):
-        return list(words)
-    return ["python", "-m", "evaluation", *without_local_rank(words[1:])]
-
-
-def _unwritable(folder: Path) -> list[Problem]:
-    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not existing.is_dir() or os.access(existing, os.W_OK | os.X_OK):
-        return check_folder("--output", folder)
-    return [Problem("--output", str(folder), f"{existing} is not writable", "name another folder")]
 
 
 def _identity(result: results.Result) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def on(monkeypatch):
             monkeypatch.setattr(RankSync, name, value)
         monkeypatch.setattr("tape_ds.distributed.rank_sync.join", lambda: None)
 
+    monkeypatch.setattr("tape_ds.distributed.rank_sync.join", lambda: None)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
     return become
 

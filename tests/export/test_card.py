@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 from tape_ds.checkpoint import source_model
@@ -28,7 +27,6 @@ def front_matter(text):
 
 def test_the_header_is_what_the_hub_reads(made):
     header = front_matter(made[1])
-    del header["model-index"]
     assert header == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -36,19 +34,6 @@ def test_the_header_is_what_the_hub_reads(made):
         "datasets": ["allenai/c4"],
         "tags": ["long-context", "tape", "custom_code"],
     }
-
-
-def test_the_results_of_these_weights_are_in_the_header(made):
-    """And not those of what they are compared with: 2.25 is the trained model's loss, 4.516 the untouched one's."""
-    found = ModelCard(made[1]).data
-    assert found.model_name == "Tiny 128"
-    told = [
-        (each.dataset_type, each.dataset_config, each.metric_type, each.metric_value) for each in found.eval_results
-    ]
-    assert told == [
-        ("held-out-documents", "a.py, b.py", "loss", 2.25),
-        ("passkey", "128 tokens", "accuracy", 0.75),
-    ]
 
 
 def test_it_says_what_was_trained_on_what_and_how_well(made):

@@ -49,33 +49,6 @@ def test_nested_entries_are_left_out():
     assert "| start | 4,096 | 1 |\n| made | 4,096 | 1 |" in text
 
 
-def values(trained, **figures):
-    """(dataset, its part, metric, value) of each."""
-    found = card_results.evaluations(stored(**figures), trained)
-    return [(each.dataset_type, each.dataset_config, each.metric_type, each.metric_value) for each in found]
-
-
-def test_evaluations_are_of_the_exported_weights():
-    losses = {"x": {"a": {"span": 64, "starts": [0], "nll": [2.0], "counts": [63]}}}
-    names = ("untouched", "yarn x2, untrained", "lora, trained")
-    scores = {name: {"a.py": losses["x"]["a"] | {"nll": [float(number)]}} for number, name in enumerate(names)}
-    rows = [{"variant": name, "length": 64, "accuracy": 0.5 * number} for number, name in enumerate(names)]
-    for trained, number in (("lora, trained", 2), (None, 1)):
-        assert values(trained, loss_by_position=scores, passkey=rows) == [
-            ("held-out-documents", "a.py", "loss", number),
-            ("passkey", "64 tokens", "accuracy", 0.5 * number),
-        ]
-
-
-def test_evaluations_of_the_other_kinds_of_run():
-    """What pretraining and fine-tuning store; a perplexity beyond a float is left out."""
-    assert values(
-        "scratch, trained",
-        perplexity={"64": {"length": 64, "perplexity": 9.5}, "128": {"length": 128, "perplexity": float("inf")}},
-        answer_loss=[{"when": "before", "nll": 3.0}, {"when": "after", "nll": 1.5}],
-    ) == [("held-out-documents", "64 tokens", "perplexity", 9.5), ("scrolls", "scrolls", "loss", 1.5)]
-
-
 def test_nothing_scored_is_said():
     assert card_results.text(stored(loss_by_position={}, passkey=[])) == "None: the run scored nothing."
     assert card_results.measured(stored(passkey=[])) == card_results.measured(None) == []

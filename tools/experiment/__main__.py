@@ -12,7 +12,7 @@ after ``--`` go to every run. A complete run is not repeated, an interrupted one
 the same command can be started again. After every run the page (md, csv, json) is written to ``--output``, or to
 ``--results``. Format of the file, and how arms are compared: docs/comparing.md.
 
-Exit codes: 0 done; 1 a command failed (the others are done, and the failed one's log is named); 2 something to mend,
+Exit codes: 0 done; 1 a command failed (the others are done, and the failed one's log is named); 2 bad input,
 nothing was started.
 """
 
@@ -22,16 +22,17 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, UserError, check_folder, command, did_you_mean, raise_if_any
+from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
-from tools.experiment import table
+from tools.experiment import pages, runs, table
+from tools.experiment.runs import ExperimentWork, PlannedRun
 from tools.experiment.table import PAPER, SCALES, SMALL, Experiment
-
-if TYPE_CHECKING:
-    from tools.experiment import runs
 
 NAME = "tools.experiment"
 
@@ -41,28 +42,6 @@ def main(argv: list[str] | None = None) -> int:
     """Check everything, print the plan, run it, write the page after every run."""
     typed = sys.argv[1:] if argv is None else argv
     at = typed.index("--") if "--" in typed else len(typed)
-    options = parse(typed[:at])
-    if options.page:
-        write_overview()
-    if options.list:
-        print(listing())
-    if options.experiment is None:
-        if not options.page and not options.list:
-            raise UserError(Problem("experiment", None, "missing", "name one, or ask for the --list"))
-        return 0
-    from tools.experiment import pages, runs
-
-    work = check(options)
-    planned = runs.plan(work.experiment, typed[at + 1 :], work.output, work.starting.processes)
-    print(outline(work, planned), flush=True)
-    if options.plan:
-        return 0
-    folder = Path(options.results or work.output)
-    return run_experiment(work, planned, lambda: pages.write(work, planned, folder, ["python", "-m", NAME, *typed]))
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the command line before ``--``."""
     parser = Parser(prog=f"python -m {NAME}", description=__doc__)
     parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="a name, see --list, or a .yaml file")
     parser.add_argument("--list", action="store_true", help="all experiments; nothing is run")
@@ -78,16 +57,35 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, help="of each run; default: every GPU, or 2 on a CPU, over the jobs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, on a CPU (default: %(default)s)")
     parser.add_argument("--launcher", default="", help="what starts processes, such as a deepspeed with --hostfile")
-    return parser.parse_args(argv)
+    options = parser.parse_args(typed[:at])
+
+    if options.page:
+        storage.write_text(ROOT / pages.OVERVIEW, pages.overview())
+        print(f"written: {pages.OVERVIEW}", flush=True)
+    if options.list:
+        rows = []
+        for name in table.shipped():
+            found = table.read(name)
+            stored = "" if not found.label else "yes" if pages.stored(name) else pages.NOT_MEASURED
+            rows.append((name, found.about, "" if found.minutes is None else f"{found.minutes:g}", stored))
+        print(markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l"))
+    if options.experiment is None:
+        if not options.page and not options.list:
+            raise UserError(Problem("experiment", None, "missing", "name one, or ask for the --list"))
+        return 0
+
+    work = check(options)
+    planned = runs.plan(work.experiment, typed[at + 1 :], work.output, work.starting.processes)
+    print(outline(work, planned), flush=True)
+    if options.plan:
+        return 0
+    folder = Path(options.results or work.output)
+    return run_experiment(work, planned, lambda: pages.write(work, planned, folder, ["python", "-m", NAME, *typed]))
 
 
-def check(options: argparse.Namespace) -> "runs.ExperimentWork":
+def check(options: argparse.Namespace) -> ExperimentWork:
     """Return the experiment with the changes of the command line."""
-    from tools.experiment import runs
-
     found = table.read(options.experiment, options.scale)
-    import torch  # here: a mistyped name is answered at once
-
     chosen = options.arms or list(found.arms)
     unknown = [arm for arm in chosen if arm not in found.arms]
     problems = [Problem("arms", arm, "no such arm", did_you_mean(arm, found.arms)) for arm in unknown]
@@ -101,25 +99,23 @@ def check(options: argparse.Namespace) -> "runs.ExperimentWork":
     if options.jobs > 1 and torch.cuda.is_available():
         wrong, remedy = "runs at a time would share the GPUs", "leave it out, or hide them from torch"
         problems.append(Problem("jobs", options.jobs, wrong, remedy))
-    raise_if_any([*problems, *check_launcher(options.launcher), *table.check(found)])
-    name = f"{Path(options.experiment).stem}_{options.scale}" if found.label else Path(options.experiment).stem
-    output = Path(options.output) if options.output else table.output_of(found, options.experiment, options.scale)
-    many = 8 if options.scale == PAPER else max(1, (torch.cuda.device_count() or 2) // options.jobs)
-    starting = runs.Starting(options.processes or found.processes or many, options.launcher)
-    return runs.ExperimentWork(name, found, output, starting, options.jobs)
-
-
-def check_launcher(launcher: str) -> list[Problem]:
-    """Return a problem if its first word is not a program."""
     try:
-        words = shlex.split(launcher)
+        words = shlex.split(options.launcher)
+        if words and words[0] not in ("deepspeed", "python") and shutil.which(words[0]) is None:
+            problems.append(Problem("launcher", options.launcher, f"there is no program {words[0]}", "install it"))
     except ValueError as error:
-        return [Problem("launcher", launcher, f"cannot be read ({error})", "write it as in a shell")]
-    known = not words or words[0] in ("deepspeed", "python") or shutil.which(words[0])
-    return [] if known else [Problem("launcher", launcher, f"there is no program {words[0]}", "install it")]
+        problems.append(Problem("launcher", options.launcher, f"cannot be read ({error})", "write it as in a shell"))
+    raise_if_any([*problems, *table.check(found)])
+
+    stem = Path(options.experiment).stem
+    paper = options.scale == PAPER
+    output = Path(options.output or found.output or f"runs/{stem}{'_paper' if paper else ''}")
+    many = 8 if paper else max(1, (torch.cuda.device_count() or 2) // options.jobs)
+    starting = runs.Starting(options.processes or found.processes or many, options.launcher)
+    return ExperimentWork(f"{stem}_{options.scale}" if found.label else stem, found, output, starting, options.jobs)
 
 
-def outline(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"]) -> str:
+def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:
     """Return the plan as text."""
     found, shown = work.experiment, work.starting.shown
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
@@ -135,29 +131,7 @@ def outline(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"]) -
     return "\n".join(lines)
 
 
-def listing() -> str:
-    """Return a line for each experiment."""
-    from tools.experiment import pages
-
-    rows = []
-    for name in table.shipped():
-        found = table.read(name)
-        stored = "" if not found.label else "yes" if pages.stored(name) else pages.NOT_MEASURED
-        rows.append((name, found.about, "" if found.minutes is None else f"{found.minutes:g}", stored))
-    return markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l")
-
-
-def write_overview() -> None:
-    """Write ``docs/results/README.md``."""
-    from tape_ds import storage
-    from tape_ds.installation import ROOT
-    from tools.experiment import pages
-
-    storage.write_text(ROOT / pages.OVERVIEW, pages.overview())
-    print(f"written: {pages.OVERVIEW}", flush=True)
-
-
-def run_experiment(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"], write: Callable[[], str]) -> int:
+def run_experiment(work: ExperimentWork, planned: Sequence[PlannedRun], write: Callable[[], str]) -> int:
     """Run what is not done; write the page after each run that was not complete before, and at the end."""
     found, failed = work.experiment, {}
     log = work.run_steps("before", work.commands(found.before), work.own, "")

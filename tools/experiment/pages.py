@@ -109,14 +109,7 @@ class Measured:
 
 
 def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typed: Sequence[str]) -> str:
-    """Write ``NAME``.md, .json and .csv of the complete runs into ``folder`` and return the page.
-
-    Args:
-        work: the experiment.
-        planned: its runs.
-        folder: made if needed.
-        typed: the command line.
-    """
+    """Write ``NAME``.md, .json and .csv of the complete runs into ``folder`` and return the page."""
     asked, complete = work.experiment, [run for run in planned if work.scored(run) is not None]
     own = work.own if work.concluded(planned) else None
     rows, made, sources = gather(work, complete, own)
@@ -154,17 +147,9 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
 def gather(
     work: ExperimentWork, complete: Sequence[PlannedRun], last: Path | None
 ) -> tuple[Rows, list[StudyRow], list[StoredSource]]:
-    """Collect the numbers of an experiment.
-
-    Args:
-        work: the experiment.
-        complete: its complete runs.
-        last: folder that its last commands wrote to; None if one of them has not ended or failed.
-
-    Returns:
-        The rows shown next to published ones (from the commands ``then``, else ``score``, else the launchers; means
-        over the runs of a row), the rows of every run, and the sources of both.
-    """
+    """Return the rows shown next to published ones (from the commands ``then``, else ``score``, else the launchers;
+    means over the runs of a row), the rows of every run, and the sources of both. ``last``: folder that the last
+    commands wrote to; None if one of them has not ended or failed."""
     asked = work.experiment
     found: dict[str, list[Numbers]] = {}
     made, sources = [], []
@@ -263,13 +248,7 @@ def tables_of(label: str) -> list[PublishedTable]:
 
 
 def next_to_published(label: str, ours: Measured, base: Path) -> str:
-    """Return the published numbers, ours, how ours were made, and remarks on both; without a heading.
-
-    Args:
-        label: of the published tables.
-        ours: this project's numbers.
-        base: folder of the page, from which its links lead.
-    """
+    """Return the published numbers, ours, how ours were made, and remarks on both; links lead from ``base``."""
     tables = tables_of(label)
 
     def numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]) -> str:

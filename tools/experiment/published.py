@@ -4,7 +4,7 @@ Each table names the setting and, if its conventions differ from the usual ones,
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,9 +49,6 @@ class PublishedTable:
         for values in self.rows.values():
             assert len(values) == len(self.quantities), f"{self.name}: a number for each quantity"
 
-    def value(self, method: str, wanted: Quantity) -> Number:
-        return self.rows[method][self.quantities.index(wanted)] if wanted in self.quantities else None
-
     def places(self, wanted: Quantity) -> int:
         """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
         printed = [self.quantities.index(wanted)] if wanted in self.quantities else range(len(self.quantities))
@@ -60,14 +57,16 @@ class PublishedTable:
         return max((len(each) for each in decimals if each != "0"), default=0)
 
 
-def _read() -> Iterator[PublishedTable]:
-    for each in yaml.safe_load(DATA.read_text(encoding="utf-8")):
-        each["quantities"] = tuple(Quantity(*quantity) for quantity in each["quantities"])
-        each["rows"] = {method: tuple(values) for method, values in each["rows"].items()}
-        yield PublishedTable(**each | {"caveats": tuple(each.get("caveats", ()))})
-
-
-TABLES = tuple(_read())
+TABLES = tuple(
+    PublishedTable(
+        each.pop("name"),
+        quantities=tuple(Quantity(*quantity) for quantity in each.pop("quantities")),
+        rows={method: tuple(values) for method, values in each.pop("rows").items()},
+        caveats=tuple(each.pop("caveats", ())),
+        **each,
+    )
+    for each in yaml.safe_load(DATA.read_text(encoding="utf-8"))
+)
 TEXTS = {
     "proof_pile": re.compile(r"proof[-_]?pile", re.I),
     "pg19": re.compile(r"pg[-_]?19", re.I),
@@ -84,9 +83,3 @@ def text_of(spec: str) -> str | None:
     """Return the published test set that a data spec names, if it names one."""
     data = re.sub(r"#[^?]*", "", spec)  # without the name of a column
     return next((name for name, pattern in TEXTS.items() if pattern.search(data)), None)
-
-
-def tables_for(wanted: Iterable[Quantity]) -> Iterator[PublishedTable]:
-    """Return the tables that hold a number for one of the quantities."""
-    asked = set(wanted)
-    return (table for table in TABLES if asked & set(table.quantities))

@@ -117,7 +117,8 @@ def perplexity(result: results.Result) -> Rows:
     numbers = {}
     for each in result.figures["perplexity"]:
         text = published.text_of(each["source"])
-        table = next(published.tables_for([Quantity(text or "", "perplexity", each["length"])]), None)
+        asked = Quantity(text or "", "perplexity", each["length"])
+        table = next((table for table in published.TABLES if asked in table.quantities), None)
         alike = table is None or table.convention == each["convention"]
         metric = "perplexity" if alike else f"perplexity ({each['convention']})"
         numbers[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]

@@ -14,18 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from accelerate.utils.other import get_free_port
 
 from tape_ds import installation, results, storage
+from tape_ds.cli import plan as planner
 from tape_ds.config.kinds import RENAMED
+from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.fields import COMPARED
 from tape_ds.installation import ROOT
 from tools.experiment import readings, table
 from tools.experiment.table import Experiment
-
-if TYPE_CHECKING:
-    from tape_ds.config.recipe import Recipe
 
 RECIPE, STEPS = "recipe.json", "steps.json"
 """In a run's folder: the recipe that it was started with, so that no other is resumed; the commands that ended."""
@@ -40,7 +42,7 @@ class PlannedRun:
     arm: str
     label: str
     """For messages."""
-    recipe: "Recipe"
+    recipe: Recipe
     arguments: list[str]
     """Of the launcher, which load to the recipe."""
 
@@ -95,7 +97,7 @@ class PlannedRun:
         storage.write_json(self.folder / RECIPE, plain(self.recipe))
 
 
-def plain(recipe: "Recipe") -> dict[str, Any]:
+def plain(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as a stored result holds it, without credentials."""
     found: dict[str, Any] = json.loads(json.dumps(recipe.as_dict(), default=str))
     return results.redact(found)
@@ -130,15 +132,11 @@ class Starting:
         if program != "deepspeed":
             return [program, *rest]
         if not {"--hostfile", "-H", "--master_port"} & set(rest):
-            from accelerate.utils.other import get_free_port
-
             rest = ["--master_port", str(get_free_port()), *rest]
         return [sys.executable, "-m", "deepspeed.launcher.runner", *rest]
 
     def run_command(self, words: Sequence[str], log: Path) -> int:
         """Run a command to its end with its output in ``log``; return its exit code."""
-        import torch
-
         environment = installation.environment()
         if words[0] == "launch" and not torch.cuda.is_available():
             environment.setdefault("DS_ACCELERATOR", "cpu")
@@ -161,14 +159,12 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         output: folder of the runs' folders.
         processes: of each run.
     """
-    from tape_ds.cli import plan as planner
-
     given = {word[2:].split("=")[0] for word in passed_on if word.startswith("--")}
     raise_if_any(
-        [Problem(name, "behind --", "decided by the runner", "remove it") for name in table.OWN if name in given]
+        [Problem(name, "after --", "decided by the runner", "remove it") for name in table.OWN if name in given]
     )
 
-    def load(arm: str, extra: Sequence[str]) -> tuple["Recipe", list[str]]:
+    def load(arm: str, extra: Sequence[str]) -> tuple[Recipe, list[str]]:
         own = dict(asked.arms[arm])
         name = own.pop("recipe", asked.recipe)
         words = [*flags(asked.fields), *passed_on, *flags(own), *extra]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 """Of every interval."""
@@ -42,8 +43,6 @@ def sample(values: Sequence[float]) -> Sample:
     if count == 1 or not all(map(math.isfinite, values)):
         return Sample(count, mean, None, None)
     sd = statistics.stdev(values)
-    from scipy.special import stdtrit  # half a second, which most readers of this module need not wait
-
     quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
     return Sample(count, mean, sd, quantile * sd / math.sqrt(count))
 

@@ -51,7 +51,7 @@ class Measure:
 
     @property
     def is_difference(self) -> bool:
-        """Whether it is the difference of an arm from a reference of its own."""
+        """Whether it is the difference of an arm from another variant of the arm."""
         return self.quantity.metric.startswith(BY_UPDATES)
 
     def plain(self, value: float | None) -> str:

@@ -6,7 +6,6 @@ A file's mapping ``paper`` replaces some of its keys at the scale of a published
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -143,8 +142,3 @@ def filled(text: str, values: Mapping[str, object]) -> list[str]:
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
     return words
-
-
-def output_of(asked: Experiment, name: str, scale: str) -> Path:
-    """Return the default folder of its runs."""
-    return Path(asked.output or f"runs/{Path(name).stem}{'' if scale == SMALL else f'_{scale}'}")

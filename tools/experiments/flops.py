@@ -1,7 +1,7 @@
 """Count parameters, multiply-adds and FLOPs of the TAPE paper's pretrained model, with each positional encoding.
 
     python -m tools.experiments.flops                                  every encoding, a sequence of 1,024 tokens
-    python -m tools.experiments.flops --table3                         the TAPE paper's Table 3 beside our count
+    python -m tools.experiments.flops --table3                         the TAPE paper's Table 3 and our count
     python -m tools.experiments.flops --table3 --output runs/table3    and table3.json there
 
 MACs have two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a causal

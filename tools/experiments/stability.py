@@ -1,4 +1,4 @@
-"""What shifting a text changes in each layer of a model, as in Table 8 of TAPE's paper (arXiv:2501.00712).
+"""Changes in each layer of a model when a text is shifted, as in Table 8 of TAPE's paper (arXiv:2501.00712).
 
     python -m tools.experiments.stability runs/encodings/rope runs/encodings/tape
     python -m tools.experiments.stability smollm2 --tokens 1024 --layers 1 10 20 30
@@ -12,11 +12,10 @@ its own update. A MODEL is a run's folder, a model's, a hub id or ``smollm2``; `
 The paper defines neither number. Here, per layer and for the text's own tokens only:
 
 - *Attention.* The L1 distance ``sum_m |A'_nm - A_nm|`` between a query's weights before and after, 0 to 2, as the mean
-  over heads and queries; and the mean of ``|A'_nm - A_nm|`` over heads and pairs of a query and a key it may see.
-  Weights on added tokens are left out, so a row no longer sums to 1, which is a change in itself: each number is also
-  computed with the rows divided by their sum (*renormalised*).
-- *Positions.* ``|P' - P|`` in per cent of ``|P|``, both as Frobenius norms over heads and those pairs, where P is the
-  layer's map of positions: dot products of states, or the bias on scores.
+  over heads and queries. Weights on added tokens are left out, so a row no longer sums to 1, which is a change in
+  itself: the distance is also computed with the rows divided by their sum (*renormalised*).
+- *Positions.* ``|P' - P|`` in per cent of ``|P|``, both as Frobenius norms over heads and pairs of a query and a key it
+  may see, where P is the layer's map of positions: dot products of states, or the bias on scores.
 - *Logits.* Mean and largest ``|l' - l|``, and the norm of the difference in per cent of that of ``l``.
 
 Written to ``--output`` (``runs/stability``): ``stability.json`` (command, versions, figures of each text) and
@@ -57,13 +56,7 @@ SHIFT = 3
 """Tokens, or positions, as in Table 8."""
 COUNT = 4
 """Texts of each data spec."""
-FIGURES = (
-    "attention_l1",
-    "attention_l1_renormalised",
-    "attention_mean",
-    "attention_mean_renormalised",
-    "positions_percent",
-)
+FIGURES = ("attention_l1", "attention_l1_renormalised", "positions_percent")
 """Of a layer, in the order of the columns of the csv."""
 
 
@@ -146,15 +139,8 @@ def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argp
 def changes(
     model: extendable.Model, ids_T: Tensor, layers: Sequence[int], token: int, shift: int = SHIFT
 ) -> dict[str, dict[str, Any]]:
-    """Return the changes of one text by treatment: ``layers``, figures by the number of the layer, and ``logits``.
-
-    Args:
-        model: in evaluation mode.
-        ids_T: int64 [T].
-        layers: 1 is the first.
-        token: the added one.
-        shift: tokens that are added, positions that are skipped.
-    """
+    """Return the changes of one text, int64 [T], by treatment: ``layers``, figures by the number of the layer, and
+    ``logits``. ``shift``: how often ``token`` is added, or positions that are skipped."""
     before: dict[int, LayerView] = {}
 
     def keep(view: LayerView) -> None:
@@ -185,13 +171,10 @@ def layer_changes(before: LayerView, after: LayerView, added: int) -> dict[str, 
     kept_HTT = renormalised_HTT = after.weights_HTS[:, added:, added:]
     if added:
         renormalised_HTT = kept_HTT / kept_HTT.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(kept_HTT.dtype).tiny)
-    figures: dict[str, float | None] = {}
+    figures: dict[str, float | None] = dict.fromkeys(FIGURES)
     for name, weights_HTT in (("", kept_HTT), ("_renormalised", renormalised_HTT)):
-        heads, tokens, _ = weights_HTT.shape
-        total = float((weights_HTT - before.weights_HTS).abs().sum(dtype=torch.float64))
-        figures[f"attention_l1{name}"] = total / (heads * tokens)
-        figures[f"attention_mean{name}"] = total / (heads * tokens * (tokens + 1) / 2)
-    figures["positions_percent"] = None
+        l1_HT = (weights_HTT - before.weights_HTS).abs().sum(dim=-1, dtype=torch.float64)
+        figures[f"attention_l1{name}"] = float(l1_HT.mean())
     if before.positions is not None and after.positions is not None:
         whole = before.positions.matrix().tril()
         change = after.positions.matrix()[:, added:, added:].tril() - whole

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import results
-from tape_ds.arguments import Parser, add_cache, add_model, add_output
+from tape_ds.arguments import Parser, add_cache, add_model, add_output, below_one
 from tape_ds.data.generated import tasks
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
@@ -146,11 +146,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """Return what is wrong whatever the model."""
-    problems = []
+    problems = below_one(options, "batch_size")
     if options.samples is not None and not 1 <= options.samples <= MOST:
         problems.append(Problem("--samples", options.samples, "out of range", f"give 1 to {MOST:,}"))
-    if options.batch_size < 1:
-        problems.append(Problem("--batch_size", options.batch_size, "too few", "give 1 or more"))
     for name in ("digits", "trained"):
         lengths = vars(options)[name]
         if lengths is not None and not (len(lengths) <= 2 and min(lengths) >= 1):
@@ -187,63 +185,58 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
 
 def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
     """Fill in ``tested``, and what was not given, from the record of the model's run; return what is wrong."""
+
+    def unrecorded(option: str, what: str) -> Problem:
+        return Problem(f"--{option}", None, f"{model.name_or_path} has no record of {what}", f"give --{option}")
+
     config: Mapping[str, Any] = {}
-    if model.record is not None:
-        file = model.folder.parent / RESULTS / "run.json"
-        stored = results.load(file).config if file.is_file() else {}
+    if model.record is not None and (file := model.folder.parent / RESULTS / "run.json").is_file():
+        stored = results.load(file).config
         config = stored if stored.get("task") in TASKS else {}
     options.task = options.task or config.get("task")
+    untrained = unrecorded("trained", "the length of its training operands")
     if options.task is None:
-        wrong = f"{model.name_or_path} has no record of what it was trained on"
-        missing = [Problem("--task", None, wrong, "give --task")]
-        return missing + (_complete_digits(options, {}, model) if options.trained is None else [])
+        missing = unrecorded("task", "what it was trained on")
+        return [missing, untrained] if options.trained is None else [missing]
     own = config if options.task == config.get("task") else {}
-    is_arithmetic = isinstance(TASKS[options.task], ArithmeticTask)
+    task = TASKS[options.task]
+    is_arithmetic = isinstance(task, ArithmeticTask)
+    options.samples = options.samples or (SAMPLES if is_arithmetic else ROWS)
     useless = [
         Problem(f"--{name}", value, f"{options.task} does not have it", "leave it out")
         for name in (("lengths", "task_options") if is_arithmetic else ("digits", "trained"))
         if (value := vars(options)[name]) is not None
     ]
-    options.samples = options.samples or (SAMPLES if is_arithmetic else ROWS)
-    if is_arithmetic:
-        return useless + _complete_digits(options, own, model)
-    return useless or _complete_lengths(options, own, model)
 
+    if isinstance(task, ArithmeticTask):
+        longest = None
+        if options.trained is None and "max_digits" in own:
+            options.trained = [own["max_digits"], own.get("max_digits_second") or own["max_digits"]]
+            longest = own.get("test_digits")
+        if options.trained is None:
+            return [*useless, untrained]
+        # one length for both operands, or one for each
+        options.trained = (options.trained[0], options.trained[-1])
+        digits = options.digits
+        options.tested = (digits[0], digits[-1]) if digits else task.reached(options.trained, longest)
+        return useless
 
-def _complete_digits(options: argparse.Namespace, own: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
-    longest = None
-    if options.trained is None and "max_digits" in own:
-        options.trained = [own["max_digits"], own.get("max_digits_second") or own["max_digits"]]
-        longest = own.get("test_digits")
-    if options.trained is None:
-        wrong = f"{model.name_or_path} has no record of the length of its training operands"
-        return [Problem("--trained", None, wrong, "give --trained")]
-    # one length for both operands, or one for each
-    options.trained = (options.trained[0], options.trained[-1])
-    task = TASKS[options.task]
-    assert isinstance(task, ArithmeticTask)
-    digits = options.digits
-    options.tested = (digits[0], digits[-1]) if digits else task.reached(options.trained, longest)
-    return []
-
-
-def _complete_lengths(options: argparse.Namespace, own: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
     given = {} if options.task_options is None else options.task_options
-    if not isinstance(given, dict):
-        return [Problem("--task_options", given, "not a mapping", """write for example '{"ignore": 0.9}'""")]
+    if useless or not isinstance(given, dict):
+        example = """write for example '{"ignore": 0.9}'"""
+        return useless or [Problem("--task_options", given, "not a mapping", example)]
     options.task_options = own.get("task_options", {}) | given
     options.tested = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
     if wrong := tasks.check(options.task, options.task_options):
         return wrong
     if not options.tested:
-        wrong_lengths = f"{model.name_or_path} has no record of the lengths of its tests"
-        return [Problem("--lengths", None, wrong_lengths, "give --lengths")]
-    task = tasks.make(options.task, options.task_options)
-    assert isinstance(task, AddressingTask)
+        return [unrecorded("lengths", "the lengths of its tests")]
+    made = tasks.make(options.task, options.task_options)
+    assert isinstance(made, AddressingTask)
     return [
         Problem("--lengths", length, f"{options.task} has no such sequences", remedy)
         for length in options.tested
-        if (remedy := task.wrong_length(length)) is not None
+        if (remedy := made.wrong_length(length)) is not None
     ]
 
 

@@ -20,7 +20,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ REFUSED = {
     ("--output_path", "-o"): "use --output",
     ("--max_batch_size",): "use --batch_size, a number or auto",
     ("--use_cache", "-c"): "leave it out: answers are kept in the folder of results until the last one is there",
+    ("--wandb_args", "--wandb_config_args", "--trackio_args", "--hf_hub_log_args"): "upload the folder of results",
 }
 """lm-eval's options that this command sets itself."""
 NUMBERS = (
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         lambda: evaluate(work, options, config, found, tasks),
         lambda figures: print(harness_tasks.table(figures)),
         overwrite=options.overwrite,
-        beside=harness_tasks.submission_files(work.folder, tasks.tasks),
+        required=harness_tasks.submission_files(work.folder, tasks.tasks),
     )
 
 
@@ -134,7 +135,7 @@ def evaluate(
             found, max_length=options.max_length, truncate=options.truncate, batch_size=options.batch_size
         )
         lm.tasks = tasks.tasks
-        tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(work.folder / "lm_eval")}))
+        tracker = EvaluationTracker(output_path=str(work.folder / "lm_eval"))
         asked = harness_tasks.submission_files(work.folder, tasks.tasks)
         results = simple_evaluate(
             **arguments
@@ -158,26 +159,12 @@ def evaluate(
     samples = results.pop("samples", None)
     work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
     harness_tasks.write_submission(work.folder, samples or {})
-    report(config, tracker, results, samples if config.log_samples else None)
+    shown = samples if config.log_samples and samples else {}
+    tracker.save_results_aggregated(results=results, samples=shown or None)
+    for name, each in shown.items():
+        tracker.save_results_samples(task_name=name, samples=each)
     cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
     return {**harness_tasks.figures(results, cut), "cost": taken}
-
-
-def report(config: "EvaluatorConfig", tracker: Any, results: dict[str, Any], samples: Mapping[str, Any] | None) -> None:
-    """Write lm-eval's files, and send its results where its options ask for it."""
-    from lm_eval.loggers import TrackioLogger, WandbLogger
-
-    loggers = [WandbLogger(config.wandb_args, config.wandb_config_args)] if config.wandb_args else []
-    loggers += [TrackioLogger(config.trackio_args)] if config.trackio_args else []
-    for logger in loggers:
-        logger.post_init(results)
-        logger.log_eval_result()
-        if samples is not None:
-            logger.log_eval_samples(samples)
-        (logger.run if isinstance(logger, WandbLogger) else logger).finish()
-    tracker.save_results_aggregated(results=results, samples=samples)
-    for name, each in (samples or {}).items():
-        tracker.save_results_samples(task_name=name, samples=each)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

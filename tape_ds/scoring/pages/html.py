@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 MISSING = Markup("–")
 COLOURS = ("#0072b2", "#d55e00", "#008f68", "#c0609a", "#8a7200", "#7e6bd0", "#0e8c9b", "#c4483f")
-"""Of columns, repeated; the contrast of each is at least 3 on light and on dark paper."""
+"""Colours of columns, repeated; the contrast of each is at least 3 on light and on dark paper."""
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}
 """matplotlib's name of a marker -> its character."""
 

@@ -286,12 +286,12 @@ def test_a_killed_evaluation_resumes(command, tmp_path, monkeypatch):
 
 
 def test_what_was_cut_is_stored_where_all_answers_are_known_already(command, tmp_path, monkeypatch):
-    def killed(*_):
+    def killed(*_, **__):
         raise KeyboardInterrupt
 
     words = ["--max_length", "7", "--truncate", "middle"]
     with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
-        kill.setattr(harness, "report", killed)
+        kill.setattr("lm_eval.loggers.EvaluationTracker.save_results_aggregated", killed)
         command(*words, tasks=["own_write"])
     monkeypatch.setattr(HarnessModel, "_model_generate", lambda *given, **named: pytest.fail("that is done"))
     assert command(*words, tasks=["own_write"]) == 0

@@ -215,7 +215,7 @@ def test_jobs_run_at_the_same_time(work, monkeypatch):
 
 
 def test_processes_are_started_as_a_user_would(monkeypatch):
-    monkeypatch.setattr("accelerate.utils.other.get_free_port", lambda: 7)
+    monkeypatch.setattr(runs, "get_free_port", lambda: 7)
     script = [str(ROOT / TRAIN[1]), "--seed", "1"]
     assert Starting(1).line([*TRAIN, "--seed", "1"]) == [sys.executable, *script]
     assert Starting(1).line(["launch", "--module", "evaluation", "x"]) == [sys.executable, "-m", "evaluation", "x"]

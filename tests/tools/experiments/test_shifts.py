@@ -84,9 +84,7 @@ def test_figures_are_those_of_the_definitions():
     behind = [[9.0, 9.0, 9.0], [9.0, 3.0, 9.0], [9.0, 4.0, 0.0]]
     found = stability.layer_changes(view(BEFORE, [[3.0, 7.0], [0.0, 4.0]]), view(AFTER, behind), added=1)
     assert found["attention_l1"] == pytest.approx((0.2 + 0.4 + 0.2) / 2)
-    assert found["attention_mean"] == pytest.approx(0.8 / 3)
     assert found["attention_l1_renormalised"] == pytest.approx((0 + 0.25 + 0.25) / 2)
-    assert found["attention_mean_renormalised"] == pytest.approx(0.5 / 3)
     assert found["positions_percent"] == pytest.approx(100 * math.sqrt(32) / 5)
 
 

@@ -1,6 +1,6 @@
 """The passkey tasks of lm-eval: prompts made for the tokenizer at hand, replies scored by two rules, also by length.
 
-What lm-eval is told as ``--metadata`` (and the model's arguments, which it adds) decides the prompts: ``lengths``,
+``--metadata`` of lm-eval (and the model's arguments, which it adds) decides the prompts: ``lengths``,
 ``depths``, ``trials``, ``seed``, and the ``tokenizer`` (else ``pretrained``, else ``model``: a folder or a hub id).
 The prompts are those of ``tape-ds evaluate passkey`` with the same settings.
 """
@@ -13,15 +13,9 @@ import datasets
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
-try:
-    from tape_ds.data import passkey, tokenizer
-    from tape_ds.data.passkey import same_ids
-    from tape_ds.scoring.passkey import first_integer
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"the passkey tasks need the package tape_ds ({error}): install it where lm_eval runs (pip install -e . in its "
-        "repository)"
-    ) from error
+from tape_ds.data import passkey, tokenizer
+from tape_ds.data.passkey import same_ids
+from tape_ds.scoring.passkey import first_integer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +23,7 @@ if TYPE_CHECKING:
 TOKENIZER_NAMES = ("tokenizer", "pretrained", "model")
 """Under which lm-eval's model arguments may name a tokenizer, the first one found counts."""
 REPLY = 10
-"""Tokens, as ``max_gen_toks`` in the YAML says."""
+"""Tokens, as ``max_gen_toks`` in the YAML."""
 RULES = ("exact_match", "exact_ids")
 
 
@@ -45,7 +39,7 @@ def documents(
     named = [metadata[name] for name in TOKENIZER_NAMES if isinstance(metadata.get(name), str) and metadata[name]]
     if not named:
         raise ValueError(
-            "the passkey tasks make prompts of so many tokens, and nothing names a tokenizer: add it to --metadata, "
+            "the passkey tasks count tokens, and nothing names a tokenizer: add it to --metadata, "
             'such as {"tokenizer": "MODEL FOLDER OR HUB ID"}'
         )
     loaded = load(named[0])

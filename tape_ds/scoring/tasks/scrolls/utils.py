@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from datasets import Dataset as Documents
+
+from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.data.scrolls import examples, prompts
 from tape_ds.data.scrolls.examples import Dataset
@@ -17,7 +20,6 @@ from tape_ds.errors import Problem, UserError, is_main_process
 from tape_ds.scoring.text_overlap import METRICS
 
 if TYPE_CHECKING:
-    import datasets as hf_datasets
     from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -37,7 +39,7 @@ def load(
     reference_format: bool = False,
     hard_only: bool = False,
     **_: Any,
-) -> "dict[str, hf_datasets.Dataset]":
+) -> dict[str, Documents]:
     """Return the documents of a task, under the name of a split that its file gives.
 
     Args:
@@ -52,8 +54,6 @@ def load(
         reference_format: prompts as the published generation cuts them.
         hard_only: of QuALITY, the questions that are marked as hard.
     """
-    from datasets import Dataset as Documents
-
     dataset = examples.find(scrolls)
     found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
     without = sum(not each.outputs for each in found)
@@ -130,8 +130,6 @@ def _cut_prompt(
 
 @cache
 def _tokenizer(name: str | None, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
-    from tape_ds.data import tokenizer as tokenizers
-
     if name is None:
         remedy = 'name one: --metadata \'{"max_tokens": 8192, "tokenizer": "FOLDER OR HUB ID"}\''
         raise UserError(Problem("tokenizer", None, "max_tokens counts tokens, and there is no tokenizer", remedy))
