@@ -3,14 +3,8 @@
 import sys
 from pathlib import Path
 
-
-def main() -> int:
-    """Train."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
-    from tape_ds.cli.train import main as train
-
-    return train("extend_llama")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
+    from tape_ds.cli.train import main
+
+    sys.exit(main("extend_llama"))

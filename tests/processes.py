@@ -9,18 +9,18 @@ itself, since whoever has trained cannot be forked.
 import contextlib
 import functools
 import gc
-import importlib.util
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import NoReturn, Protocol, Self
@@ -303,9 +303,10 @@ def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[
         set_environment(environment)
         sys.argv = [str(script), *words]
         os.chdir(ROOT)
-        code = _main_of(script)() or 0
+        runpy.run_path(str(script), run_name="__main__")
+        code = 0
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -318,15 +319,6 @@ def settle() -> None:
     """Have a process of the server's behave as any rank."""
     gc.freeze()  # what was imported stays: an engine collects garbage again and again, a second each time
     multiprocessing.set_start_method("fork", force=True)  # the server's would be inherited
-
-
-def _main_of(script: Path) -> Callable[[], int | None]:
-    specification = importlib.util.spec_from_file_location(script.stem, script)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    main: Callable[[], int | None] = module.main
-    return main
 
 
 def free_port() -> int:

@@ -47,7 +47,11 @@ READERS = {
     "tape_ds.cli.plan": "tape_ds.config.loading.load",
 }
 WORK = {
-    "tools.experiment": tuple(f"tools.experiment.__main__.{name}" for name in ("outline", "listing", "write_overview")),
+    "tools.experiment": (
+        "tools.experiment.__main__.outline",
+        "tools.experiment.__main__.markdown_table",
+        "tools.experiment.pages.overview",
+    ),
 }
 PAST = re.compile(
     r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.(reproduce|stability|visualise|flops)\b|tools/flops\.py"

@@ -13,12 +13,11 @@ function that saving calls, counted only while a save is on its way.
 """
 
 import functools
-import importlib.util
 import json
 import os
+import runpy
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -47,17 +46,13 @@ counts_of_save: Counter[str] = Counter()
 
 def main() -> None:
     """Put the fault in place, then be the launcher."""
-    launcher = Path(FAULT["launcher"])
-    specification = importlib.util.spec_from_file_location(launcher.stem, launcher)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
     _around_saves()
     {"nan": _poison, "hang": _hang}.get(FAULT["act"], _patch_points)()
     if FAULT["act"] == "count":
         import atexit
 
         atexit.register(_write_counts)
-    sys.exit(module.main())
+    runpy.run_path(FAULT["launcher"], run_name="__main__")
 
 
 def _around_saves() -> None:
