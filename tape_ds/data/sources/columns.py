@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 
 from tape_ds.errors import did_you_mean
 
@@ -39,6 +38,8 @@ def python_values(batch: pa.RecordBatch | pa.Table, name: str | None = None) -> 
     if name is None:
         column = batch.to_struct_array()
     else:
+        import pyarrow.compute  # not at the top: it would slow down --help
+
         value_of(as_record(batch.schema), name)
         head, rest = (name, "") if name in batch.schema.names else name.split(".", 1)
         column = batch.column(head)

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow.parquet
+import pyarrow
 
 from tape_ds import paths, storage
 from tape_ds.data.sources import columns, opening
@@ -261,6 +261,8 @@ class ParquetFiles(_Files):
     form = "parquet:GLOB#field"
 
     def _look_into(self, name: str, file: File) -> None:
+        import pyarrow.parquet  # a tenth of a second that --help need not take
+
         with file.open(is_text=False) as stream:
             self._require_column(name, pyarrow.parquet.read_schema(stream))
 
@@ -283,6 +285,8 @@ class ParquetFiles(_Files):
         return self.of_arrow((f"{name}:{number}", row) for number, row in enumerate(rows))
 
     def _batches(self, name: str, file: File, read: list[str] | None) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow.parquet
+
         with file.open(is_text=False) as stream, pyarrow.parquet.ParquetFile(stream) as table:
             self._require_column(name, table.schema_arrow)  # for files that check() did not look into
             yield from table.iter_batches(batch_size=256, columns=read)
