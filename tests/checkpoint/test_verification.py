@@ -45,8 +45,8 @@ def test_a_damaged_one_names_the_others_of_its_run(source):
     [
         ("run/checkpoint-7", "exists"),
         ("run/metrics.jsonl/out", "metrics.jsonl is not a folder"),
-        ("run/checkpoint-7/out", "lies in the checkpoint"),
-        ("link/out", "lies in the checkpoint"),
+        ("run/checkpoint-7/out", "inside the checkpoint"),
+        ("link/out", "inside the checkpoint"),
         ("x" * 300, "longer than a path may be"),
     ],
 )

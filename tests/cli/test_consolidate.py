@@ -66,7 +66,7 @@ def test_a_folder_without_a_manifest_is_taken_only_when_asked(run, tmp_path, cap
     [
         ("nowhere", "out", "no such folder"),
         ("{run}", "{run}", "exists"),
-        ("{run}", "{run}/out", "lies in the checkpoint"),
+        ("{run}", "{run}/out", "inside the checkpoint"),
         ("{run}", "{run}/model.safetensors/out", "is not a folder"),
         ("{run}/..", "out", "one of the checkpoints in it: checkpoint-7"),
         ("y" * 300, "out", "no such folder"),

@@ -45,7 +45,7 @@ def test_rows_are_dropped_and_named(tmp_path, capsys):
     tokenizer_of(VOCABULARY).save_pretrained(tmp_path / "plain")
     arguments = ("llama-to-tape", tmp_path / "base", tmp_path / "tape", "--rows", VOCABULARY)
     assert run(*arguments) == 2
-    assert "the tokenizer has tokens behind it: 'last'" in capsys.readouterr().err
+    assert "the tokenizer has tokens beyond them: 'last'" in capsys.readouterr().err
     assert not (tmp_path / "tape").exists()
     assert run(*arguments, "--tokenizer", tmp_path / "plain") == 0
     assert f"rows of the vocabulary: {VOCABULARY + 1} -> {VOCABULARY}" in capsys.readouterr().out

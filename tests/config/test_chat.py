@@ -28,10 +28,7 @@ MALFORMED = {
     "a sequence of one token": ({"max_tokens": 1}, "max_tokens", "out of range", "2 or more"),
     "no template there": ({"chat_template": "none.jinja"}, "chat_template", "cannot be read", "jinja"),
     "no model there": ({"model": "runs/none/trained"}, "model", "no such folder", "a folder"),
-    "an adapter": ({"method": "lora"}, "method", "no field", "every parameter"),
-    "axolotl's length": ({"sequence_len": 8192}, "sequence_len", "no field", "max_tokens"),
-    "axolotl's share": ({"val_set_size": 0.1}, "val_set_size", "no field", "eval_share"),
-    "SCROLLS": ({"dataset": "qasper"}, "dataset", "no field", "scrolls/qasper"),
+    "an unknown field": ({"method": "lora"}, "method", "unknown field", "one of"),
 }
 
 

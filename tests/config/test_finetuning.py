@@ -27,10 +27,7 @@ MALFORMED = {
     "no room for an answer": ({"answer_tokens": 0}, "answer_tokens", "out of range", "1 or more"),
     "fewer than none": ({"eval_examples": -1}, "eval_examples", "out of range", "0"),
     "an unknown backend": ({"attention_backend": "flsh"}, "attention_backend", "unknown", "flash"),
-    "a field of the published script": ({"block_size": 1024}, "block_size", "no field", "max_tokens"),
-    "its name of the model": ({"model_name_or_path": "x"}, "model_name_or_path", "no field", "model"),
-    "another launcher's field": ({"window": 64}, "window", "no field", "max_tokens"),
-    "another method": ({"method": "lora"}, "method", "no field", "every parameter"),
+    "another launcher's field": ({"method": "lora"}, "method", "unknown field", "one of"),
 }
 
 

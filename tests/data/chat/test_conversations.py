@@ -174,7 +174,7 @@ MALFORMED = {
     "content in parts": ([{"role": "user", "content": [{"type": "text"}]}], "list under 'content'", "content"),
     "another role": ([USER, {"role": "gpt", "content": "y"}], "the role 'gpt'", "assistant"),
     "a weight": ([USER, {"role": "assistant", "content": "y", "weight": 0}], "has weight too", "take it out"),
-    "half a character": ([{"role": "user", "content": "\ud83d"}], "no Unicode", "mend"),
+    "half a character": ([{"role": "user", "content": "\ud83d"}], "no Unicode", "correct"),
 }
 
 

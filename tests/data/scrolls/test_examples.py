@@ -72,7 +72,7 @@ def test_the_hub_file_is_an_archive_of_the_repository(monkeypatch):
         asked.append((repository, file, repo_type))
         return str(ASSETS / file)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(examples, "hf_hub_download", download)
     assert len(examples.read("gov_report", "train")) == 4
     assert asked == [("tau/scrolls", "gov_report.zip", "dataset")]
 
@@ -81,7 +81,7 @@ def test_an_unreachable_hub_is_said(monkeypatch):
     def refuse(*_, **__):
         raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    monkeypatch.setattr(examples, "hf_hub_download", refuse)
     found = problem("qasper", "train")
     assert found.field == "dataset" and "offline" in found.wrong and "data_dir" in found.remedy
 
