@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tape_ds import TapeConfig, TapeForCausalLM
+from tape_ds import TapeConfig, TapeForCausalLM, register
 from tests.models.helpers import ENCODINGS, HEADS, SIZES, rounding, tiny_config, tiny_model, tokens
+
+register()
 
 # What an encoding may add to a Llama's parameters, after its layer's number.
 OWN = {

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tape_ds.attention.names import NEEDS
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import UserError
 from tape_ds.models import decoder_configuration
@@ -147,7 +148,7 @@ def table() -> str:
         if problems := decoder_configuration.check(config):
             row = f"refused: {problems[0].wrong.removeprefix(f'{name}: ')}"
         else:
-            needed = [need for need, needs in decoder_configuration.needs(config).items() if needs]
+            needed = [need for need in NEEDS if need in decoder_configuration.needs(config)]
             row = f"{', '.join(needed) or 'plain attention'}; {_scaling(config)}"
         rows.setdefault(row, []).append(name)
     written = [f"| {', '.join(names)} | {row} |" for row, names in sorted(rows.items(), key=lambda each: _order(*each))]
