@@ -38,7 +38,7 @@ REFUSED = {
     "a long name": ("output_dir", f"runs/{LONG}", "longer than a path"),
     "a long path": ("resume_from_checkpoint", "c/" * 3000, "longer than a path"),
     "no folder at all": ("output_dir", "", "empty"),
-    "no checkpoint at all": ("resume", "", "empty"),
+    "no checkpoint at all": ("resume_from_checkpoint", "", "empty"),
     "a user nobody knows": ("output_dir", "~nobody-here/runs", "no user 'nobody-here'"),
 }
 
