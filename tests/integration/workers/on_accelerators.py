@@ -7,7 +7,7 @@ A CPU device with a number ("cpu:0") is the accelerator, one without a number th
 tells in which memory it would be: what ``device=`` or ``.to`` puts on the accelerator, and all that follows from it.
 """
 
-import importlib.util
+import runpy
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -156,12 +156,10 @@ def install() -> None:
 def main() -> int:
     """The launcher's."""
     del sys.argv[0]
-    specification = importlib.util.spec_from_file_location("launcher", sys.argv[0])
-    launcher = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(launcher)
     install()
     with Devices(), Operators():
-        return launcher.main()
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return 0
 
 
 if __name__ == "__main__":
