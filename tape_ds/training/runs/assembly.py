@@ -1,7 +1,7 @@
 """From a checked recipe to a run that is ready to train: one order for every kind of run.
 
-A kind (:mod:`.extension`, :mod:`.finetuning`, :mod:`.generated`, :mod:`.pretraining`) supplies what differs: its model's
-configuration, its sequences, its model and its scoring.
+A kind (:mod:`.extension`, :mod:`.finetuning`, :mod:`.generated`, :mod:`.pretraining`) supplies what differs: its
+model's configuration, its sequences, its model and its scoring.
 """
 
 import os
@@ -34,7 +34,7 @@ from tape_ds.training.environment import join_process_group, say
 from tape_ds.training.run import Run, RunContext
 from tape_ds.training.runs.extension import Extension
 from tape_ds.training.runs.finetuning import ChatTuning, ScrollsTuning
-from tape_ds.training.runs.generated import GeneratedRun, kind_of_task
+from tape_ds.training.runs.generated import kind_of_task
 from tape_ds.training.runs.pretraining import Pretraining
 
 KINDS: Mapping[type[Recipe], type[Run]] = {
@@ -91,9 +91,7 @@ def _start(context: RunContext, fingerprints: Callable[[], Mapping[str, str]]) -
     raise_if_any(rank_sync.first(problems))
 
     set_seed(arguments.seed)
-    context = replace(
-        context, arguments=arguments, rank_sync=rank_sync, resumed=resumed, identity=decides
-    )
+    context = replace(context, arguments=arguments, rank_sync=rank_sync, resumed=resumed, identity=decides)
     if resumed is not None:
         _require_same_run(context, fingerprints)
     return require_room(context)  # a finished run has nothing to do on any device, so this comes after it

@@ -1,45 +1,41 @@
 """Runs that extend a pretrained model: held-out documents, passkeys and PoSE or packed sequences."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
 
-from tape_ds import methods, paths
+from tape_ds import encodings, paths
+from tape_ds.attention import shifted_groups
 from tape_ds.checkpoint import trained
-from tape_ds.checkpoint.trained import TrainedRecord
+from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.order import TrainingSequences
 from tape_ds.data.mix import MixedSequences, mix
+from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
-from tape_ds.data.tokenized import scored_rows
 from tape_ds.data.pose import PoseSequences
 from tape_ds.data.selection import select, token_counts
 from tape_ds.data.sources import weights
+from tape_ds.data.tokenized import scored_rows
+from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds import encodings
-from tape_ds.models import rows as rows_of_vocabulary
-from tape_ds.attention import shifted_groups
 from tape_ds.methods.distillation import Teacher
-from tape_ds.models.flops import training_flops_per_token
+from tape_ds.models import rows as rows_of_vocabulary
 from tape_ds.models.loading import config_file, configuration, extendable, model_folder
 from tape_ds.models.loading.families import by_class
-from tape_ds.encodings import scaling, trained_rope
-from tape_ds.config.extension import ExtensionRecipe
-from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import identity, model_config, plots, tables
+from tape_ds.training import model_config, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import (
-    Found,
     EvalDocument,
+    Found,
     Scores,
     Variant,
     passkey_rows,
@@ -47,7 +43,6 @@ from tape_ds.training.held_out import (
     read_scores,
 )
 from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
-from transformers import BitsAndBytesConfig
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"
@@ -56,9 +51,11 @@ PASSKEYS = "results/passkey.json"
 @dataclass(frozen=True, kw_only=True)
 class Extension(Run):
     """A run that extends a pretrained model."""
+
     held_out: list[EvalDocument]
     prompts: list[passkey.PasskeyPrompt]
     """Each hides a number that the model is asked for."""
+
     @classmethod
     def resolve(cls, recipe: ExtensionRecipe) -> RunContext:
         base, native = resolve_base(recipe)

@@ -27,9 +27,9 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import conversations, template
 from tape_ds.data.chat import sequences as chat_sequences
 from tape_ds.data.chat.sequences import CutConversations
+from tape_ds.data.order import AnswerSequences
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls import sequences as scrolls_sequences
-from tape_ds.data.order import AnswerSequences
 from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.data.selection import token_counts
 from tape_ds.data.tokenized import FIELD_OF
@@ -143,7 +143,9 @@ class Finetuning(Run):
             tokenizer=tokenizer,
             bad_rows=BadRows(recipe.data.skip.bad_rows),
             # the model's own template, or the recipe's
-            identity={"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()} if chat else {},
+            identity={"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
+            if chat
+            else {},
         )
 
     @classmethod

@@ -1,4 +1,5 @@
-"""Runs on a generated task: a new model trained on sequences drawn as needed, and the share of right held-out answers."""
+"""Runs on a generated task: a new model trained on sequences drawn as needed, and the share of right held-out
+answers."""
 
 import json
 from abc import abstractmethod
@@ -11,16 +12,16 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers import TrainerCallback
 
+from tape_ds import encodings
+from tape_ds.config.generated import GeneratedRecipe
+from tape_ds.config.scale import check_model
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
 from tape_ds.data.generated.task import GeneratedSample, Test
+from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.errors import raise_if_any
 from tape_ds.methods import init_weights
-from tape_ds import encodings
 from tape_ds.models.llama import evaluated_at
-from tape_ds.distributed.distributed_map import distributed_map
-from tape_ds.config.generated import GeneratedRecipe
-from tape_ds.config.scale import check_model
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.causal_lm import bare

@@ -7,20 +7,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from tape_ds import paths
-from tape_ds.data import tokenizer as tokenizers
-from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.order import TrainingSequences
-from tape_ds.data.mix import MixedSequences, mix
-from tape_ds.data.pack import pack
-from tape_ds.data.tokenized import scored_rows, tokenize
-from tape_ds.data.sources import weights
-from tape_ds.data.stream import StreamedSequences
-from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.methods import init_weights
-from tape_ds import encodings
+from tape_ds import encodings, paths
 from tape_ds.config.pretraining import PretrainingRecipe
 from tape_ds.config.scale import check_model
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.mix import MixedSequences, mix
+from tape_ds.data.order import TrainingSequences
+from tape_ds.data.pack import pack
+from tape_ds.data.sources import weights
+from tape_ds.data.stream import StreamedSequences
+from tape_ds.data.tokenized import scored_rows, tokenize
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.methods import init_weights
 from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.held_out import EvalDocument, perplexities, read_perplexities

@@ -8,20 +8,20 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
+from tape_ds.config.finetuning import load_chat
 from tape_ds.data.chat import sequences
 from tape_ds.data.chat.sequences import rendered
 from tape_ds.data.order import IGNORED, collate
 from tape_ds.errors import UserError
-from tape_ds.config.finetuning import load_chat
 from tape_ds.scoring import answers
 from tape_ds.scoring.generation import ends_of
 from tape_ds.training import report
-from tape_ds.training.runs import finetuning
-from tape_ds.training.runs.finetuning import _ends
 from tape_ds.training.run import build_trainer
+from tape_ds.training.runs import finetuning
+from tape_ds.training.runs.assembly import assemble
+from tape_ds.training.runs.finetuning import _ends
 from tests.data.chat.chatml import CHATML, DATED, MARKED, by_hand, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
 

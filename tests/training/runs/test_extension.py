@@ -6,17 +6,17 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM
+from tape_ds.config.extension import load
 from tape_ds.errors import UserError
 from tape_ds.models.loading import weight_files
-from tape_ds.config.extension import load
 from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training.callbacks import PasskeyRetrieval
 from tape_ds.training.held_out import write_passkeys, write_scores
-from tape_ds.training.runs import extension
 from tape_ds.training.run import build_trainer
+from tape_ds.training.runs import extension
+from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
 from tests.models.helpers import randomised, tiny_config, tokens
 

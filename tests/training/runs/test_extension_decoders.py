@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tape_ds.training.runs.assembly import assemble
+from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
-from tape_ds.checkpoint import source_model
 from tape_ds.export import card, folder
 from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
+from tape_ds.training.runs.assembly import assemble
 from tests.training.runs.test_extension import TEXT, recipe
 from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
 

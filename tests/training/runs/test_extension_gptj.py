@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
-from tape_ds.training.runs.assembly import assemble
 from tape_ds import ScaledGPTJForCausalLM
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
 from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
+from tape_ds.training.runs.assembly import assemble
 from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
 from tests.training.runs.test_extension import recipe
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from tape_ds.data.order import TrainingSequences
+from tape_ds.config.extension import load
 from tape_ds.data.mix import MixedSequences
+from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
 from tape_ds.data.tokenized import tokenize
 from tape_ds.errors import UserError
-from tape_ds.config.extension import load
 from tape_ds.training.runs.extension import training_sequences
 
 END = 1

@@ -8,17 +8,15 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tape_ds.training.runs.assembly import assemble
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, encodings
 from tape_ds.checkpoint import trained
+from tape_ds.config.finetuning import load
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
-from tape_ds import encodings
-from tape_ds.config.finetuning import load
 from tape_ds.training import report
-from tape_ds.training.runs import assembly
-from tape_ds.training.runs import finetuning
 from tape_ds.training.run import build_trainer
+from tape_ds.training.runs import assembly, finetuning
+from tape_ds.training.runs.assembly import assemble
 from tests.data.conftest import build_tokenizer
 from tests.models.helpers import tiny_config
 

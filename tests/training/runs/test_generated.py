@@ -7,18 +7,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tape_ds.training.runs.assembly import assemble
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, encodings
 from tape_ds.checkpoint import trained
-from tape_ds.data.order import collate, item
-from tape_ds.data.generated.tasks import TASKS
-from tape_ds.data.generated.task import ids_of
-from tape_ds.errors import UserError
-from tape_ds import encodings
 from tape_ds.config.generated import load
+from tape_ds.data.generated.task import ids_of
+from tape_ds.data.generated.tasks import TASKS
+from tape_ds.data.order import collate, item
+from tape_ds.errors import UserError
 from tape_ds.training import report
-from tape_ds.training.runs import generated
 from tape_ds.training.run import build_trainer
+from tape_ds.training.runs import generated
+from tape_ds.training.runs.assembly import assemble
 
 FIELDS = {
     "hidden_size": 32,

@@ -8,20 +8,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds.training.runs.assembly import assemble
 from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
+from tape_ds.config.pretraining import load
 from tape_ds.data.sources.base import dated_identities
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.llama import evaluated_at
-from tape_ds.config.pretraining import load
 from tape_ds.scoring import perplexity
 from tape_ds.training import report
-from tape_ds.training.runs import assembly
 from tape_ds.training.held_out import perplexities, read_perplexities
-from tape_ds.training.runs import pretraining
 from tape_ds.training.run import build_trainer
+from tape_ds.training.runs import assembly, pretraining
+from tape_ds.training.runs.assembly import assemble
 
 FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"
 
