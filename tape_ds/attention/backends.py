@@ -2,7 +2,7 @@
 
 ``auto`` reads ``table.json``, whose rows ``python -m benchmarks choose`` took from measurements of attention and of
 decoding in ``benchmarks/results/``: nothing is preferred to torch's own attention without a measurement on that chip.
-What was picked, and why, is logged once.
+The choice and its reason are logged once.
 """
 
 import functools

@@ -38,7 +38,7 @@ def attend_in_groups(
         k_BGTK: keys of the same tokens.
         v_BGTV: values, of any width.
         group: even, 2 or more; the last group of a sequence may be shorter. From 2 T on this is plain attention.
-        layout: of documents in sequences of T queries: they are borders beside those between groups.
+        layout: of the documents in sequences of T queries, which divide them further than the groups do.
         scale: factor on the scores; default K ** -0.5.
         backend: as ``attend`` takes it; "auto" chooses for calls of ``group`` tokens.
 

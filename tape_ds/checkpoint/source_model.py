@@ -28,7 +28,7 @@ class SourceModel:
     """Configuration, tokenizer and weights, or the trained part of them."""
     config: extendable.Config
     record: trained.TrainedRecord | None
-    """What was trained; None: a whole model that no run made."""
+    """The record of the trained parameters; None for a whole model from elsewhere."""
     result: Result | None
     """The run's stored result, if it is of these weights."""
     without_result: str

@@ -56,7 +56,7 @@ else:
 
 
 class RecipeView(Protocol):
-    """What the rules of a section may read of the recipe that it belongs to."""
+    """The parts of a recipe that rules of its sections may read."""
 
     given: frozenset[str]
     elsewhere: bool

@@ -1,9 +1,9 @@
 """Tensor parallelism (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053) with sequence-parallel norms (Korthikanti et
 al. 2022, arXiv:2205.05198), for every encoding.
 
-A model says what of it is cut (``tensor_parallel_plan``): heads and columns in front, rows behind, the vocabulary of
+``tensor_parallel_plan`` of a model names what is cut: heads and columns in front, rows behind, the vocabulary of
 embeddings and output head. Parameters are cut where they are, so that linear maps, adapters and whatever wraps them
-compute as ever; what processes exchange is the model's seam (:mod:`tape_ds.models.sharding`).
+compute unchanged; what processes exchange is declared by the model (:mod:`tape_ds.models.sharding`).
 
 TAPE's state has a part for each key/value head, and its updates act across heads. A process keeps the state of its own
 tokens, all heads of them. Two exchanges a layer, of a P-th of the state each, bring it to the heads that are rotated by

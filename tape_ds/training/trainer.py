@@ -188,7 +188,7 @@ class TapeTrainer(Trainer):
 
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-        return kind, {"params": self._groups} | settings  # some optimizers have groups of their own
+        return kind, {"params": self._groups} | settings  # some optimizers make parameter groups themselves
 
     def create_optimizer(self, model: Any = None) -> Any:
         optimizer = super().create_optimizer(model)
