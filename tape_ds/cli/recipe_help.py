@@ -78,10 +78,11 @@ def page(kinds: Sequence[type[Recipe]]) -> str:
         "The fields of every launcher, section by section, for a recipe or the command line. `--help` prints the same,",
         "and `--help FIELD` one of them.",
     ]
+    listed: set[str] = set()
     for kind in kinds:
         own = [section for section in kind.SECTIONS.values() if section not in shared]
-        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(own)]
-    lines += ["", "## All launchers", *_listed(shared), f"\n### {_title(Trainer)}\n"]
+        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(own, listed)]
+    lines += ["", "## All launchers", *_listed(shared, listed), f"\n### {_title(Trainer)}\n"]
     lines += [_line(name, Trainer.model_fields[name]) for name in USUAL if name in _DOCUMENTED]
     lines += [
         "",
@@ -97,10 +98,16 @@ _LIBRARY = (
 )
 
 
-def _listed(sections: Sequence[type[Section]]) -> Iterator[str]:
+def _listed(sections: Sequence[type[Section]], listed: set[str]) -> Iterator[str]:
+    """Yield the lines of sections; a field that an earlier launcher has in the same words is only named."""
     for section in sections:
         yield f"\n### {_title(section)}\n"
-        yield from (_line(name, field) for name, field in section.flat_fields().items())
+        lines = {name: _line(name, field) for name, field in section.flat_fields().items()}
+        yield from (line for line in lines.values() if line not in listed)
+        if again := [f"`{name}`" for name, line in lines.items() if line in listed]:
+            text = f"- As above: {', '.join(again)}."
+            yield textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        listed.update(lines.values())
 
 
 def _line(name: str, field: FieldInfo) -> str:
