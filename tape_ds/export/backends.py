@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from tape_ds.attention import requested
 from tape_ds.attention.call import AttentionCall, joined
-from tape_ds.attention.names import requested
 from tape_ds.attention.plain import attention_by_reference
 from tape_ds.attention.sdpa import attention_by_sdpa
 from tape_ds.errors import did_you_mean
 
-_BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
+_FUNCTIONS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
     "reference": functools.partial(joined, attention_by_reference),
     "sdpa": attention_by_sdpa,
 }
@@ -19,7 +19,7 @@ _BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
 
 def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
     """Return the call's outputs [B, H, T, V], computed by a backend."""
-    return _BACKENDS[name](call)
+    return _FUNCTIONS[name](call)
 
 
 def choose(backend: str, call: AttentionCall) -> str:
@@ -31,8 +31,8 @@ def choose(backend: str, call: AttentionCall) -> str:
     name = requested(backend)
     if name == "auto":
         return "sdpa"
-    if name not in _BACKENDS:
-        raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *_BACKENDS])}")
+    if name not in _FUNCTIONS:
+        raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *_FUNCTIONS])}")
     return name
 
 

@@ -108,7 +108,7 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
         "tape_ds.encodings.catalogue": lambda text: _one_entry(encoding, text),
         "tape_ds.encodings.registry": lambda text: _static_imports(encoding, text),
         # The others need more than torch.
-        "tape_ds.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
+        "tape_ds.attention": lambda text: _only("BACKENDS", BACKENDS, text),
     }
 
 

@@ -135,9 +135,9 @@ def test_windows_only_where_the_gradients_follow_them(monkeypatch, module, takes
         monkeypatch, (9, 0), {module: fake(module)}, {"flash-attn": "2.8.3"} if takes else {"flash-attn-4": "4"}
     ):
         for given in ({"window": 4}, {"softcap": 1.0}):
-            reason = flash.why_not(complete(q, q, (q,), None, None, None, None, **given))
+            reason = flash.why_not_flash(complete(q, q, (q,), None, None, None, None, **given))
             assert reason is None if takes else "flash-attn 4" in reason
-        assert flash.why_not(complete(q, q, (q,), None, None, None, None)) is None
+        assert flash.why_not_flash(complete(q, q, (q,), None, None, None, None)) is None
 
 
 @pytest.mark.parametrize("value_width, calls", [(6, 1), (12, 2), (15, 3)])
