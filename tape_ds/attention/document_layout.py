@@ -78,8 +78,11 @@ class DocumentLayout:
 
         def moved(_: "DocumentLayout") -> "DocumentLayout":
             given: list[Any] = [self.offset, *(self.packed if self.known else ())]
-            offset, *packed = (x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x for x in given)
-            return DocumentLayout(ids_BS, self.queries, offset, PackedLayout(*packed) if packed else None)
+            for index, value in enumerate(given):
+                if isinstance(value, Tensor):
+                    given[index] = value.to(device, non_blocking=non_blocking)
+            packed = PackedLayout(*given[1:]) if self.known else None
+            return DocumentLayout(ids_BS, self.queries, given[0], packed)
 
         return self.cached(ids_BS.device, moved)
 

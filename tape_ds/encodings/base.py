@@ -25,8 +25,9 @@ EVERY_HEAD = slice(None)
 Pair = tuple[Tensor, Tensor]
 """Of the queries of this call, and of all keys, cached ones included."""
 PastKeys = Callable[[], Tensor | None]
-Normal, Fill = Callable[[Tensor], Any], Callable[[Tensor, float], Any]
-"""Draw a tensor with the model's ``initializer_range``; fill one with a number."""
+Normal = Callable[[Tensor], Any]
+"""Draw a tensor with the model's ``initializer_range``."""
+Fill = Callable[[Tensor, float], Any]
 
 
 def marks(positions: Pair) -> Pair:

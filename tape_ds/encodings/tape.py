@@ -234,7 +234,8 @@ class TapeLayer(base.PositionLayer):
         if attend is not None and self.identity:
             # the weight is counted from the mean over each group's own heads
             attend = attend + local_heads(self.groups, self.heads, attend) * (self.groups / self.heads)
-        return position_mix(*states, attend, gate_BTI, expand, contract, dtype=dtype, unit=unit)
+        start, state, attended = states
+        return position_mix(start, state, attended, attend, gate_BTI, expand, contract, dtype=dtype, unit=unit)
 
     def _step_by_step(
         self, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, gate: Tensor | None, dtype: torch.dtype

@@ -122,17 +122,8 @@ def blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
 
 
 @_chunked.register_fake
-def _(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    labels_N: Tensor,
-    ignore_index: int,
-    chunk: int,
-    dtype: torch.dtype,
-    for_hidden: bool,
-    for_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _results(hidden_ND, weight_VD, for_hidden, for_weight)
+def _(hidden_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _results(hidden_ND, weight_VD, *others[-2:])
 
 
 def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
