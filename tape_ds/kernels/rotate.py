@@ -110,29 +110,24 @@ def _empty_like(x: Tensor) -> Tensor:
     return torch.empty_like(x) if x.stride(-1) == 1 else x.new_empty(x.shape)
 
 
-def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None:
-    _turn(x, start, state, out, backwards=False)
-
-
 def backward(
     grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, d_x: Tensor | None, d_state: Tensor | None
 ) -> None:
     """The PyTorch form of those gradients that have memory: of ``x`` the rotation back, of the state a sum over the
     heads of a group, which alone reads ``x``."""
     if d_x is not None:
-        _turn(grad, start, state, d_x, backwards=True)
+        forward(grad, start, state, d_x, backwards=True)
     if d_state is not None:
         assert x is not None
         # dc = g_r x_r + g_i x_i, ds = g_i x_r - g_r x_i, head after head
         wide = _wide(grad, x, d_state)
         for first, count in _chunks(grad):
-            heads = [y.narrow(2, first, count).unflatten(1, (d_state.shape[1], -1)).to(wide) for y in (grad, x)]
+            heads_BGRTK = [y.narrow(2, first, count).unflatten(1, (d_state.shape[1], -1)).to(wide) for y in (grad, x)]
             out = d_state.narrow(2, first, count)
             result = out if out.dtype == wide else torch.empty_like(out, dtype=wide)
             d_cos, d_sin = result.chunk(2, dim=-1)
-            for head in range(heads[0].shape[2]):
-                grad_real, grad_imaginary = heads[0][:, :, head].chunk(2, dim=-1)
-                real, imaginary = heads[1][:, :, head].chunk(2, dim=-1)
+            for head in range(heads_BGRTK[0].shape[2]):
+                (grad_real, grad_imaginary), (real, imaginary) = (y[:, :, head].chunk(2, dim=-1) for y in heads_BGRTK)
                 if head == 0:
                     torch.mul(grad_real, real, out=d_cos)
                     torch.mul(grad_imaginary, real, out=d_sin)
@@ -158,7 +153,9 @@ def _chunks(x: Tensor) -> Iterator[tuple[int, int]]:
         yield first, min(step, tokens - first)
 
 
-def _turn(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None, out_BHTK: Tensor, backwards: bool) -> None:
+def forward(
+    x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None, out_BHTK: Tensor, backwards: bool = False
+) -> None:
     """Write the rotation, or the rotation back, to ``out``."""
     wide = _wide(x_BHTK, state_BGTK)
     groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]

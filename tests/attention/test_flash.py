@@ -179,9 +179,9 @@ def test_capability_and_version_choose_not_what_imports(monkeypatch, capability,
     modules = {release.module: fake(release.module) for release in flash.RELEASES}
     with releases(monkeypatch, capability, modules, distributions):
         if taken is None:
-            assert "in a version for this GPU" in flash.missing()
+            assert "in a version for this GPU" in flash.missing_flash()
         else:
-            assert flash.missing() is None
+            assert flash.missing_flash() is None
             assert flash.flash_functions()[:2] == (f"{taken} dense", f"{taken} varlen")
 
 
@@ -205,7 +205,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
     with releases(monkeypatch, (9, 0), {}, {}):
         with pytest.raises(ModuleNotFoundError, match=r"capability 9 .*pip install --no-build-isolation flash-attn"):
             flash.flash_functions()
-        assert "needs the package flash-attn" in flash.missing()
+        assert "needs the package flash-attn" in flash.missing_flash()
 
 
 @pytest.mark.gpu
