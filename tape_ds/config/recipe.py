@@ -242,7 +242,7 @@ class Recipe(ABC):
 
     @rule("attention_backend", "use_cpu")
     def _attention(self) -> Iterator[Problem]:
-        unknown = list(attention.problems(self.model.attention_backend))
+        unknown = list(attention.check_backend(self.model.attention_backend))
         named = attention.requested(self.model.attention_backend)
         if unknown or self.elsewhere or named == "auto":
             yield from unknown
