@@ -30,8 +30,10 @@ DRAWN_FROM = 2
 
 
 class GeneratedData(Section):
-    """The task and its lengths: digits of arithmetic, tokens of addressing. A class of tasks in an annotation: the field
-    is of these tasks only."""
+    """The task and its lengths: digits of arithmetic, tokens of addressing.
+
+    A class in an annotation: only its tasks have the field.
+    """
 
     task: Annotated[str, COMPARED]
     """Name of a task (docs/arithmetic.md, docs/addressing.md)."""
