@@ -69,7 +69,8 @@ def files(model_type: str, encoding: str, header: str) -> dict[str, str]:
 def _first_files(model_type: str) -> dict[str, str]:
     """Return the modules that the configuration names, and their files, named by transformers' custom."""
     names = TYPES[model_type]
-    return {tape_ds.HOMES[names.causal_lm]: "modeling_tape", tape_ds.HOMES[names.config]: "configuration_tape"}
+    # GPT-J's two are one module
+    return {tape_ds.HOMES[names.config]: "configuration_tape", tape_ds.HOMES[names.causal_lm]: "modeling_tape"}
 
 
 def _flat(module: str) -> str:

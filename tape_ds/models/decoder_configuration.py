@@ -17,7 +17,7 @@ from tape_ds.attention import names
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.encodings.trained_rope import FULL, KEPT, OF_THE_CLASS, of_full
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+from tape_ds.models.gptj import ScaledGPTJConfig
 
 ENCODING = "rope"
 """The one encoding of these models: their own."""

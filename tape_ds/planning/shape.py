@@ -17,7 +17,7 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.models import decoder_shape
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder_shape import Weights
-from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+from tape_ds.models.gptj import ScaledGPTJConfig
 from tape_ds.models.loading import hub
 from tape_ds.models.loading.families import TAPE
 
