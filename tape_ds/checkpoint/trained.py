@@ -29,7 +29,6 @@ from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import configuration, extendable, hub, model_folder, weight_files
-from tape_ds.models.loading.strict import without_bar
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
@@ -159,7 +158,7 @@ def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]
     training = model.config.use_cache
     model.config.use_cache = True  # training keeps no key/value cache, generation needs one
     try:
-        with without_bar():  # transformers shows one for a single file, and where no person looks
+        with saving.without_bar():  # transformers shows one for a single file, and where no person looks
             saving.save(model, folder, state_dict=tensors)
     finally:
         model.config.use_cache = training
