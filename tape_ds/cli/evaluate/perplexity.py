@@ -70,9 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
-    models.note_beyond(options.lengths, found)
-    if not options.bos:
-        models.note_bos(found)
+    models.print_notes(found, options.lengths, bos=not options.bos)
     scoring = Scoring(
         convention=options.convention,
         stride=STRIDE if options.stride is None else options.stride,
