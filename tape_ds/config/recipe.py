@@ -143,14 +143,26 @@ class Recipe(ABC):
         return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
 
     def layout(self, world_size: int | None = None) -> Layout:
-        """Return the layout of ``world_size`` processes; default those of the job.
+        """Return the layout of ``world_size`` processes (default those of the job), with the engine's default buffers.
 
         Raises:
             UserError: they do not fall into groups that work on the same sequences.
         """
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
-        return Layout(world, self.scale.sequence_parallel_size, self.scale.tensor_parallel_size)
+        recomputes, zero = self.trainer_value("activation_checkpointing"), "zero_optimization.offload_"
+        return Layout(
+            world,
+            self.scale.sequence_parallel_size,
+            self.scale.tensor_parallel_size,
+            zero=None if self.deepspeed is None else deepspeed_config.stage(self.deepspeed),
+            micro_batch=int(self.trainer_value("per_device_train_batch_size")),
+            checkpoint_layers=self.memory.checkpoint_layers if recomputes else None,
+            offload_checkpoints=self.memory.checkpoint_offload,
+            offload_optimizer=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}optimizer.device") or "none",
+            offload_weights=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}param.device") or "none",
+            mlp_tiles=self.memory.mlp_tiles,
+        )
 
     def accumulation(self) -> int:
         """Backward passes per optimizer step and process; 1 without steps."""

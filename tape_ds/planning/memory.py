@@ -109,7 +109,7 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     """Return bytes that are allocated during the whole step, by part; and offloaded bytes, by place."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     weight_element = element if layout.zero is not None else 4
-    shared = total(job.own, trained=True) / layout.shared(1)
+    shared = total(job.own, trained=True) / layout.shards(1)
     everything = total(job.own)
     weights, gathered, buckets = float(everything * weight_element), 0.0, 0.0
     if job.quantised:  # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
@@ -121,7 +121,7 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
         small = sum(each.total for each in job.own if each.size < engine.persistence)
         live = min(everything - small, engine.max_live)
         second = everything * element / engine.secondary if engine.secondary > 1 else 0.0
-        weights = everything * element / layout.shards + second + small * element
+        weights = everything * element / layout.shards() + second + small * element
         gathered = (live + min(engine.prefetch_bucket, everything - small - live)) * element
         buckets = engine.reduce_bucket * element
     elif layout.zero:
@@ -151,8 +151,8 @@ class _Gradients(NamedTuple):
 def _gradients(job: Job) -> _Gradients:
     layout, element = job.layout, job.element
     trained = total(job.own, trained=True)
-    own = trained / layout.shards
-    fp32 = trained / layout.shared(1) * 4 if job.masters and element < 4 else 0.0
+    own = trained / layout.shards()
+    fp32 = trained / layout.shards(1) * 4 if job.masters and element < 4 else 0.0
     if layout.zero == 3:
         boundary = accumulated = own * element
         step = boundary + min(own, layout.engine.sub_group) * (4 + element)

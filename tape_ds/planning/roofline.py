@@ -99,7 +99,7 @@ class _Group:
 
 def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
     layout = job.layout
-    found = _sharding(job, _Group(gpu, layout.shards, layout.tensor))
+    found = _sharding(job, _Group(gpu, layout.shards(), layout.tensor))
     found += [*_tensor(job, _Group(gpu, layout.tensor)), _sequence(job, _Group(gpu, layout.sequence, layout.tensor))]
     return [each for each in [*found, *_host(job, gpu)] if each.bytes]
 
@@ -155,8 +155,8 @@ def _sequence(job: Job, group: _Group) -> Traffic:
 def _host(job: Job, gpu: Gpu) -> list[Traffic]:
     """Count offloaded bytes, down and up again; optimizer states on a disk are part of the optimizer's time."""
     layout, element, times = job.layout, job.element, job.accumulation
-    weights = total(job.own) / layout.shards * (layout.offload_weights != "none")
-    trained = total(job.own, trained=True) / layout.shards * (layout.offload_optimizer != "none")
+    weights = total(job.own) / layout.shards() * (layout.offload_weights != "none")
+    trained = total(job.own, trained=True) / layout.shards() * (layout.offload_optimizer != "none")
     link = gpu.host_link * LINK_SHARE
     slow = NVME_BANDWIDTH if layout.offload_weights == "nvme" else link
     kinds = [
@@ -213,7 +213,7 @@ def step(job: Job, gpu: Gpu) -> Step:
     attention = tokens * found.attention / job.layout.tensor / (gpu.peak * rate * share)
     bound = tokens * memory_bound(job) / (gpu.bandwidth * MEMORY_SHARE)
     places = {"none": gpu.bandwidth * MEMORY_SHARE, "cpu": HOST_BANDWIDTH, "nvme": NVME_BANDWIDTH}
-    trained = total(job.own, trained=True) / job.layout.shared(1)
+    trained = total(job.own, trained=True) / job.layout.shards(1)
     optimizer = trained * STEP_BYTES / places[job.layout.offload_optimizer]
     sent, hidden = traffic(job, gpu), 0.0
     for beside in {each.beside for each in sent}:
@@ -222,5 +222,5 @@ def step(job: Job, gpu: Gpu) -> Step:
     waiting = sum(each.seconds for each in sent) - hidden
     every = linear + attention + bound + optimizer + waiting
     speed = job.step_tokens / every
-    mfu = speed * found.model / (gpu.peak * job.layout.gpus)
+    mfu = speed * found.model / (gpu.peak * job.layout.world)
     return Step(linear, attention, bound, optimizer, waiting, hidden, every, speed, mfu)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tape_ds.errors import Problem
 from tape_ds.planning.job import Job, possible
-from tape_ds.planning.layout import Engine, Layers, PlannedLayout
+from tape_ds.distributed.layout import Engine, Layers, Layout
 from tape_ds.planning.prediction import GIB, Plan
 
 POLICIES: tuple[Layers | None, ...] = (None, 1, "selective")
@@ -43,9 +43,9 @@ def search(job: Job) -> list[Plan]:
     return sorted(found, key=order)
 
 
-def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
+def _layouts(job: Job, *, offload: bool) -> Iterator[Layout]:
     """Yield every possible layout with the engines of ``ds_configs`` (with ``offload``, those that offload)."""
-    gpus = job.layout.gpus
+    gpus = job.layout.world
     policies = POLICIES if job.trained.anything else (None,)
     tensors = _powers(min(gpus, 8 if job.gpu is None else job.gpu.per_node))
     engines = _engines(job)
@@ -53,10 +53,12 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
         moved = {"offload_optimizer": "cpu"}
         engines = [{**engines[1], **moved}, {**engines[2], **moved, "offload_weights": "cpu"}]
     for engine, tensor, sequence in product(engines, tensors, _powers(gpus)):
-        spread = PlannedLayout(gpus=gpus, tensor=tensor, sequence=sequence, **engine)
+        if gpus % (tensor * sequence) or min(tensor, sequence) > 1:
+            continue
+        spread = Layout(gpus, sequence, tensor, **engine)
         if not possible(replace(job, layout=spread)):
             continue
-        for sequences, again in product(_powers(job.global_batch // spread.replicas), policies):
+        for sequences, again in product(_powers(job.global_batch // spread.data), policies):
             layout = replace(spread, micro_batch=sequences, checkpoint_layers=again)
             if not possible(replace(job, layout=layout)):
                 continue
@@ -81,7 +83,7 @@ def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
         return []
     engines = _engines(job) if "deepspeed" in open_fields else [{}]
     sequences = (
-        _powers(job.global_batch // layout.replicas)
+        _powers(job.global_batch // layout.data)
         if "per_device_train_batch_size" in open_fields
         else [layout.micro_batch]
     )
@@ -110,7 +112,7 @@ def _powers(largest: int) -> list[int]:
 
 def neighbours(found: list[Plan]) -> list[Plan]:
     """Return the layouts of a search that differ from the best in one choice alone."""
-    return [each for each in found[1:] if each.job.layout.changes(found[0].job.layout) == 1]
+    return [each for each in found[1:] if len(each.job.layout.changes(found[0].job.layout)) == 1]
 
 
 def refusal(plan: Plan) -> list[Problem]:
@@ -136,17 +138,17 @@ def _remedy(job: Job) -> str:
     found = search(job)
     fitting = [each for each in found if each.fits]
     if fitting:
-        nearest = min(fitting, key=lambda each: each.job.layout.changes(job.layout))
+        nearest = min(fitting, key=lambda each: len(each.job.layout.changes(job.layout)))
         return nearest.job.layout.command_line(job.layout)
     longest = largest_length(found[0].job) if found else 0
     shorter = f"sequences of {longest:,} tokens" if longest else "a smaller model"
-    return f"nothing fits on {job.layout.gpus} of them: more GPUs, or {shorter}"
+    return f"nothing fits on {job.layout.world} of them: more GPUs, or {shorter}"
 
 
 def largest_length(job: Job) -> int:
     """Return tokens of the longest sequences that fit, one on each data-parallel rank; 0 if none do."""
     step = LENGTH_STEP * job.layout.sequence
-    single = replace(job, layout=replace(job.layout, micro_batch=1), global_batch=job.layout.replicas)
+    single = replace(job, layout=replace(job.layout, micro_batch=1), global_batch=job.layout.data)
     return step * _largest(LONGEST // step, lambda count: Plan(replace(single, length=count * step)).fits)
 
 

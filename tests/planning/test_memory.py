@@ -4,7 +4,7 @@ import pytest
 
 from tape_ds.planning import activations, memory
 from tape_ds.planning.job import possible
-from tape_ds.planning.layout import Engine
+from tape_ds.distributed.layout import Engine
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import FROZEN, job
 
@@ -91,7 +91,7 @@ def test_tensor_parallelism_keeps_gathered_tokens_for_weights_that_are_trained()
 
 def test_a_rank_has_a_whole_key_head_at_least():
     """70B has 8 of 128 columns."""
-    found = {each.name: each.bytes for each in activations.inside(job("rope", model="llama2-70b", gpus=16, tensor=16))}
+    found = {each.name: each.bytes for each in activations.inside(job("rope", model="llama2-70b", world=16, tensor=16))}
     assert found["value"] == 128 * 2
 
 
@@ -114,7 +114,7 @@ def test_what_lies_on_a_disk_is_not_in_the_hosts_memory():
 
 
 def test_a_second_copy_of_the_weights_takes_its_share():
-    plain, twice = (memory.estimate(job(gpus=64, engine=Engine(secondary=each))).peak.weights for each in (1, 8))
+    plain, twice = (memory.estimate(job(world=64, engine=Engine(secondary=each))).peak.weights for each in (1, 8))
     assert twice - plain == job().parameters * 2 / 8
 
 
