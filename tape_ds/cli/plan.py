@@ -56,8 +56,9 @@ def main(argv: list[str] | None = None) -> int:
             wrong = f"no layout shares {job.global_batch} sequences among {job.layout.world} GPUs"
             raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
         plan = found[0]
+        near = [each for each in found[1:] if len(each.job.layout.changes(plan.job.layout)) == 1]
         print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
-        print(f"\nthe first, with one choice changed:\n{ranking([plan, *search.neighbours(found)])}\n")
+        print(f"\nthe first, with one choice changed:\n{ranking([plan, *near])}\n")
         if plan.fits:
             print(f"its flags:\n  {plan.job.layout.command_line(job.layout)}\n")
     if recipe.layout_choice:

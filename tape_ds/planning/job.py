@@ -3,9 +3,9 @@
 import functools
 from dataclasses import dataclass
 
+from tape_ds.distributed.layout import Layout
 from tape_ds.planning import shape
 from tape_ds.planning.hardware import Gpu
-from tape_ds.distributed.layout import Layout
 from tape_ds.planning.shape import Sizes, Tensors, TrainedShape
 
 
@@ -53,7 +53,7 @@ class Job:
     @functools.cached_property
     def own(self) -> tuple[Tensors, ...]:
         """A rank's parameters, before ZeRO shards them."""
-        return shape.of_one_rank(self.tensors, self.layout.tensor)
+        return shape.tensors(self.model, self.trained, self.layout.tensor)
 
     @property
     def parameters(self) -> int:

@@ -21,12 +21,12 @@ from tape_ds.attention.shifted_groups import attention_span
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
+from tape_ds.distributed.layout import Engine, Layout
 from tape_ds.errors import raise_if_any
 from tape_ds.models.loading.families import TAPE
 from tape_ds.planning import hardware, search, shape
 from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job
-from tape_ds.distributed.layout import Engine, Layout
 from tape_ds.planning.prediction import GIB, Plan
 from tape_ds.planning.shape import Config, TrainedShape
 

@@ -11,10 +11,10 @@ import pytest
 
 from tape_ds.config import deepspeed_config
 from tape_ds.config.extension import load
+from tape_ds.distributed.layout import Engine, Layout
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.planning import activations, hardware, memory, shape
 from tape_ds.planning.job import Job
-from tape_ds.distributed.layout import Engine, Layout
 from tape_ds.planning.shape import TrainedShape
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
@@ -191,9 +191,7 @@ def planned(config, tokens, method, embeddings, **layout):
     if method == "LoRA":
         config.position_encoding, config.position_options = "rope", None
     own = {"length": tokens, "global_batch": layout["world"], "gpu": hardware.find("a100-80")}
-    return Job(
-        model=shape.sizes(config), trained=trained, layout=Layout(**layout, engine=Engine(persistence=0)), **own
-    )
+    return Job(model=shape.sizes(config), trained=trained, layout=Layout(**layout, engine=Engine(persistence=0)), **own)
 
 
 def table():
@@ -216,7 +214,7 @@ def cells_of(model, method):
         moments = memory.estimate(job, reserve=False).moments
         found = next(each for each in moments if each.moment == "end of the backward")
         expected.append(round((found.weights + found.gradients + found.optimizer) / 1e9, 2))
-    one = activations.of(planned(config, tokens, method, embeddings, world=8, zero=1, checkpoint_layers=policy))
+    one = activations.count(planned(config, tokens, method, embeddings, world=8, zero=1, checkpoint_layers=policy))
     kept = one.checkpoints + one.states + one.inside + one.recomputed + one.working
     return [*expected, job.parameters, job.trained_parameters, round(kept / 1e9, 2), round(one.logits / 1e9, 2)]
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from tape_ds import TapeConfig
+from tape_ds.distributed.layout import Engine, Layers, Layout
 from tape_ds.planning import shape
 from tape_ds.planning.job import Job
-from tape_ds.distributed.layout import Engine, Layers, Layout
 from tape_ds.planning.shape import TrainedShape
 
 RANKS = 2

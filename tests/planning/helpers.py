@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from tape_ds.distributed.layout import Layout
 from tape_ds.planning import hardware, shape
 from tape_ds.planning.job import Job
-from tape_ds.distributed.layout import Layout
 from tape_ds.planning.shape import TrainedShape
 
 FROZEN = TrainedShape(norms=True, positions=True)

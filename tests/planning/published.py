@@ -6,10 +6,10 @@ predictions. The table of docs/scaling.md is made of these rows.
 
 from dataclasses import dataclass, replace
 
+from tape_ds.distributed.layout import Layout
 from tape_ds.markdown_table import markdown_table
 from tape_ds.planning.hardware import find
 from tape_ds.planning.job import Job
-from tape_ds.distributed.layout import Layout
 from tape_ds.planning.prediction import Plan
 from tape_ds.planning.shape import TrainedShape, sizes
 from tests.planning.helpers import published

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tape_ds.distributed.layout import Engine
 from tape_ds.models import flops
 from tape_ds.planning import roofline
-from tape_ds.distributed.layout import Engine
 from tape_ds.planning.prediction import Plan
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import FROZEN, job, published
