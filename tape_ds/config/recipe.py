@@ -293,12 +293,14 @@ class Recipe(ABC):
         if not list(check_groups(self.scale, self.world_size)) and batch % (each * self.layout().data) == 0:
             accumulation = batch // (each * self.layout().data)
             expected["gradient_accumulation_steps"] = ("gradient_accumulation_steps (derived)", accumulation)
-        yield from deepspeed_config.check_against_trainer(config, expected)
-        yield from deepspeed_config.check_replacements(config, value("lr_scheduler_type"), value("optim"))
-        yield from deepspeed_config.check_itself(config)
+        for name, (field, trainers) in expected.items():
+            written = deepspeed_config.lookup(config, name)
+            if written not in (None, "auto", trainers):
+                wrong = f"the trainer has {field} = {trainers!r}"
+                yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
+        yield from deepspeed_config.check_itself(config, value("lr_scheduler_type"), value("optim"))
 
     @rule("deepspeed", "use_cpu")
     def _sharding(self) -> Iterator[Problem]:
         config = self.deepspeed or {}
-        yield from deepspeed_config.check_offload(config)
-        yield from deepspeed_config.check_zero_plus_plus(config, self.world_size, self.trainer_value("use_cpu"))
+        yield from deepspeed_config.check_sharding(config, self.world_size, self.trainer_value("use_cpu"))
