@@ -86,14 +86,14 @@ def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
     try:
         manifest = checkpoint.read(folder)
         if rank_sync.rank == 0:
-            found = checkpoint.misfits(folder, manifest)
+            found = checkpoint.missing_files(folder, manifest)
     except ValueError as error:
         found = [str(error)]
     except OSError as error:  # perhaps on this rank alone: the others must learn of it
         found = [f"it cannot be read ({error.strerror or error})"]
     of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
     if not of_all and manifest is not None:
-        found = checkpoint.damage(folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files))
+        found = checkpoint.corrupt_files(folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files))
         of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
     if of_all or manifest is None:
         return None, "; ".join(dict.fromkeys(of_all))
