@@ -223,7 +223,7 @@ class TapeTrainer(Trainer):
         if not self.is_deepspeed_enabled:
             self._protection = guards.protect(self.optimizer)
         else:
-            saving.adopt(self.model_wrapped)
+            saving.EngineFiles(self.model_wrapped)
             if self.layout.tensor > 1:
                 # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
                 self.model_wrapped.first_dataloader_check.remove()
