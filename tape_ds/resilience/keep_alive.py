@@ -1,8 +1,8 @@
 """Keep a run alive: start its command, and restart it from its newest checkpoint until the run is finished.
 
 The markers in the run's folder decide, since exit codes can be wrong: DeepSpeed's runner exits with 0 when its child
-was killed. A run is finished if its marker ``finished`` is new, and stays stopped if its marker ``stopped`` is new. Exit
-codes only give reasons not to restart.
+was killed. A run is finished if its marker ``finished`` is new, and stays stopped if its marker ``stopped`` is new.
+Exit codes only give reasons not to restart.
 """
 
 import contextlib
