@@ -57,7 +57,7 @@ def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
         document = document_ids[batch, query + offset]
         return seen & (document == document_ids[batch, key]) & (document >= 0)
 
-    def capped(score: Tensor, *_: Tensor) -> Tensor:
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return reference.capped(score, softcap)
 
     change = None if softcap is None else capped
