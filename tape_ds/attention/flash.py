@@ -117,7 +117,7 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
         q_BTHK, k_BSGK = call.q.transpose(1, 2), call.k.transpose(1, 2)
 
         def dense(part_BSGK: Tensor) -> Any:
-            return only_output(flash_functions().dense(q_BTHK, k_BSGK, part_BSGK, **options))
+            return only_output(flash_functions()[0](q_BTHK, k_BSGK, part_BSGK, **options))
 
         width = call.q.shape[-1]
         return tuple(by_key_width(dense, value.transpose(1, 2), width).transpose(1, 2) for value in call.values)
@@ -131,24 +131,15 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
             "max_seqlen_q": packed.longest_queries,
             "max_seqlen_k": packed.longest_keys,
         }
-        return only_output(flash_functions().varlen(q_PHK, k_PGK, v_PGV, **lengths, **options))
+        return only_output(flash_functions()[1](q_PHK, k_PGK, v_PGV, **lengths, **options))
 
     return attention_by_documents(call, packed, attention, one_width=True)
 
 
-class Functions(NamedTuple):
-    """The two functions of a flash-attn version that are used here; both also take ``window_size`` and ``softcap``."""
-
-    dense: Any
-    """(q [B, T, H, K], k, v, *, softmax_scale, causal)."""
-    varlen: Any
-    """(q [P, H, K], k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)."""
-    release: Release
-
-
 @functools.cache
-def flash_functions() -> Functions:
-    """Return those of the fastest installed release for this GPU; one that is broken is left out with a warning."""
+def flash_functions() -> tuple[Any, Any, Release]:
+    """Return ``flash_attn_func``, ``flash_attn_varlen_func`` and their release, the fastest installed one for this GPU;
+    one that is broken is left out with a warning."""
     capability = torch.cuda.get_device_capability()[0]
     for release in RELEASES:
         if capability not in release.capabilities:
@@ -163,7 +154,7 @@ def flash_functions() -> Functions:
             continue
         try:
             module = importlib.import_module(release.module)
-            return Functions(module.flash_attn_func, module.flash_attn_varlen_func, release)
+            return module.flash_attn_func, module.flash_attn_varlen_func, release
         except (ImportError, AttributeError) as error:  # built for another torch; another package of that name
             logger.warning("attention: %s is installed and cannot be used: %s", release.module, error)
     raise ModuleNotFoundError(
@@ -180,7 +171,6 @@ def missing_flash() -> str | None:
 
 
 def why_not_flash(call: AttentionCall) -> str | None:
-    release = flash_functions().release if call.needs else None
-    if release is not None and not release.windows_and_caps:
+    if call.needs and not (release := flash_functions()[2]).windows_and_caps:
         return f"has no window and no soft cap in {release.name}, whose first versions left them out of the gradients"
     return why_not(call)

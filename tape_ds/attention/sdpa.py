@@ -131,10 +131,9 @@ def _lengths(layout: DocumentLayout) -> tuple[list[int], list[int]]:
 
 
 def biased_attention(call: AttentionCall) -> Tensor:
-    """Large results are computed in blocks, again for the backward instead of kept; always where the bias follows from
-    the scores, since it keeps some eight numbers for each. Autocast is off."""
+    """Compute scores with a bias, a soft cap or sinks for a block of queries at a time; autocast is off."""
     call, bias = blank_padding(call), call.bias
-    # Once; and their gradients add up in fp32.
+    # Cast once, not in every block; and their gradients add up in fp32.
     sinks = None if call.sinks is None else reference.upcast(call.sinks)
     call = call._replace(k=reference.upcast(call.k), values=(reference.upcast(call.v),), sinks=sinks)
     (batch, heads, queries, _), keys = call.q.shape, call.k.shape[2]
@@ -145,6 +144,8 @@ def biased_attention(call: AttentionCall) -> Tensor:
     inner = bias.inner * bias.query_marks.shape[0] if isinstance(bias, ScoreBias) else 1
     fitting = max(1, BIASED_ENTRIES // max(max(batch * heads, inner) * keys, 1))
     rows = min(fitting, most, queries)
+    # Large results are computed again for the backward instead of kept; always where the bias follows from the scores,
+    # since it keeps some eight numbers for each.
     recompute = (fitting < queries or isinstance(bias, ContentBias)) and torch.is_grad_enabled()
     blocks = []
     for start in range(0, queries, rows):
@@ -157,12 +158,6 @@ def biased_attention(call: AttentionCall) -> Tensor:
 
 
 def _biased_block(call: AttentionCall) -> Tensor:
-    """Attention of a block of queries.
-
-    torch's fused kernels take a bias as a mask, but give it no gradient, and CUDA's read it as what it is only in the
-    query's own dtype. Rounded to bf16 it would be off by 4 at -1,000: where it is learned or wider than the query, the
-    block goes through fp32 matrices.
-    """
     q, k, v, bias = call.q, call.k, call.v, call.bias
     allowed_B1TS = allowed_keys(call)[:, None]
     matrices = functools.partial(matrix_attention, q, k, v, allowed_B1TS, call.scale)
@@ -171,6 +166,8 @@ def _biased_block(call: AttentionCall) -> Tensor:
     if isinstance(bias, ContentBias):
         return matrices(functools.partial(bias.block, q, allowed_B1TS))
     bias_BHTS = bias.of(slice(None), slice(None))
+    # torch's fused kernels take a bias as a mask, but give it no gradient, and CUDA's need it in the query's dtype: in
+    # bf16 it would be off by 4 at -1,000. Where it is learned or wider, the block goes through fp32 matrices.
     if (bias.learned and torch.is_grad_enabled()) or bias_BHTS.dtype != q.dtype:
         return matrices(bias_BHTS.expand(-1, q.shape[1], -1, -1))
     blind_B1T1 = ~allowed_B1TS.any(dim=-1, keepdim=True)

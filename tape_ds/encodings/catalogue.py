@@ -109,13 +109,8 @@ class BipeOptions(Options):
 
     learns = True
     reads_tokens = True
+    no_random_shift = "these positions follow from the tokens and cannot be shifted"
     no_dynamic_scaling = "dynamic scaling follows the length in tokens, these angles count segments"
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.random_shift:
-            wrong = "these positions follow from the tokens and cannot be shifted"
-            yield self.problem("random_shift", wrong, "remove it")
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
@@ -247,10 +242,7 @@ class RandpeOptions(Options):
     evaluation_seed: int = bounded(0, ge=0)
     """Seed of the fixed draw of evaluation."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.random_shift:  # an offset would push them out of the window
-            yield self.problem("random_shift", "positions are drawn at random already", "remove it")
+    no_random_shift = "positions are drawn at random already"  # an offset would push them out of the window
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         window, length = config.max_position_embeddings, self.evaluation_length
@@ -288,11 +280,9 @@ class RepoOptions(Options):
         return hidden // 8 if self.width is None else self.width
 
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
-        layers, first = config.num_hidden_layers, self.first_predicted(config.num_hidden_layers)
-        others = list(super().problems_with(config))
-        if not others and not any(map(self.has_positions, range(first, layers))):
-            wrong = f"leaves none of the {layers} layers to predict positions"
-            wrong += " together with nope_layers" if first < layers else ""
+        layers, others = config.num_hidden_layers, list(super().problems_with(config))
+        if not others and not any(map(self.has_positions, range(self.first_predicted(layers), layers))):
+            wrong = f"none of the {layers} layers would predict positions"
             remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
             yield self.problem("start_layer", wrong, remedy)
         if self.inner_width(config.hidden_size) < 1:

@@ -68,6 +68,8 @@ class Options:
     """Whether positions follow from the token ids, and position ids are ignored."""
     biases_scores = False
     """Whether the encoding may add to the scores of attention."""
+    no_random_shift = ""
+    """Why ``random_shift`` is refused; empty: it is not."""
     no_dynamic_scaling = ""
     """Why ``rope_type: dynamic``, whose angles follow from the length of the text, is refused; empty: it is not."""
 
@@ -81,6 +83,8 @@ class Options:
 
     def problems(self) -> Iterator[Problem]:
         """Yield contradictions among the options themselves."""
+        if self.random_shift and self.no_random_shift:
+            yield self.problem("random_shift", self.no_random_shift, "remove it")
         for each in fields(self):
             if not self.abacus and each.name.startswith("abacus_") and getattr(self, each.name) != each.default:
                 yield self.problem(each.name, "an option of abacus, which is off", "add abacus: true, or remove it")

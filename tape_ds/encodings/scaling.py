@@ -41,7 +41,7 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
     complete ``rope_parameters``; of ``dynamic``, those within the window."""
     kind, theta, factor = parameters["rope_type"], float(parameters["rope_theta"]), parameters.get("factor", 1.0)
     if kind == "ntk":
-        theta = _ntk_base(parameters, head_size)
+        theta = ntk_base(parameters, head_size)
     plain = theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
     if kind in ("default", "dynamic", "ntk"):
         return plain, 1.0
@@ -76,7 +76,7 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
     return plain / (ramp * factor + (1 - ramp)), float(attention)
 
 
-def _ntk_base(parameters: Parameters, head_size: int) -> float:
+def ntk_base(parameters: Parameters, head_size: int) -> float:
     """Return the base of static NTK-aware scaling (bloc97 2023; YaRN paper, Section 3.1): the slowest wave is
     interpolated by the factor and the fastest is left as it is."""
     return float(parameters["rope_theta"]) * parameters["factor"] ** (head_size / (head_size - 2))
@@ -99,7 +99,7 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
     the base during generation)."""
     name = parameters["rope_type"]
     if name == "ntk":
-        return {"rope_type": "default", "rope_theta": _ntk_base(parameters, head_size)}
+        return {"rope_type": "default", "rope_theta": ntk_base(parameters, head_size)}
     return dict(parameters) if name in _LLAMA else None
 
 

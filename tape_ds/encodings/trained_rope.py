@@ -86,8 +86,8 @@ class TrainedRope:
     def unscaled_theta(self) -> float:
         """The base frequency of the unscaled RoPE that gives the same angles within the native length: ``ntk`` is a
         larger base, and ``dynamic`` leaves texts of its window as they are."""
-        plain = scaling.as_llama(self.parameters, self.head_size) if self.type == "ntk" else None
-        return float((plain or self.parameters)["rope_theta"])
+        ntk = self.type == "ntk"
+        return scaling.ntk_base(self.parameters, self.head_size) if ntk else float(self.parameters["rope_theta"])
 
 
 def read(config: Mapping[str, Any], name: str) -> TrainedRope:
