@@ -20,7 +20,6 @@ NO_POSITIONS = (
 )
 """Reason for a model without a map of positions."""
 DTYPES = ("float32", "float64", "bfloat16")
-SIZES = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,25 +46,24 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
     return found
 
 
-def count(model: FoundModel, what: str) -> int:
-    """Return the number of ``layers`` or ``heads``."""
-    number: int = getattr(model.config, SIZES[what])
-    return number
+def sizes(model: FoundModel) -> dict[str, int]:
+    return {"layers": model.config.num_hidden_layers, "heads": model.config.num_attention_heads}
 
 
 def check_numbers(what: str, numbers: Sequence[int] | None, found: Mapping[str, FoundModel]) -> list[Problem]:
     """Return a problem for each number of a layer or head, from 1, that a model does not have."""
-    return [
-        Problem(f"--{what}", number, f"{name} has {what} 1 to {count(model, what)}", "name one of them")
-        for name, model in found.items()
-        for number in numbers or ()
-        if not 1 <= number <= count(model, what)
-    ]
+    problems = []
+    for name, model in found.items():
+        most = sizes(model)[what]
+        for number in numbers or ():
+            if not 1 <= number <= most:
+                problems.append(Problem(f"--{what}", number, f"{name} has {what} 1 to {most}", "name one of them"))
+    return problems
 
 
 def check_ids(field: str, largest: int, name: str, model: FoundModel) -> list[Problem]:
     size = model.config.vocab_size
-    if 0 <= largest < size:
+    if largest < size:
         return []
     return [Problem(field, largest, f"{name} has embeddings for tokens 0 to {size - 1}", "name another token or text")]
 

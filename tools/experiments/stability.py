@@ -29,7 +29,6 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +71,6 @@ def main(argv: list[str] | None = None) -> int:
     inspected_models.add_options(parser)
     parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)")
     own = parser.parse_args(typed)
-    models, sources = prepare(own)
-    texts = {name: read_texts(name, model, sources, own) for name, model in models.items()}
-    started = results.collect(
-        command=[Path(__file__).name, *typed],
-        config=vars(own),
-        data={source.spec: source.fingerprint() for source in sources},
-    )
-    rows = [measure(name, model, texts[name], own) for name, model in models.items()]
-    write(rows, started.finish({"layers": own.layers, "shift": SHIFT, "models": rows}), Path(own.output))
-    return 0
-
-
-def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source]]:
-    """Return the models, not loaded yet, and the sources, not read yet; complete the layers."""
     problems = check_folder("--output", own.output)
     if own.tokens < 2:
         problems.append(Problem("--tokens", own.tokens, "too few", "give 2 or more"))
@@ -100,9 +85,33 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
         if model.tokenizer().bos_token_id is None:
             problems.append(Problem("MODEL", name, "its tokenizer has no BOS to put in front", "give another model"))
     raise_if_any(problems)
-    depth = min(inspected_models.count(model, "layers") for model in models.values())
+    depth = min(inspected_models.sizes(model)["layers"] for model in models.values())
     own.layers = sorted(set(own.layers or [layer for layer in LAYERS if layer <= depth]))
-    return models, sources
+
+    texts = {name: read_texts(name, model, sources, own) for name, model in models.items()}
+    started = results.collect(
+        command=[Path(__file__).name, *typed],
+        config=vars(own),
+        data={source.spec: source.fingerprint() for source in sources},
+    )
+    rows = [measure(name, model, texts[name], own) for name, model in models.items()]
+    lines = [
+        [row["name"], treatment, layer, *(figures[name] for name in FIGURES)]
+        for row in rows
+        for treatment, moved in row["mean"].items()
+        for layer, figures in moved["layers"].items()
+    ]
+    folder = Path(own.output)
+    result = started.finish({"layers": own.layers, "shift": SHIFT, "models": rows})
+    results.save(result, folder / f"{NAME}.json")
+    header = ["model", "treatment", "layer", *FIGURES]
+    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(header, lines))
+    cells = [[*map(str, line[:3]), *(number(value, ".3g") for value in line[3:])] for line in lines]
+    print(markdown_table(header, cells))
+    for name in dict.fromkeys(line[0] for line in lines if line[-1] is None):
+        print(f"{name}: {inspected_models.NO_POSITIONS}")
+    print(f"written to {folder / NAME}.json, .csv", flush=True)
+    return 0
 
 
 def read_texts(name: str, model: FoundModel, sources: Sequence[Source], own: argparse.Namespace) -> list[ScoredText]:
@@ -142,20 +151,17 @@ def changes(
     """Return the changes of one text, int64 [T], by treatment: ``layers``, figures by the number of the layer, and
     ``logits``. ``shift``: how often ``token`` is added, or positions that are skipped."""
     before: dict[int, LayerView] = {}
-
-    def keep(view: LayerView) -> None:
-        before[view.number] = view
-
-    def compare(figures: dict[int, Any], added: int, view: LayerView) -> None:
-        figures[view.number] = layer_changes(before[view.number], view, added)
-
-    logits_TV = inspection.inspect(model, ids_T, layers, keep)
+    logits_TV = inspection.inspect(model, ids_T, layers, lambda view: before.update({view.number: view}))
     found = {}
     for name, added, first in (("add_tokens", shift, 0), ("shift_ids", 0, shift)):
         by_layer: dict[int, Any] = {}
+
+        def compare(view: LayerView, by_layer: dict[int, Any] = by_layer, added: int = added) -> None:
+            by_layer[view.number] = layer_changes(before[view.number], view, added)
+
         moved_S = torch.cat((ids_T.new_full((added,), token), ids_T))
         positions_S = torch.arange(len(moved_S)) + first
-        moved_SV = inspection.inspect(model, moved_S, layers, partial(compare, by_layer, added), positions_S)
+        moved_SV = inspection.inspect(model, moved_S, layers, compare, positions_S)
         difference_TV = moved_SV[added:] - logits_TV
         logits = {
             "mean": float(difference_TV.abs().mean(dtype=torch.float64)),
@@ -203,24 +209,6 @@ def mean_of(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             means[key] = max(values) if key == "largest" else sum(values) / len(values)
     return means
-
-
-def write(rows: Sequence[dict[str, Any]], result: results.Result, folder: Path) -> None:
-    """Write the result, and a line for each model, treatment and layer."""
-    header = ["model", "treatment", "layer", *FIGURES]
-    lines = [
-        [row["name"], treatment, layer, *(figures[name] for name in FIGURES)]
-        for row in rows
-        for treatment, moved in row["mean"].items()
-        for layer, figures in moved["layers"].items()
-    ]
-    results.save(result, folder / f"{NAME}.json")
-    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(header, lines))
-    cells = [[*map(str, line[:3]), *(number(value, ".3g") for value in line[3:])] for line in lines]
-    print(markdown_table(header, cells))
-    for name in dict.fromkeys(line[0] for line in lines if line[-1] is None):
-        print(f"{name}: {inspected_models.NO_POSITIONS}")
-    print(f"written to {folder / NAME}.json, .csv", flush=True)
 
 
 if __name__ == "__main__":
