@@ -28,6 +28,7 @@ from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import BlockInputs, TapeForCausalLM
 from tape_ds.models.loading import extendable, families
 from tape_ds.models.loading.strict import fill
+from tape_ds.scoring.losses import evaluating
 
 WITH_WEIGHTS = "reference"
 """The attention backend that computes weights."""
@@ -101,12 +102,8 @@ def inspect(
 
     Returns:
         Logits [T, V].
-
-    Raises:
-        UserError: the environment requires another attention backend than the one with weights.
-        ValueError: a model in training mode, no such layer.
     """
-    decoder = blocks(model)
+    decoder = [block for block in model.base_model.modules() if isinstance(block, GradientCheckpointingLayer)]
     if model.training or not all(1 <= number <= len(decoder) for number in layers):
         raise ValueError(f"layers {list(layers)} of {len(decoder)}: inspect a model in evaluation mode, from layer 1")
     raise_if_any(check(model.config))
@@ -122,11 +119,6 @@ def inspect(
     finally:
         config.attention_backend = kept
     return logits
-
-
-def blocks(model: extendable.Model) -> list[nn.Module]:
-    """Return the decoder's blocks, first to last."""
-    return [module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @contextmanager
@@ -182,3 +174,38 @@ def _positions(
     queries_GTC, keys_GTC = (torch.cat(both, dim=-1)[0] for both in zip(*rotated, strict=True))
     # 1 for a token with itself under plain RoPE; queries and keys may be rotated differently
     return PositionMap("dot product", lambda: queries_GTC @ keys_GTC.mT / width)
+
+
+class UpdateStatistics(NamedTuple):
+    """A number for each layer, of the state as the layer reads it."""
+
+    deviation: list[float]
+    """|d| / |e|, as norms over all tokens, heads and columns; e = start + d."""
+    along_own: list[float | None]
+    """Share of |d|^2 along the token's own pairs (cos_j, sin_j) of e: it changes their length, which rescales scores;
+    the rest rotates them. None without an update."""
+    first_token: list[float]
+    """Weight of the first token in ``A e``, mean over heads and all queries but the first."""
+
+
+def measure_updates(model: TapeForCausalLM, ids_T: Tensor, positions_T: Tensor | None = None) -> UpdateStatistics:
+    """Measure one text of two tokens or more, int64 [T], in evaluation mode; positions count from 0 by default."""
+    statistics = UpdateStatistics([], [], [])
+
+    def visit(view: LayerView) -> None:
+        statistics.first_token.append(view.weights_HTS[:, 1:, 0].mean().item())
+        if view.start is None or view.deviation is None:
+            statistics.deviation.append(0.0)
+            statistics.along_own.append(None)
+            return
+        d = view.deviation.float()
+        e = view.start.float() + d
+        statistics.deviation.append((d.norm() / e.norm()).item())
+        d_pairs, e_pairs = (x.unflatten(-1, (2, -1)) for x in (d, e))
+        along = (d_pairs * e_pairs).sum(-2) / e_pairs.norm(dim=-2).clamp_min(1e-12)
+        squares = d.square().sum()
+        statistics.along_own.append((along.square().sum() / squares).item() if squares else None)
+
+    with evaluating(model):
+        inspect(model, ids_T, range(1, model.config.num_hidden_layers + 1), visit, positions_T)
+    return statistics

@@ -39,15 +39,11 @@ OPTIONS = ("tokenizer", "dtype", "device", "trust_remote_code", "base_anyway", "
 
 
 class LoadOptions(NamedTuple):
-    tokenizer: str | None
-    """None: the model's own."""
-    dtype: torch.dtype | None
-    """None: the dtype of the stored weights."""
+    tokenizer: str | None  # None: the model's own
+    dtype: torch.dtype | None  # None: of the stored weights
     device: torch.device
-    trust_remote_code: bool
-    """Whether code that came with the model or the tokenizer may run."""
-    base_anyway: bool
-    """See :func:`tape_ds.checkpoint.trained.find_base`."""
+    trust_remote_code: bool  # whether code that came with the model or the tokenizer may run
+    base_anyway: bool  # see trained.find_base
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,7 @@ def perplexities(columns: Sequence[Column]) -> list[Markup]:
 
 
 def passkeys(columns: Sequence[Column]) -> list[Markup]:
-    """Return for each form of prompt the shares by length, and a map of depth and length for each column."""
+    """Return a chart and a table for each form of prompt; the map of depths is the evaluation's own picture."""
     found: dict[str, dict[str, Sequence[Mapping[str, Any]]]] = {}
     for name, result in select(columns, "passkey").items():
         protocol = "published prompts, " if result.config.get("protocol") == "published" else ""
@@ -257,29 +257,15 @@ def passkeys(columns: Sequence[Column]) -> list[Markup]:
             found.setdefault(form, {})[name] = passkeys_of(stored)
     parts = []
     for form, by_column in sorted(found.items()):
-        scores, maps = [], []
+        scores = []
         for name, cells in by_column.items():
-            lengths = sorted({cell["length"] for cell in cells})
-            for tokens in lengths:
+            for tokens in sorted({cell["length"] for cell in cells if cell["trials"]}):
                 counts = [(cell["correct"], cell["trials"]) for cell in cells if cell["length"] == tokens]
                 correct, trials = map(sum, zip(*counts, strict=True))
-                if trials:
-                    share, detail = 100 * correct / trials, f"{correct}/{trials}"
-                    scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
-            if cells[0].get("depth") is None:
-                continue
-            found_at: dict[Any, Markup] = {}
-            for cell in cells:
-                if cell["trials"]:  # on a ground that shows the share
-                    filled = Markup('<span style="--share: {}">{}/{}</span>')
-                    numbers = (cell["correct"] / cell["trials"], cell["correct"], cell["trials"])
-                    found_at[cell["depth"], cell["length"]] = filled.format(*numbers)
-            rows = []
-            for depth in sorted({cell["depth"] for cell in cells}):
-                rows.append([f"{100 * depth:.4g} %", *(found_at.get((depth, each), MISSING) for each in lengths)])
-            caption = f"Passkeys found/asked by depth and length: {name}, {form}"
-            maps.append(HTML.table(caption, ["depth", *map(length, lengths)], rows))
-        parts += [*compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0), *maps]
+                share, detail = 100 * correct / trials, f"{correct}/{trials}"
+                scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
+        parts.append(chart(f"Passkeys found: {form}", "length (tokens)", "%", lines_of(scores), log=True))
+        parts += compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0)
     return parts
 
 

@@ -61,12 +61,5 @@ def check_numbers(what: str, numbers: Sequence[int] | None, found: Mapping[str, 
     return problems
 
 
-def check_ids(field: str, largest: int, name: str, model: FoundModel) -> list[Problem]:
-    size = model.config.vocab_size
-    if largest < size:
-        return []
-    return [Problem(field, largest, f"{name} has embeddings for tokens 0 to {size - 1}", "name another token or text")]
-
-
 def not_finite(name: str) -> Problem:
     return Problem("MODEL", name, "its activations are not finite", "give a model whose loss is finite")

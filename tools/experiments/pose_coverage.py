@@ -171,12 +171,9 @@ def summarise(all_pairs: np.ndarray, start: int = 1) -> dict[str, Any]:
 
 
 def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, Any]]:
-    """Return means over distances that grow by 2 ** (1 / per_octave) from bin to bin.
-
-    Each bin has its distances ``from`` .. ``to``, the share of them ``seen``, the sum of their ``pairs``, the mean
-    ``share`` of queries, the ``least`` and the ``most`` of one distance, and the mean share of sequences of ``target``
-    tokens from one document, ``whole_rows``, which is the maximum.
-    """
+    """Return means over distances ``from`` .. ``to`` that grow by 2 ** (1 / per_octave) from bin to bin: the share of
+    them ``seen``, the sum of their ``pairs``, the mean ``share`` of queries, the ``least`` and the ``most`` of one
+    distance, and ``whole_rows``, the maximum: the mean share in sequences of one document of ``target`` tokens."""
     target = len(pairs)
     shares, whole = pairs / pairs[0], 1 - np.arange(target) / target
     octaves = np.arange(int(np.ceil(np.log2(target))) * per_octave + 1) / per_octave

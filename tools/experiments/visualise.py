@@ -1,7 +1,6 @@
 """Position states and attention of a model, layer by layer and head by head: TAPE's Figure 7.
 
     python -m tools.experiments.visualise smollm2 --prompt "The quick brown fox jumps over the lazy dog, and sleeps on."
-    python -m tools.experiments.visualise runs/encodings/tape --against runs/encodings/rope --text README.md
     python -m tools.experiments.visualise TAPE=runs/one --against RoPE=runs/two --text book.txt --layers 1 4 8
 
 Three quantities for each query and each key before it, on the first ``--tokens`` of the text: the dot product of the
@@ -191,8 +190,6 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     if any(other != ids for other in read):
         wrong = "its tokenizer splits the text in another way"
         raise UserError(Problem("--against", own.against, wrong, "compare models that share a tokenizer"))
-    for name, model in found.items():
-        problems += inspected_models.check_ids(field_name, max(ids), name, model)
     if len(ids) > MOST_TOKENS:
         wrong = f"more than {MOST_TOKENS:,} tokens cannot be distinguished in a picture"
         problems.append(Problem("--tokens", own.tokens, wrong, "show fewer"))
@@ -201,19 +198,14 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
 
 
 def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
-    """Return the distinct maps of positions: one for all heads, or all layers, that share it."""
-    first = next(iter(seen.positions.values()))
-    same = len(seen.positions) > 1 and all(np.array_equal(first, each) for each in seen.positions.values())
-    layers = {"every layer": first} if same else {f"layer {number}": each for number, each in seen.positions.items()}
-    most = max(len(states) for states in layers.values())
-    if most == 1:
-        return {(layer, "all heads"): states[0] for layer, states in layers.items()}
-    share = seen.heads // most  # query heads that share a state
+    """Return for each layer the states that the chosen heads read; one for all, if they share it."""
     maps = {}
-    for layer, states in layers.items():
+    most = max(len(states) for states in seen.positions.values())
+    share = seen.heads // most  # query heads that share a state
+    for layer, states in seen.positions.items():
         for state in sorted({(head - 1) // share for head in heads}):
             name = f"heads {state * share + 1} to {(state + 1) * share}" if share > 1 else f"head {state + 1}"
-            maps[layer, name] = states[state if len(states) > 1 else 0]
+            maps[f"layer {layer}", "all heads" if most == 1 else name] = states[min(state, len(states) - 1)]
     return maps
 
 
