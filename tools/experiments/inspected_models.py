@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tape_ds import storage
-from tape_ds.arguments import named
+from tape_ds.arguments import add_model, named
 from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.scoring import inspection, models
 from tape_ds.scoring.models import FoundModel
@@ -29,6 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, FoundModel]:
     """Return the models by name, not loaded yet."""
+    parser = argparse.ArgumentParser()
+    add_model(parser)
     problems: list[Problem] = []
     found: dict[str, FoundModel] = {}
     for typed in typed_models:
@@ -40,7 +42,9 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             problems.append(Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL"))
             continue
         with collecting(problems):
-            found[name] = models.find_model(name_or_path, dtype=options.dtype, device=options.device)
+            own = parser.parse_args([name_or_path])
+            own.dtype, own.device = options.dtype, options.device
+            found[name] = models.find(own)
             problems += inspection.check(found[name].config)
     raise_if_any(list({str(problem): problem for problem in problems}.values()))  # all share those of the environment
     return found

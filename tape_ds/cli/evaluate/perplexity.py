@@ -191,14 +191,11 @@ def show(figures: Mapping[str, Any], model: "FoundModel") -> None:
         print(f"\n{NAME} of {model.name_or_path} on {source} ({entries[0]['convention']})")
         rows = {}
         for entry in entries:
-            error = entry["standard_error"]
+            error, out = entry["standard_error"], entry["left_out"]
             spread = "" if error is None else f" +- {error:.4f}"
-            words = [
-                f"{entry['perplexity']:.4f}",
-                f"{entry['nll']:.4f}{spread} nats per token",
-                f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents",
-            ]
-            out = entry["left_out"]
+            words = [f"{entry['perplexity']:.4f}", f"{entry['nll']:.4f}{spread} nats per token"]
+            counts = f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents"
+            words.append(counts)
             for documents, wrong in ((entry["shorter"], "shorter than a window"), (out, "too short, left out")):
                 if documents["documents"]:
                     more = ", ..." if documents["documents"] > len(documents["names"]) else ""

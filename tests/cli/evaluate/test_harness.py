@@ -21,6 +21,7 @@ from tape_ds.errors import UserError
 from tape_ds.scoring import harness_tasks, language_model, models
 from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
+from tests.evaluation.test_models import found
 
 TEXTS = ["w5 w6 w7 w8 w9 w40", "w50 w51", "w5 w6 w7", "w30 w31 w32 w33 w34 w35 w36 w37 w38 w39", "w5 w6 w7 w8"]
 ANSWERS = [" w41", " w42", " w43 w44 w45"]
@@ -28,8 +29,8 @@ PAIRS = [(text, answer) for text in TEXTS for answer in ANSWERS] + [("", " w9 w8
 GREEDY = {"until": ["w7"], "max_gen_toks": 9, "do_sample": False}
 
 
-def harness_model(folder, options=None, **reading):
-    return HarnessModel(models.find_model(str(folder), **options or {}), **reading)
+def harness_model(folder, *words, **reading):
+    return HarnessModel(found(folder, *words), **reading)
 
 
 def requests(kind, *arguments):
@@ -72,19 +73,19 @@ def test_a_trained_run_has_the_numbers_of_lm_evals_own_class(run, size, monkeypa
     """Its position updates are trained, and its prompts are read in pieces."""
     monkeypatch.setattr(language_model, "CHUNK", 2)
     folder = str(run())
-    found = models.find_model(folder)
-    theirs = HFLM(pretrained=found.load(), tokenizer=found.tokenizer(), max_length=found.native_length)
+    model = found(folder)
+    theirs = HFLM(pretrained=model.load(), tokenizer=model.tokenizer(), max_length=model.native_length)
     close(ask(harness_model(folder, batch_size=size)), ask(theirs))
 
 
 def test_an_encoding_that_follows_the_length_has_the_evaluations(run):
     """However short a request is."""
     folder = str(run("rope", rope_parameters={"rope_type": "default", "rope_theta": 1e4}, trained=("norm",)))
-    found = models.find_model(folder, rope_scaling="yarn")
-    ours = ask(harness_model(folder, {"rope_scaling": "yarn"}, max_length=512))
-    model = found.load()
+    scaled = found(folder, "--rope_scaling", "yarn")
+    ours = ask(harness_model(folder, "--rope_scaling", "yarn", max_length=512))
+    model = scaled.load()
     with models.used_at(model, 512):
-        close(ours, ask(HFLM(pretrained=model, tokenizer=found.tokenizer(), max_length=512)))
+        close(ours, ask(HFLM(pretrained=model, tokenizer=scaled.tokenizer(), max_length=512)))
     assert ours[0] != ask(harness_model(folder, max_length=512))[0]
 
 
