@@ -9,17 +9,17 @@ their states if queries and keys are rotated, the bias on their score if one is 
 Shape letters: T tokens, S keys (T too: nothing is cached), H query heads, G key/value heads, K head size, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tape_ds import encodings as positions
 from tape_ds.attention.names import ENVIRONMENT, requested
 from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings.base import PositionLayer
@@ -27,7 +27,6 @@ from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import BlockInputs, TapeForCausalLM
 from tape_ds.models.loading import extendable, families
-from tape_ds.models.loading.strict import fill
 from tape_ds.scoring.losses import evaluating
 
 WITH_WEIGHTS = "reference"
@@ -75,18 +74,6 @@ def check(config: PreTrainedConfig) -> list[Problem]:
     return problems
 
 
-def as_own(model: PreTrainedModel) -> extendable.Model:
-    """Return the same weights in this project's model, whose blocks can be inspected."""
-    if isinstance(model, TapeForCausalLM):
-        return model
-    raise_if_any(families.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])
-    config = extendable.configure(model.config)
-    with torch.device("meta"):
-        empty = TapeForCausalLM(positions.plain(config, config.rope_parameters))
-    filled: extendable.Model = fill(empty, model.state_dict(), model.config.model_type)
-    return filled
-
-
 @torch.no_grad()
 def inspect(
     model: extendable.Model, ids_T: Tensor, layers: Sequence[int], visit: Visit, positions_T: Tensor | None = None
@@ -112,7 +99,8 @@ def inspect(
     try:
         with ExitStack() as hooks:
             for number in sorted(set(layers)):
-                hooks.enter_context(_watched(decoder[number - 1], number, config, visit))
+                for handle in _watch(decoder[number - 1], number, config, visit):
+                    hooks.callback(handle.remove)
             ids_BT = ids_T.to(model.device)[None]
             positions_BT = None if positions_T is None else positions_T.to(model.device)[None]
             logits: Tensor = model(ids_BT, position_ids=positions_BT, use_cache=False).logits[0]
@@ -121,8 +109,7 @@ def inspect(
     return logits
 
 
-@contextmanager
-def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[None]:
+def _watch(block: Any, number: int, config: Any, visit: Visit) -> list[RemovableHandle]:
     """Call ``visit`` at the end of the layer's attention."""
     read: list[tuple[PositionMap | None, Tensor | None, Tensor | None]] = []
 
@@ -134,12 +121,7 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
     def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         visit(LayerView(number, output[1][0], *read.pop()))
 
-    handles = [block.register_forward_pre_hook(before, with_kwargs=True), block.self_attn.register_forward_hook(after)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return [block.register_forward_pre_hook(before, with_kwargs=True), block.self_attn.register_forward_hook(after)]
 
 
 def _positions(

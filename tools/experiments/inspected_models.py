@@ -8,9 +8,15 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tape_ds import storage
+import torch
+from transformers import PreTrainedModel
+
+from tape_ds import encodings, storage
 from tape_ds.arguments import add_model, named
 from tape_ds.errors import Problem, collecting, raise_if_any
+from tape_ds.models.llama import TapeForCausalLM
+from tape_ds.models.loading import extendable, families
+from tape_ds.models.loading.strict import fill
 from tape_ds.scoring import inspection, models
 from tape_ds.scoring.models import FoundModel
 
@@ -48,6 +54,18 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             problems += inspection.check(found[name].config)
     raise_if_any(list({str(problem): problem for problem in problems}.values()))  # all share those of the environment
     return found
+
+
+def as_own(model: PreTrainedModel) -> extendable.Model:
+    """Return the same weights in this project's model, whose blocks can be inspected."""
+    if isinstance(model, TapeForCausalLM):
+        return model
+    raise_if_any(families.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])
+    config = extendable.configure(model.config)
+    with torch.device("meta"):
+        empty = TapeForCausalLM(encodings.plain(config, config.rope_parameters))
+    filled: extendable.Model = fill(empty, model.state_dict(), model.config.model_type)
+    return filled
 
 
 def sizes(model: FoundModel) -> dict[str, int]:

@@ -128,7 +128,7 @@ def read_texts(model: FoundModel, sources: Sequence[Source], own: argparse.Names
 def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argparse.Namespace) -> dict[str, Any]:
     """Return one model's figures: of each text, and their mean."""
     print(f"{name}: {len(texts)} texts of {own.tokens:,} tokens", flush=True)
-    model, token = inspection.as_own(found.load()), found.tokenizer().bos_token_id
+    model, token = inspected_models.as_own(found.load()), found.tokenizer().bos_token_id
     figures = {}
     with used_at(model, own.tokens + SHIFT):  # yarn: one scale of the angles for all
         for text in texts:

@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     seen = []
     figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
     for name, model in found.items():
-        loaded = inspection.as_own(model.load())
+        loaded = inspected_models.as_own(model.load())
         seen.append(each := SeenModel(name, loaded.config.num_attention_heads))
         with used_at(loaded, len(ids)):
             inspection.inspect(loaded, torch.tensor(ids), own.layers, each.keep)
