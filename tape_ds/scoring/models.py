@@ -25,12 +25,12 @@ from tape_ds.checkpoint import source_model, trained
 from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
+from tape_ds.models import saving
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.models.loading import config_file, configuration, model_folder, weight_files
 from tape_ds.models.loading.config_file import RUN_CODE
-from tape_ds.models.loading.strict import load_exact, require_exact, without_bar
-from tape_ds.models.loading.weight_files import ADAPTER_CONFIG
+from tape_ds.models.loading.weight_files import ADAPTER_CONFIG, load_exact, require_exact
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
@@ -232,7 +232,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         # refuse here what loading would refuse after hours of reading data; no weights are read
         quantised = getattr(config, "quantization_config", None)
         if quantised is None:
-            with without_bar():
+            with saving.without_bar():
                 _load_plain(folder, config, dtype, False, device_map={"": "meta"})
         else:
             with _reporting(str(folder), "transformers could not load it"):

@@ -43,8 +43,10 @@ SCORING = ("join", "min_tokens", "max_tokens", "max_documents", "split", "bos", 
 """Options of the perplexity command that change which tokens are read and scored."""
 MAIN = ("model", "launcher", "method", "position_encoding", "target_length", "max_steps", "learning_rate", "window")
 """Settings that are shown even if all columns agree."""
-LEFT_OUT = ("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans", "deepspeed", "output_dir")
-LEFT_OUT += ("resume_from_checkpoint", "data_cache")
+LEFT_OUT = (
+    *("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans", "deepspeed", "output_dir"),
+    *("resume_from_checkpoint", "data_cache"),
+)
 """Settings that choose rows of the tables, or change no number."""
 MODEL = ("address", "kind", "sha256", "encoding", "native_length", "rope_parameters")
 TRAINING = ("steps", "skipped_steps", "tokens", "tokens_per_second", "peak_memory_bytes")
