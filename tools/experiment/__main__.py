@@ -117,7 +117,11 @@ def check(options: argparse.Namespace) -> ExperimentWork:
 
 def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:
     """Return the plan as text."""
-    found, shown = work.experiment, work.starting.shown
+    found = work.experiment
+
+    def shown(words: Sequence[str]) -> str:
+        return shlex.join(work.starting.typed(words))
+
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
     lines += [f"  ours: {found.setting}"] if found.setting else []
     lines += [f"  {remark}" for remark in found.remarks] + ([f"  needs {found.needs}"] if found.needs else [])
