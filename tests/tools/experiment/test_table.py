@@ -45,7 +45,7 @@ def test_names_are_those_of_published_rows(name):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("arms: {a: {}}", ["about", "missing", "recipe"]),
+        ("arms: {a: {}}", ["about", "missing", "arms.a.recipe"]),
         ("about: x\nrecipee: tiny", ["did you mean 'recipe'"]),
         ("about: x\nrecipe: tiny\narms: {a: {seed: 1}, '?': {}}", ["arms.a", "runner's", "a letter or a digit"]),
         ("about: x\nrecipe: tiny\narms: {a: {}}\nreference: b", ["no such arm", "Or give --arms b as well"]),
