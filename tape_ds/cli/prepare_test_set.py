@@ -18,7 +18,6 @@ from ``--data``. A record is written as well (``FILE.bin.json``): width of an id
 Exit codes: 0 done; 2 a mistake.
 """
 
-import argparse
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -70,7 +69,22 @@ def main(argv: list[str] | None = None) -> int:
     for name, value in ({"data": [], "min_tokens": 1} | TEST_SETS[options.name]).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    sources, path = check(options)
+    path = Path(options.output)
+    problems = below_one(options, "min_tokens", "max_tokens", "max_documents")
+    if path.suffix != ".bin":
+        problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
+    in_the_way = storage.in_the_way(path.parent)
+    if in_the_way is not None or path.is_dir():
+        wrong = "it is a folder" if in_the_way is None else f"{in_the_way} is a file"
+        problems.append(Problem("--output", options.output, wrong, "name another file"))
+    elif not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
+        problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
+    sources: list[Source] = []
+    with collecting(problems):
+        sources = parse_all(list(options.data), "--data")
+    ids = [source for source in sources if source.tokenised]
+    problems += [source.problem("token ids already", "name the text they were made from") for source in ids]
+    raise_if_any(problems)
 
     from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
 
@@ -96,24 +110,3 @@ def main(argv: list[str] | None = None) -> int:
     )
     print(f"{path}: {written.documents:,} documents, {written.tokens:,} tokens as {written.width}; name it bin:{path}")
     return 0
-
-
-def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
-    """Return the sources and the file to write."""
-    path = Path(options.output)
-    problems = below_one(options, "min_tokens", "max_tokens", "max_documents")
-    if path.suffix != ".bin":
-        problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
-    in_the_way = storage.in_the_way(path.parent)
-    if in_the_way is not None or path.is_dir():
-        wrong = "it is a folder" if in_the_way is None else f"{in_the_way} is a file"
-        problems.append(Problem("--output", options.output, wrong, "name another file"))
-    elif not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
-        problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
-    sources: list[Source] = []
-    with collecting(problems):
-        sources = parse_all(list(options.data), "--data")
-    ids = [source for source in sources if source.tokenised]
-    problems += [source.problem("token ids already", "name the text they were made from") for source in ids]
-    raise_if_any(problems)
-    return sources, path

@@ -187,7 +187,7 @@ def check_tape_ds(words: Sequence[str], is_partial: bool) -> None:
     if words[0] in ("--help", "--folder"):
         return
     name = words[0].replace("_", "-")
-    if name not in COMMANDS:
+    if name not in MODULES:
         raise WrongCommandError(f"tape-ds has no {words[0]}")
     options, arguments = split(words[1:]) if name in TRAINING or name == "evaluate" else ([], words[1:])
     if options:

@@ -135,19 +135,15 @@ def check(options: argparse.Namespace) -> ExperimentWork:
 def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:
     """Return the plan as text."""
     found = work.experiment
-
-    def shown(words: Sequence[str]) -> str:
-        return shlex.join(work.starting.typed(words))
-
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
     lines += [f"  ours: {found.setting}"] if found.setting else []
     lines += [f"  {remark}" for remark in found.remarks] + ([f"  needs {found.needs}"] if found.needs else [])
-    lines += [f"  {shown(words)}" for words in work.commands(found.before)]
+    commands: list[tuple[str, Sequence[str]]] = [("  ", words) for words in work.commands(found.before)]
     for run in planned:
-        done = ", done" if work.scored(run) is not None else ""
-        lines += [f"- {run.label}{done}", f"    {shown(work.training(run))}"]
-        lines += [f"    {shown(words)}" for words in work.commands(found.score, run)]
-    lines += [f"  {shown(words)}" for words in work.commands(found.then)]
+        title = f"- {run.label}{', done' if work.scored(run) is not None else ''}\n    "
+        commands += [(title, work.training(run)), *(("    ", words) for words in work.commands(found.score, run))]
+    commands += [("  ", words) for words in work.commands(found.then)]
+    lines += [indent + shlex.join(work.starting.typed(words)) for indent, words in commands]
     lines += [f"about {found.minutes:g} min on two cores"] if found.minutes is not None else []
     return "\n".join(lines)
 

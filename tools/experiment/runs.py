@@ -43,20 +43,11 @@ class PlannedRun:
     recipe: Recipe
     arguments: list[str]
     """Of the launcher, which load to the recipe."""
-
-    @property
-    def seed(self) -> int:
-        """Of the initial weights and the order of the sequences."""
-        return int(self.recipe.trainer_value("seed"))
-
-    @property
-    def depends_on_seed(self) -> bool:
-        """Whether another seed can give other figures: something is trained, or prompts are drawn."""
-        return self.recipe.trains or bool(self.recipe.as_dict().get("passkey_lengths"))
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.recipe.trainer_value("output_dir"))
+    folder: Path
+    seed: int
+    """Of the initial weights and the order of the sequences."""
+    depends_on_seed: bool
+    """Whether another seed can give other figures: something is trained, or prompts are drawn."""
 
     def stored(self) -> dict[str, Any]:
         """Return the recipe as a result holds it, without credentials."""
@@ -172,12 +163,16 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     seeds: Sequence[int | None] = asked.seeds or [None]
     planned = []
     for seed, arm in itertools.product(seeds, asked.arms):
-        ending = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
+        folder = output / table.folder_of(arm)
+        if seed not in (None, own_seeds[arm]):
+            folder = folder.with_name(f"{folder.name}_seed_{seed}")
         extra = [] if seed is None else ["--seed", str(seed)]
-        recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{ending}")])
-        run = PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
-        if run.depends_on_seed or seed == seeds[0]:
-            planned.append(run)
+        recipe, words = load(arm, [*extra, "--output_dir", str(folder)])
+        depends_on_seed = recipe.trains or bool(recipe.as_dict().get("passkey_lengths"))
+        if depends_on_seed or seed == seeds[0]:
+            label = f"{arm}, seed {seed}" if asked.seeds else arm
+            run_seed = int(recipe.trainer_value("seed"))
+            planned.append(PlannedRun(arm, label, recipe, words, folder, run_seed, depends_on_seed))
     raise_if_any(list(_check(asked, planned)))
     return planned
 
