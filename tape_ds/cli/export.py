@@ -13,26 +13,19 @@ import re
 from pathlib import Path
 
 from tape_ds import paths
-from tape_ds.arguments import DTYPES, Parser, add_base_anyway
+from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds export", description=__doc__)
-    parser.add_argument("source")
-    parser.add_argument("out")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=DTYPES,
-        help="of the weights; auto: as the base model's are stored",
-    )
+    add_new_folder(parser, "source")
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
     parser.add_argument("--license", help="of the weights, as the hub names licences; default: the card has none")
     parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
-    add_base_anyway(parser)
     options = parser.parse_args(argv)
+
     out = Path(options.out)
     problems = paths.check_new("out", out)
     if not problems and not out.resolve().parent.is_dir():
@@ -40,23 +33,22 @@ def main(argv: list[str] | None = None) -> int:
     if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
-
     import torch
 
     from tape_ds.checkpoint import source_model
-    from tape_ds.export import folder, push
-    from tape_ds.export.card import Wishes, unread_by_llama_cpp
+    from tape_ds.export import folder
+    from tape_ds.export.card import unread_by_llama_cpp
     from tape_ds.training.environment import quieten_libraries
 
     with collecting(problems):
         source = source_model.find(options.source, base_anyway=options.base_anyway)
-    problems += push.check(options.push) if options.push is not None else []
+    if options.push is not None:
+        problems += folder.check_push(options.push)
     raise_if_any(problems)
 
     quieten_libraries()
-    wishes = Wishes(options.name or out.resolve().name, options.license)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    model = folder.write(source, out, wishes, dtype)
+    model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype)
     plain = folder.is_plain(source)
     kind = "plain transformers" if plain else "with its own code, modeling_tape.py and what it imports"
     print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
@@ -67,5 +59,5 @@ def main(argv: list[str] | None = None) -> int:
     if not source.has_tokenizer:
         print(f"no tokenizer: there is none in {source.folder}")
     if options.push is not None:
-        print(f"uploaded to {push.upload(options.push, out)}")
+        print(f"uploaded to {folder.push(options.push, out)}")
     return 0
