@@ -11,7 +11,7 @@ Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -137,33 +137,28 @@ def _refuse_large_matrices(q: Tensor, k: Tensor, whole: bool) -> None:
         raise ValueError(f"not asked: its matrix of scores would have {entries:.1e} entries")
 
 
-def implementations(shape: Shape, device: torch.device) -> Iterator[Implementation]:
+def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
     lengths = lengths_of(shape)
     on_cpu = device.type == "cpu"
     first = ("auto", "sdpa", "reference") if on_cpu else USUAL
     last = () if on_cpu else tuple(name for name in attention.available() if name not in USUAL)
-
-    def attended(name: str) -> Iterator[Implementation]:
-        for encoding in (BASELINE, "tape"):
-            yield Implementation(encoding, f"attend {name}", functools.partial(attend, name, lengths))
-
-    for name in first:
-        yield from attended(name)
+    ours = []
+    for name in (*first, *last):
+        make = functools.partial(attend, name, lengths)
+        ours += [Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")]
+    by_torch = []
     for name in () if lengths is not None else ("flash", "math") if on_cpu else SDPA:
         make = functools.partial(sdpa, name)
-        yield Implementation(BASELINE, f"sdpa {name}", make)
-        yield Implementation("tape", f"two calls, sdpa {name}", make)
+        by_torch.append(Implementation(BASELINE, f"sdpa {name}", make))
+        by_torch.append(Implementation("tape", f"two calls, sdpa {name}", make))
         if name != "flash":  # takes a single width
-            yield Implementation("tape", f"one call, sdpa {name}", make, joined=True)
-    for name in last:
-        yield from attended(name)
+            by_torch.append(Implementation("tape", f"one call, sdpa {name}", make, joined=True))
+    return ours[: 2 * len(first)] + by_torch + ours[2 * len(first) :]
 
 
-def case(shape: Shape, setting: Setting) -> BenchmarkCase:
-    return between(implementations(shape, setting.device), shape, setting)
-
-
-def between(compared: Iterable[Implementation], shape: Shape, setting: Setting) -> BenchmarkCase:
+def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | None = None) -> BenchmarkCase:
+    """Return the implementations, by default all :func:`implementations`, with their truth."""
+    compared = implementations(shape, setting.device) if compared is None else compared
     inputs = draw(shape, setting)
     shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}  # leaves, of all implementations with the same pieces
 

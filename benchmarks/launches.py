@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
-from benchmarks.attention import Implementation, attend, between, lengths_of
+from benchmarks import attention
+from benchmarks.attention import Implementation, attend, lengths_of
 from benchmarks.benchmark_case import BenchmarkCase, Setting
 from benchmarks.shapes import Shape
 from tape_ds.kernels import tape_attention_backward, tape_attention_forward
@@ -78,4 +79,4 @@ def case(shape: Shape, setting: Setting) -> BenchmarkCase:
     for launch in launches[: INTERPRETED if key[0] == INTERPRETER else None]:
         name = f"ours, {launch.rows}x{launch.columns}, {launch.warps} warps, {launch.stages} stages"
         compared.append(Implementation("tape", name, make, around=functools.partial(swept.launched, key, launch)))
-    return between(compared, shape, setting)
+    return attention.case(shape, setting, compared)

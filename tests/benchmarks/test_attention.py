@@ -60,7 +60,7 @@ def test_a_packed_truth_is_that_of_every_document_alone():
 
 def test_a_rival_that_looks_across_documents_is_found_out():
     blind = attention.Implementation("tape", "blind", lambda: whole_matrix, joined=True)
-    (finding,) = run(attention.between([blind], PACKED, SETTING), SETTING, 1, head_start=True)
+    (finding,) = run(attention.case(PACKED, SETTING, [blind]), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
 
 
@@ -74,7 +74,7 @@ def test_varlen_gets_the_documents(monkeypatch):
         for each in attention.implementations(PACKED, torch.device("cuda"))
         if each[:2] == ("tape", "attend varlen")
     ]
-    (finding,) = run(attention.between([implementation], PACKED, SETTING), SETTING, 1, head_start=True)
+    (finding,) = run(attention.case(PACKED, SETTING, [implementation]), SETTING, 1, head_start=True)
     assert finding.status == "timed", finding.reason
     assert set(varlen_on_cpu.CALLS) == {6}
 
@@ -96,7 +96,7 @@ def no_gradient_to_keys():
 @pytest.mark.parametrize("make, tensor", [(wrong_scale, None), (no_gradient_to_keys, "dk")])
 def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
     broken = attention.Implementation("tape", "broken", make, joined=True)
-    (finding,) = run(attention.between([broken], SHAPE, SETTING), SETTING, 1, head_start=True)
+    (finding,) = run(attention.case(SHAPE, SETTING, [broken]), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
     assert finding.times == {}
     if tensor:

@@ -226,10 +226,10 @@ def overview(root: Path = ROOT) -> str:
         "# Measured results",
         "Made by `python -m tools.experiment --page` from the files of this folder: change those, not this page. Every "
         "page names the command, seed, versions and hardware, and keeps what did not work. A command is that of the "
-        "commit beside it: what `tools/compare_*.py` and `tools.reproduce` did then, `tools.experiment` does today.",
+        "commit next to it: what `tools/compare_*.py` and `tools.reproduce` did then, `tools.experiment` does today.",
         "\n".join(f"- [{title}]({path.name})" for title, path in zip(titles, others, strict=True)),
-        "**Does TAPE help?** Not by the rule that [the protocol](protocol.md) fixed before its runs. Less RoPE: a "
-        "letter found from a marker +14.9 points in ten seeds (95 %: +0.1 to +29.8) and +4.0 in ten fresh ones "
+        "**Does TAPE help?** Not by the rule that [the protocol](protocol.md) fixed before its runs. TAPE minus RoPE: "
+        "a letter found from a marker +14.9 points in ten seeds (95 %: +0.1 to +29.8) and +4.0 in ten fresh ones "
         "(-4.7 to +12.7); perplexity at eight times the trained length -4.0 in five seeds (-12.3 to +4.2); "
         "addition with Abacus beyond the trained digits +0.4 points in three seeds (-0.2 to +1.1). Its updates in "
         "32 steps of extension add 0.002 to the loss (two seeds, -0.016 to +0.019).",

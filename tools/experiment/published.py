@@ -41,10 +41,10 @@ class PublishedTable:
     """Of perplexity, as ``python -m evaluation perplexity`` names it."""
     caveats: tuple[str, ...] = ()
 
-    def places(self, wanted: Quantity) -> int:
+    def places(self, quantity: Quantity) -> int:
         """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
-        printed = [wanted] if wanted in self.quantities else self.quantities
-        numbers = [repr(float(row[quantity] or 0)) for row in self.rows.values() for quantity in printed]
+        printed = [quantity] if quantity in self.quantities else self.quantities
+        numbers = [repr(float(row[each] or 0)) for row in self.rows.values() for each in printed]
         decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # such as 1e-5
         return max((len(each) for each in decimals if each != "0"), default=0)
 

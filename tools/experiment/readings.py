@@ -84,8 +84,9 @@ def trained(result: results.Result) -> Rows:
     # with its standard error over spans
     off = scores.get(f"{made}, {WITHOUT_UPDATES}")
     differences: dict[str, list[float]] = {}
-    for name, on in scores[str(made)].items() if off is not None else ():
-        spans = zip(on["starts"], on["nll"], off[name]["nll"], strict=True)
+    for name, without_updates in (off or {}).items():
+        on = scores[str(made)][name]
+        spans = zip(on["starts"], on["nll"], without_updates["nll"], strict=True)
         differences[name] = [nll - without for start, nll, without in spans if start >= native]
     if every := [each for of_document in differences.values() for each in of_document]:
         own[Quantity("", BY_UPDATES)] = fmean(every)

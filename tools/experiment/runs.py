@@ -207,7 +207,7 @@ class ExperimentWork:
     """An experiment as a command line asks for it: its runs and commands, and their folders."""
 
     name: str
-    """Of its page, and of its own folder in ``output``."""
+    """Of its page, and of its folder in ``output``."""
     experiment: Experiment
     output: Path
     """Folder of the runs, which another experiment may share."""

@@ -192,9 +192,11 @@ def text(study: Study) -> str:
     primary, against = study.primary, study.against
     lines = []
     for arm, rows in study.arms.items():
-        samples = {measure: study.sample(arm, measure) for measure in study.measures}
-        cells = [each.write(sample and sample.mean, sample and sample.half_width) for each, sample in samples.items()]
-        lines.append([arm, str(len(rows)), *cells])
+        cells = [arm, str(len(rows))]
+        for measure in study.measures:
+            sample = study.sample(arm, measure)
+            cells.append(measure.write(sample.mean, sample.half_width) if sample else measure.write(None))
+        lines.append(cells)
     parts = [markdown_table(["arm", "runs", *(each.title for each in study.measures)], lines)]
     if len(study.seeds) > 1:
         parts.append(

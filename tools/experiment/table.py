@@ -101,8 +101,8 @@ def check(asked: Experiment) -> list[Problem]:
     """Return what is wrong beyond the types of the fields."""
     problems = []
     for place, fields in {"fields": asked.fields, **{f"arms.{arm}": own for arm, own in asked.arms.items()}}.items():
-        wrong = [name for name in OWN if name in fields]
-        problems += [Problem(place, fields[name], f"{name} is the runner's", "remove it") for name in wrong]
+        names = [name for name in OWN if name in fields]
+        problems += [Problem(place, fields[name], f"{name} is the runner's", "remove it") for name in names]
     for arm, fields in asked.arms.items():
         if not folder_of(arm):
             problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))
