@@ -80,8 +80,8 @@ _SCHEDULERS = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "W
 
 
 def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
-    """Return the configuration of ``deepspeed`` in a recipe, with "auto" for the trainer's values that it leaves out, for
-    which DeepSpeed would take its own defaults (no clipping, fp32 weights); None if it cannot be read.
+    """Return a recipe's DeepSpeed configuration; None if it cannot be read. It has "auto" for the trainer's values that
+    it leaves out, for which DeepSpeed would take its own defaults (no clipping, fp32 weights).
 
     Args:
         value: the name of a file in ``ds_configs`` (without ``.json``), the path of a JSON file, or the JSON itself.
