@@ -260,7 +260,7 @@ class ExtensionRecipe(Recipe):
         if len(set(lengths)) < len(lengths):
             yield Problem("passkey_lengths", lengths, "a length is repeated", "give each number of tokens once")
 
-    @rule("train_data", "eval_data", "skip_bad_rows", "method")
+    @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
         entries, most = self.data.train_data, self.data.max_documents
         yield from sources.check_lists(entries, self.data.eval_data, self.data.skip.bad_rows)

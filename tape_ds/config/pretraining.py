@@ -81,8 +81,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     def model_config(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
     ) -> "TapeConfig":
-        """Return the configuration of the model for this tokenizer and a number of embeddings (default the tokenizer's),
-        see :func:`.new_model.configuration`. No padding token is set: sequences are not padded.
+        """Return the model's configuration for this tokenizer and a number of embeddings (default the tokenizer's), see
+        :func:`.new_model.configuration`. No padding token is set: sequences are not padded.
 
         Raises:
             UserError: impossible sizes or options.

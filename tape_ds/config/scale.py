@@ -43,8 +43,8 @@ class Scale(Section):
         size, engine = self.tensor_parallel_size, recipe.deepspeed
         if self.ways > 1 and not recipe.trains:
             yield Problem(self.field, self.ways, "nothing is trained", "remove it")
-            return
-        yield from check_groups(self, recipe.world_size)
+        else:
+            yield from check_groups(self, recipe.world_size)
         if size > 1 and engine is None:
             wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
             yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
