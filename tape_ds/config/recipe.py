@@ -246,7 +246,7 @@ class Recipe(ABC):
     @rule("liger", "attention_backend", "use_cpu")
     def _kernels(self) -> Iterator[Problem]:
         wanted = self.model.attention_backend
-        unknown = list(attention.problems(wanted))
+        unknown = list(attention.check_backend(wanted))
         yield from unknown
         if self.elsewhere or (self.model.liger != "on" and attention.requested(wanted) == "auto"):
             return

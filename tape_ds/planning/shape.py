@@ -14,10 +14,9 @@ from transformers import PreTrainedConfig
 from tape_ds import encodings as positions
 from tape_ds.encodings import registry
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.models import decoder_shape
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.decoder_shape import Weights
-from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+from tape_ds.models.flops import Weights, decoder_shape
+from tape_ds.models.gptj import ScaledGPTJConfig
 from tape_ds.models.loading import hub
 from tape_ds.models.loading.families import TAPE
 
@@ -174,7 +173,7 @@ def sizes(config: Any) -> Sizes:
         "tied": bool(config.tie_word_embeddings),
     }
     if config.model_type != TAPE:  # counted on a model without storage
-        shape = decoder_shape.of(config)
+        shape = decoder_shape(config)
         own = {"inner": shape.inner, "head_size": shape.head_size, "counted": shape.weights}
         return Sizes(**shared, **own, placed=config.num_hidden_layers)
 
