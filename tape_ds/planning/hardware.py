@@ -117,19 +117,7 @@ GPUS = {
         Gpu("h200", r"\bH200$", 150.1e9, PEAKS[r"\bG?H200\b"], 4.8e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
         # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a separate node;
         # NVLink-C2C: 900 GB/s both ways together
-        Gpu(
-            "gh200",
-            r"\bGH200 480GB",
-            101.5e9,
-            PEAKS[r"\bG?H200\b"],
-            4.0e12,
-            450e9,
-            50e9,
-            _HOPPER,
-            450e9,
-            480e9,
-            per_node=1,
-        ),
+        Gpu("gh200", r"\bGH200 480GB", 101.5e9, PEAKS[r"\bG?H200\b"], 4e12, 450e9, 50e9, _HOPPER, 450e9, 480e9, 1),
         # "NVIDIA DGX B200" data sheet: 1,440 GB and 64 TB/s for 8; "NVIDIA HGX" page: 36 PFLOP/s for 8, with sparsity
         Gpu("b200", r"\bB200\b", 191.5e9, PEAKS[r"\bB200\b"], 8.0e12, 900e9, 50e9, _BLACKWELL, 50e9, 256e9),
     )
