@@ -86,9 +86,33 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
         value: the name of a file in ``ds_configs`` (without ``.json``), the path of a JSON file, or the JSON itself.
         problems: gets everything that is wrong with the file and its keys.
     """
-    config = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else _read_file(value, problems)
-    if config is None:
-        return None
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [key for key, _ in pairs]
+        for key in sorted({key for key in names if names.count(key) > 1}):
+            wrong = "written twice in the same block"
+            problems.append(Problem(f"deepspeed.{key}", str(value), wrong, "keep one of the two"))
+        return dict(pairs)
+
+    config: Any = copy.deepcopy(value)
+    if isinstance(value, str):
+        candidates = (FOLDER / f"{value}.json", paths.of(value), FOLDER / value)
+        path = next((each for each in candidates if os.path.isfile(each)), None)
+        if path is None:
+            known = sorted(file.stem for file in FOLDER.glob("*.json"))
+            remedy = f"{did_you_mean(value, known)} (in {FOLDER}), or give the path of a JSON file"
+            problems.append(Problem("deepspeed", value, "no such DeepSpeed configuration", remedy))
+            return None
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        except (OSError, ValueError, RecursionError) as error:
+            remedy = "correct the JSON there (UTF-8, no comments, no trailing commas)"
+            problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
+            return None
+        if not isinstance(config, dict):
+            problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
+            return None
+
     shipped = isinstance(value, str) and (FOLDER / f"{value}.json").is_file()
     found = [] if shipped else list(_check(config))
     problems += found
@@ -96,34 +120,6 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     config = {key: block for key, block in config.items() if key not in broken}
     left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
     return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
-
-
-def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
-    candidates = (FOLDER / f"{name}.json", paths.of(name), FOLDER / name)
-    path = next((each for each in candidates if os.path.isfile(each)), None)
-    if path is None:
-        known = sorted(file.stem for file in FOLDER.glob("*.json"))
-        remedy = f"{did_you_mean(name, known)} (in {FOLDER}), or give the path of a JSON file"
-        problems.append(Problem("deepspeed", name, "no such DeepSpeed configuration", remedy))
-        return None
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [key for key, _ in pairs]
-        for key in sorted({key for key in names if names.count(key) > 1}):
-            wrong = "written twice in the same block"
-            problems.append(Problem(f"deepspeed.{key}", path.name, wrong, "keep one of the two"))
-        return dict(pairs)
-
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except (OSError, ValueError, RecursionError) as error:
-        remedy = "correct the JSON there (UTF-8, no comments, no trailing commas)"
-        problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
-        return None
-    if not isinstance(config, dict):
-        problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
-        return None
-    return config
 
 
 def _check(config: Mapping[str, Any]) -> Iterator[Problem]:

@@ -127,7 +127,8 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
             wrong = f"recipes build on each other in a circle: {loop}"
             problems.append(Problem("base", str(place), wrong, "break the circle"))
             break
-        file = _shipped_file(place.path) if _is_shipped(place.path) else read_file(place.path, field)
+        is_shipped = place.path.is_relative_to(RECIPES.resolve())
+        file = _shipped_file(place.path) if is_shipped else read_file(place.path, field)
         if all(place.path != each.path for each in above):  # else reported already
             problems += file.problems
         own = dict(file.variants[place.variant]) if place.variant else dict(file.own)
@@ -223,10 +224,6 @@ def _shipped_file(path: Path) -> RecipeFile:
     return read_file(path, "recipe")
 
 
-def _is_shipped(path: Path) -> bool:
-    return path.is_relative_to(RECIPES.resolve())
-
-
 def read_file(path: Path, field: str) -> RecipeFile:
     """Return a file's own recipe and its variants; its problems have the name ``field`` where they have no better."""
     own: Collected = {}
@@ -245,7 +242,7 @@ def read_file(path: Path, field: str) -> RecipeFile:
             problems.append(Problem(name, path.name, wrong, "keep one of the two"))
         own = loader.collected(node, path)
         table = own.pop("variants", None)
-        if table is not None and not _is_shipped(path):
+        if table is not None and not path.is_relative_to(RECIPES.resolve()):
             wrong = f"only recipes of {RECIPES} have variants ({table.where})"
             problems.append(Problem("variants", str(path), wrong, "write a file for each, with base: NAME"))
         elif table is not None and not isinstance(table.value, dict):
