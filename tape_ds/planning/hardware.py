@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 LINK_SHARE = 0.8
-"""Share of a link's one-way bandwidth that a large collective reaches (NCCL's bus bandwidth: 0.75 to 0.85 of NVLink's)."""
+"""Share of a link's one-way bandwidth that a large collective reaches (NCCL's on NVLink: 0.75 to 0.85)."""
 MEMORY_SHARE = 0.8
 """Share of the memory bandwidth that operators reach that read and write once."""
 HOST_BANDWIDTH = 25e9
