@@ -225,7 +225,7 @@ class ExtensionRecipe(Recipe):
         if (config := self.native_config()) is not None and foreign(config) is None:
             yield from targets_of(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
 
-    @rule("method", "position_encoding", "position_options", "state_dtype")
+    @rule("method", "position_encoding", "position_options", "state_dtype", "rope_parameters", "theta_linear")
     def _encoding(self) -> Iterator[Problem]:
         model = self.model
         for problem in encodings.check_options(model.position_encoding, self.position_options):
@@ -236,9 +236,6 @@ class ExtensionRecipe(Recipe):
         if model.state_dtype is not None and model.state_dtype not in STATE_DTYPES:
             remedy = did_you_mean(model.state_dtype, STATE_DTYPES)
             yield Problem("state_dtype", model.state_dtype, "unknown dtype", remedy)
-
-    @rule("method", "rope_parameters", "theta_linear")
-    def _scaling(self) -> Iterator[Problem]:
         rope = self.rope_parameters
         kind = rope.get("rope_type")
         if kind == trained_rope.AUTO and not rope.keys() <= {"rope_type", "factor"}:
@@ -271,14 +268,6 @@ class ExtensionRecipe(Recipe):
             remedy = "remove it (null), or cut off a source by itself: hub:NAME:SPLIT[:N]"
             yield Problem("max_documents", most, wrong, remedy)
 
-    @rule("position_encoding", "pose_chunks")
-    def _skips(self) -> Iterator[Problem]:
-        encoding, chunks = self.model.position_encoding, self.data.pose.chunks
-        if chunks >= 2 and encoding in encodings.available() and encodings.options_of(encoding, {}).reads_tokens:
-            wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
-            remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
-            yield Problem("pose_chunks", chunks, wrong, remedy)
-
     @rule("pose_chunks", "pose_reach", "pose_content", "pose_skips", "window", "target_length")
     def _window(self) -> Iterator[Problem]:
         if self.window > self.model.target_length:
@@ -287,9 +276,14 @@ class ExtensionRecipe(Recipe):
         elif self.window >= 2:
             yield from self.data.pose.problems(self.window, self.model.target_length)
 
-    @rule("pose_chunks")
+    @rule("position_encoding", "pose_chunks")
     def _packing(self) -> Iterator[Problem]:
-        data = self.data
+        data, encoding = self.data, self.model.position_encoding
+        known = encodings.options_of(encoding, {}) if encoding in encodings.available() else None
+        if data.pose.chunks >= 2 and known is not None and known.reads_tokens:
+            wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
+            remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
+            yield Problem("pose_chunks", data.pose.chunks, wrong, remedy)
         if data.pose.chunks >= 2:
             wrong = f"pose_chunks = {data.pose.chunks} draws a sequence from one document, nothing is packed"
             for name, default in {"packing": "cut", "attend_across": False, "append_eos": False}.items():

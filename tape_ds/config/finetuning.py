@@ -172,9 +172,6 @@ class ChatRecipe(FinetuningRecipe):
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _conversations(self) -> Iterator[Problem]:
         yield from conversations.check(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
-
-    @rule("eval_data", "eval_share")
-    def _held_out_once(self) -> Iterator[Problem]:
         if self.data.eval_data and self.data.eval_share:
             wrong = "eval_data names what is held out"
             yield Problem("eval_share", self.data.eval_share, wrong, "keep one of the two")
