@@ -1,7 +1,6 @@
 """The parser of every command, and the options that several commands share."""
 
 import argparse
-import difflib
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -35,9 +34,8 @@ class Parser(argparse.ArgumentParser):
                 continue
             follows = words[number + 1 : number + 2]
             shown = " ".join([word, *(each for each in follows if "=" not in word and not each.startswith("-"))])
-            named = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            close = difflib.get_close_matches(name[2:], named, n=1)
-            self.error(f"{shown}: unknown option; " + (f"did you mean '--{close[0]}'?" if close else "see --help"))
+            remedy = did_you_mean(name, [option for option in self._option_string_actions if option[:2] == "--"])
+            self.error(f"{shown}: unknown option; {remedy}")
         return super().parse_args(words, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

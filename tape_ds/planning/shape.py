@@ -141,7 +141,7 @@ class Sizes:
     """Multiplications that the encoding adds to the blocks per token, all together: whatever is seen, and for every
     key that is."""
     counted: tuple[Weights, ...] = ()
-    """Of a decoder of transformers: its parameters as they are; activations are then those of a dense decoder of these
+    """Parameters of a decoder of transformers, as they are; activations are then those of a dense decoder of these
     sizes. Empty: a model of this project, whose parameters follow from the sizes."""
 
     @property
