@@ -178,24 +178,25 @@ def write(
     it.
     """
 
-    def prompt(units: int) -> str:
+    def with_filler(units: int) -> tuple[str, list[int]]:
         before = round(depth * units)
-        return text(form, before, units - before, key)
+        prompt = text(form, before, units - before, key)
+        return prompt, prompt_ids(prompt, tokenizer)
 
-    def fits(units: int) -> bool:
-        return len(prompt_ids(prompt(units), tokenizer)) + reply <= length
-
-    if not fits(0):
-        shortest = len(prompt_ids(text(form, 0, 0, key), tokenizer))
-        wrong = f"without any filler the prompt has {shortest} tokens"
-        raise UserError(Problem("passkey_lengths", length, wrong, f"give {shortest + reply} or more"))
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return PasskeyPrompt(length, trial, key, depth, prompt(low), tuple(prompt_ids(prompt(low), tokenizer)))
+    best = with_filler(0)
+    if len(best[1]) + reply > length:
+        wrong = f"without any filler the prompt has {len(best[1])} tokens"
+        raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(best[1]) + reply} or more"))
+    low = 0  # units that fit
+    high: int | None = None  # units that do not
+    while high is None or high - low > 1:
+        units = max(1, 2 * low) if high is None else (low + high) // 2
+        found = with_filler(units)
+        if len(found[1]) + reply <= length:
+            low, best = units, found
+        else:
+            high = units
+    return PasskeyPrompt(length, trial, key, depth, best[0], tuple(best[1]))
 
 
 def text(form: str, before: int, after: int, key: int) -> str:

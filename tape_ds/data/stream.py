@@ -1,8 +1,7 @@
 """Training sequences from text that is read and tokenised on demand; no token is stored.
 
 For corpora such as C4, too large to tokenise before every run. As in :mod:`tape_ds.data.order`, sample ``i`` is a
-pure function of (seed, i), shuffling included. (The shuffled streams of ``datasets`` do not resume exactly: their
-buffer is filled with what comes next.)
+pure function of (seed, i), shuffling included; the shuffled streams of ``datasets`` do not resume exactly.
 
 ``W`` stream workers take turns: sample ``i`` is sequence ``i // W`` of worker ``i % W``. In every epoch all shards are
 put into an order drawn from (seed, epoch), and worker ``w`` reads those at ``w, w + W, ...``, each completely, its
@@ -87,9 +86,6 @@ class Stream:
                 empty.add(shard)
                 if len(empty) == len(self.shards):
                     return
-
-    def sequences(self, worker: int, first: int) -> Iterator[PackedSequence]:
-        return cut(self.tokens(worker, skip=first * self.window), self.window)
 
 
 def shuffled(documents: Iterable[Document], rng: np.random.Generator) -> Iterator[Document]:
@@ -187,7 +183,8 @@ class StreamedSequences(torch.utils.data.Dataset):
             self._open, self._process = {}, os.getpid()
         at, sequences = self._open.pop(worker, (sequence + 1, iter(())))
         if at > sequence:
-            at, sequences = sequence, self.stream.sequences(worker, sequence)
+            window = self.stream.window
+            at, sequences = sequence, cut(self.stream.tokens(worker, skip=sequence * window), window)
         try:
             found = next(islice(sequences, sequence - at, None), None)
         except UserError as error:

@@ -120,10 +120,8 @@ def tokenize_source(
                 raise UserError(source.problem(wrong, "tokenise the text again with this model's tokenizer"))
             yield {"name": name, "input_ids": ids.astype(np.int32)}
 
-    def rows() -> Iterator[dict[str, Any]]:
-        return cache.some(token_rows(), source.problem("no document has any token", "name data that hold text"))
-
-    return cache.rows(cache_dir, key, document_features(), rows, source_bad_rows)
+    none = source.problem("no document has any token", "name data that hold text")
+    return cache.rows(cache_dir, key, document_features(), token_rows, source_bad_rows, none=none)
 
 
 def document_features() -> "Features":

@@ -16,6 +16,7 @@ from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from tape_ds.data.order import collate, generator
+from tape_ds.data.pack import cut
 from tape_ds.data.sources import Document, Shard
 from tape_ds.data.stream import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
@@ -378,7 +379,7 @@ def stream(tokenizer):
 
 
 def sequences_of(stream, number, first, last):
-    return list(itertools.islice(stream.sequences(number, first), last - first))
+    return list(itertools.islice(cut(stream.tokens(number, skip=first * stream.window), stream.window), last - first))
 
 
 # --- order of a worker ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tape_ds.data.scrolls.examples import ScrollsRow, find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
 from tape_ds.data.selection import spread
 from tape_ds.data.tokenized import tokenizer_fingerprint
+from tape_ds.errors import Problem
 
 if TYPE_CHECKING:
     import datasets
@@ -106,7 +107,8 @@ def tokenize(
             lost = {"cut_prompt": prompt.cut_tokens, "cut_answer": cut}
             yield {"id": row.id, "input_ids": prompt.ids + answer, "targets": len(answer), **lost}
 
-    return cache.rows(cache_dir, key, features, sequences, split_bad_rows)
+    none = Problem("dataset", name, f"its split {split} has no rows", "check the file")
+    return cache.rows(cache_dir, key, features, sequences, split_bad_rows, none=none)
 
 
 def cut(rows: "datasets.Dataset") -> CutText:

@@ -24,9 +24,10 @@ SPLITS = ("train", "heldout")
 
 Item = TypeVar("Item")
 
-# Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an unreachable hub HTTPError,
-# pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch it first.
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
+# Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an encrypted zip
+# RuntimeError, an unreachable hub HTTPError, pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch
+# it first.
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
 
 _dated: ContextVar[bool] = ContextVar("_dated", default=False)
 
@@ -97,9 +98,6 @@ class Source(ABC):
 
     def problem(self, wrong: str, remedy: str) -> Problem:
         return Problem(self.field, self.spec, wrong, remedy)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.spec!r})"
 
 
 class RowSource(Source):

@@ -92,7 +92,7 @@ class HubDataset(RowSource):
         wanted = self.split or self._SPLIT_OF[split]
         try:
             whole = datasets.load_dataset(self.name, self.config, split=wanted, revision=self.revision, streaming=True)
-        except (*UNREADABLE, RuntimeError) as error:
+        except UNREADABLE as error:
             # unknown names, configurations and splits, loading scripts, a missing network: see the library's message
             remedy = "check name, configuration, split and network; a loading script: try @refs/convert/parquet"
             raise UserError(self.problem(f"the hub dataset does not open: {error}", remedy)) from error
