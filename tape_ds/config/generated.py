@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-DIGITS = 4
-"""Stand-in for digits that are missing."""
-LONGEST = 200
-"""Most digits of an operand in training."""
+DIGITS = 4  # stand-in for digits that are missing
+LONGEST = 200  # most digits of an operand in training
 DRAWN_FROM = 2
 """Range of an encoding that draws positions, in multiples of the longest test's tokens; the published ratio."""
 
@@ -78,10 +76,8 @@ class Lengths:
     """A task with its sizes in training and in tests."""
 
     task: Task
-    trained: Size
-    """See :meth:`Task.training_size`."""
-    tested: tuple[int, ...]
-    """See :meth:`Task.tests`."""
+    trained: Size  # see `training_size`
+    tested: tuple[int, ...]  # see `tests`
 
     @classmethod
     def of(cls, data: GeneratedData) -> "Lengths":

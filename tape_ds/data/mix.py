@@ -35,11 +35,9 @@ BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
 @dataclass(frozen=True)
 class WeightedSource:
     spec: str
-    share: float
-    """Share of all tokens; all shares sum to 1."""
+    share: float  # share of all tokens; all shares sum to 1
     sequences: TrainingSequences | StreamedSequences
-    lengths: np.ndarray
-    """Tokens of each sequence, int64 [sequences]; [1] where all are equal."""
+    lengths: np.ndarray  # tokens of each sequence, int64 [sequences]; [1] where all are equal
 
     @property
     def stream_workers(self) -> int:

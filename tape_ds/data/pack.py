@@ -98,7 +98,7 @@ def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequen
 
     A longer document is cut into full sequences, yielded at once, and its rest is placed like a short document. First
     fit over :data:`OPEN_SEQUENCES` sequences: a document goes into the oldest with enough room. If none has, the oldest
-    is yielded and the collator pads it. So a sequence's documents were near one another, and memory is bounded.
+    is yielded, and the collator pads it.
     """
     sequences: list[list[np.ndarray]] = []
     room: list[int] = []

@@ -50,25 +50,20 @@ FORMS: dict[str, Callable[[int], str]] = {
 class PasskeyPrompt:
     """One prompt with its answer."""
 
-    length: int
-    """The most tokens that it may have."""
+    length: int  # the most tokens that it may have
     trial: int
     key: int
-    depth: float
-    """Share of the filler before the key, 0 to 1."""
+    depth: float  # share of the filler before the key, 0 to 1
     text: str
-    ids: tuple[int, ...]
-    """Token ids, with what the tokenizer puts before a text (BOS, or nothing)."""
+    ids: tuple[int, ...]  # token ids, with what the tokenizer puts before a text (BOS, or nothing)
 
 
 @dataclass(frozen=True)
 class PasskeyQuestion:
     """A prompt that is written when it is asked: a long one takes many passes of the tokenizer."""
 
-    length: int
-    """Tokens of prompt and reply together, or the nominal length of a published prompt."""
-    depth: float | None
-    """Share of the filler before the key; None where the protocol draws it."""
+    length: int  # tokens of prompt and reply together, or the nominal length of a published prompt
+    depth: float | None  # share of the filler before the key; None where the protocol draws it
     trial: int
     write: Callable[[], PasskeyPrompt]
 

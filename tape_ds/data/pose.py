@@ -4,20 +4,16 @@ A window of ``c`` tokens is cut into chunks. Positions jump forward between chun
 distance up to the target length is seen at the cost of ``c`` tokens. The content jumps too, by a separate draw: chunks
 are pieces of one document, in order, with text left out between them.
 
-The rules are those of the authors' code (``train_preprocess_function_pose`` in ``train_pose.py``) for two chunks,
-generalised to any number:
+The rules are those of the authors' ``train_pose.py`` for two chunks, generalised to any number:
 
 - Lengths: of ``r`` tokens left for ``k`` chunks, the next takes 1 .. ceil(r / k), uniformly; the last takes the rest.
-  For two chunks: the first has 1 .. (c + 1) // 2.
 - Positions: chunk ``i`` is shifted by ``u_i``; ``u_1 = 0`` and ``u_i`` is uniform in ``u_(i-1) .. T - c``, both ends
   included. So positions start at 0, rise strictly, and reach at most ``T - 1``.
 - Content: chunk ``i`` is moved forward by ``v_i`` in the document; ``v_1 = 0`` and ``v_i`` is uniform in
-  ``v_(i-1) .. n - c``, ``n`` the document's length. For two chunks the second ends uniformly in ``c .. n``, as in the
-  original.
+  ``v_(i-1) .. n - c``, ``n`` the document's length.
 
-The paper (section 3.2) compares this ``v`` with two others and finds little difference; :attr:`Pose.content` offers all
-three. The original truncates documents at five windows before drawing (:attr:`Pose.reach`), and draws once per example;
-here a draw belongs to a sample of the run and comes from (seed, sample index) alone.
+The paper (section 3.2) compares this ``v`` with two others; :attr:`Pose.content` offers all three. The original draws
+once per example; here a draw belongs to a sample of the run and comes from (seed, sample index) alone.
 """
 
 from collections.abc import Iterator

@@ -37,11 +37,9 @@ if TYPE_CHECKING:
 class Selection:
     """Tokenised documents, and how much was read to find them. A document without a token is not counted."""
 
-    documents: "Dataset"
-    """Rows ``{name: string, input_ids: list<int32>}``."""
+    documents: "Dataset"  # rows `{name: string, input_ids: list<int32>}`
     tokens: int
-    read_documents: int
-    """With those that a filter left out."""
+    read_documents: int  # with those that a filter left out
     read_tokens: int
 
     def __str__(self) -> str:

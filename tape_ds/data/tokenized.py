@@ -3,10 +3,9 @@
 Each data spec has a ``datasets.Dataset`` folder (:mod:`tape_ds.data.cache`), named after a hash of everything that
 decides its contents: the source's fingerprint, the tokenizer's, the settings, and :data:`FORMAT`.
 
-**Special tokens.** A document is encoded as ``tokenizer(text)`` does it: Llama begins each with BOS and ends it with
-nothing, SmolLM2 adds neither. A BOS that the text itself begins with is not doubled. No EOS is appended, so that
-training and scoring have the same ids for the same text; ``document_ids``, not a token, mark the borders of packed
-documents (:func:`tape_ds.data.pack.pack` adds an end on request).
+**Special tokens.** A document is encoded as ``tokenizer(text)`` does it, except that a BOS that the text itself begins
+with is not doubled. No EOS is appended, so that training and scoring have the same ids for the same text
+(:func:`tape_ds.data.pack.pack` adds an end on request).
 """
 
 import hashlib
@@ -53,9 +52,8 @@ def tokenize(
     """Return the token ids of every document of ``specs``, in their order.
 
     Args:
-        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, once their
-            ids are known to be in the tokenizer's vocabulary. A prepared folder is read in place, once it is known to
-            be complete and of this tokenizer.
+        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, their ids
+            checked against the vocabulary. A prepared folder is read in place.
         tokenizer: any of transformers; with its special tokens, never truncating.
         bad_rows: where unreadable rows count; by default the first is refused.
 

@@ -168,8 +168,7 @@ def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
     """Yield texts from all over the data, at most ``max_characters`` together, always the same.
 
     The shards of all sources (files, mostly) are shuffled in an order that depends on their number alone, and read from
-    their beginnings, sixteen at a time, a document of each in turn. So data larger than the limit are sampled evenly
-    over at least sixteen shards, and smaller data are used completely.
+    their beginnings, sixteen at a time, a document of each in turn.
     """
     shards = [shard for source in sources for shard in source.shards("train")]
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(shards))

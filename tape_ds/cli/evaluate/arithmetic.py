@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from tape_ds.scoring.models import FoundModel
 
-MOST = 10_000
-"""Problems of a cell at most: more would take hours to find where there are few."""
+MOST = 10_000  # problems of a cell at most: more would take hours to find where there are few
 SAMPLES = 100
 ROWS = 1000
 BATCH_SIZE = 400

@@ -33,8 +33,7 @@ class Row:
     name: str
     turns: Conversation
     tools: list[dict[str, Any]] | None
-    others: Mapping[str, Any]
-    """The other non-empty columns."""
+    others: Mapping[str, Any]  # the other non-empty columns
 
 
 _MADE_SPLITS = {"train": "train", "heldout": "validation"}  # split of the data -> of the questions

@@ -40,14 +40,10 @@ FORMAT = 4
 @dataclass(frozen=True)
 class CutConversations:
     read: int
-    cut: int
-    """Truncated."""
-    cut_tokens: int
-    """Tokens that the truncated ones lost."""
-    left_out: int
-    """Too long."""
-    unanswered: int
-    """Left out because no token of an answer would be kept."""
+    cut: int  # truncated
+    cut_tokens: int  # tokens that the truncated ones lost
+    left_out: int  # too long
+    unanswered: int  # left out because no token of an answer would be kept
 
     @property
     def taken(self) -> int:
@@ -62,10 +58,8 @@ class CutConversations:
 class Chosen:
     """The conversations that a run takes."""
 
-    conversations: "datasets.Dataset"
-    """All of them, from :func:`rendered`."""
-    numbers: np.ndarray
-    """Indices of those taken, int64 [k], rising."""
+    conversations: "datasets.Dataset"  # all of them, from `rendered`
+    numbers: np.ndarray  # indices of those taken, int64 [k], rising
     max_tokens: int
     cut: CutConversations
 
@@ -209,9 +203,8 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
 class ChatSequences(AnswerSequences):
     """A run's samples, packed sequences in the order of :class:`tape_ds.data.order.AnswerSequences`.
 
-    Items differ from those in three ways: ``document_ids`` number the conversations, ``position_ids`` begin with 0 in
-    each (so that a sequence has the loss of its separate conversations, under every encoding), and every token of the
-    assistant is a target.
+    ``document_ids`` number the conversations, ``position_ids`` begin with 0 in each (so that a sequence has the loss of
+    its separate conversations, under every encoding), and every token of the assistant is a target.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets", "document_ids")

@@ -31,14 +31,10 @@ WITHOUT_ANSWERS = "test"  # its reference answers are not published
 
 @dataclass(frozen=True)
 class Dataset:
-    name: str
-    """In recipes and commands, and the stem of its zip file in :data:`HUB_REPOSITORY`."""
-    kind: Literal["answer", "summary"]
-    """The model's output; decides the prompt (:mod:`.prompts`)."""
-    metric: Literal["f1", "exact_match", "rouge"]
-    """SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L."""
-    questions: bool = True
-    """Whether a question precedes the text."""
+    name: str  # in recipes and commands, and the stem of its zip file in `HUB_REPOSITORY`
+    kind: Literal["answer", "summary"]  # the model's output; decides the prompt (`prompts`)
+    metric: Literal["f1", "exact_match", "rouge"]  # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
+    questions: bool = True  # whether a question precedes the text
 
     @property
     def answer_tokens(self) -> int:
@@ -83,8 +79,7 @@ class ScrollsRow:
     id: str
     input: str
     output: str | None
-    hard: bool = False
-    """QuALITY's mark of a question that hurried readers got wrong (``is_hard``)."""
+    hard: bool = False  # QuALITY's mark of a question that hurried readers got wrong (`is_hard`)
 
 
 @dataclass(frozen=True)
@@ -92,10 +87,8 @@ class Example:
     """One question with all of its reference answers."""
 
     id: str
-    input: str
-    """As published: the question, an empty line, the document; a summary has no question, except in QMSum."""
-    outputs: tuple[str, ...]
-    """In the order of the file; empty in the split ``test``."""
+    input: str  # as published: the question, an empty line, the document; a summary has no question, except in QMSum
+    outputs: tuple[str, ...]  # in the order of the file; empty in the split `test`
     hard: bool = False
 
 

@@ -32,8 +32,7 @@ class SequenceForm:
     """Length and format of a sequence, see :mod:`.prompts`."""
 
     max_tokens: int
-    answer_tokens: int
-    """Most tokens of an answer, without EOS."""
+    answer_tokens: int  # most tokens of an answer, without EOS
     reference_format: bool = False
 
 

@@ -34,13 +34,10 @@ class ShardEntry:
     """One shard, an ``.arrow`` file, and its contents."""
 
     file: str
-    documents: int
-    """Without those that have no token."""
+    documents: int  # without those that have no token
     tokens: int
-    read: int
-    """Documents that were read for it."""
-    size: int
-    """Bytes."""
+    read: int  # documents that were read for it
+    size: int  # bytes
     sha256: str
 
 
@@ -49,14 +46,10 @@ class Settings:
     """The settings that decide the contents of every shard."""
 
     split: str
-    tokenizer: str
-    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
-    tokenizer_name: str
-    """Its path or name, for people, as are the addresses."""
-    addresses: list[str]
-    """Data specs, in the order in which they are read."""
-    data: str
-    """Hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order."""
+    tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
+    tokenizer_name: str  # its path or name, for people, as are the addresses
+    addresses: list[str]  # data specs, in the order in which they are read
+    data: str  # hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order
     shard_tokens: int
     parts: int
     format: int = FORMAT
@@ -65,8 +58,7 @@ class Settings:
 @dataclass(frozen=True)
 class DataManifest:
     settings: Settings
-    shards: tuple[ShardEntry, ...]
-    """In the order of the documents."""
+    shards: tuple[ShardEntry, ...]  # in the order of the documents
 
     @property
     def documents(self) -> int:

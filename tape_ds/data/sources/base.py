@@ -42,8 +42,7 @@ class Document:
 class Shard:
     """A part of a source that is read separately, usually a file. Picklable."""
 
-    name: str
-    """The same in every run over the same data; unique within its source."""
+    name: str  # the same in every run over the same data; unique within its source
     documents: Callable[[], Iterator[Document]]
     """Read the shard from its beginning, in a fixed order; raises as :meth:`Source.documents`."""
 
@@ -103,8 +102,7 @@ class Source(ABC):
 class RowSource(Source):
     """Rows with a column of documents, which are text or, for chat, conversations."""
 
-    column: str
-    """Its name; ``meta.set`` is the value of ``set`` in ``meta``."""
+    column: str  # its name; `meta.set` is the value of `set` in `meta`
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:

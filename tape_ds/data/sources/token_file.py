@@ -32,19 +32,14 @@ _ENOUGH = 64  # ids that are not all below ``_HIGH`` by chance
 
 @dataclass(frozen=True)
 class TokenFileRecord:
-    width: str
-    """A name of ``WIDTHS``."""
+    width: str  # a name of `WIDTHS`
     tokens: int
     documents: int
-    tokenizer: str
-    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
-    vocabulary: int
-    """Entries of the tokenizer."""
+    tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
+    vocabulary: int  # entries of the tokenizer
     sha256: str
-    sources: dict[str, str]
-    """Fingerprints of the documents' sources by spec."""
-    choice: dict[str, Any]
-    """The rule by which documents were chosen from the sources."""
+    sources: dict[str, str]  # fingerprints of the documents' sources by spec
+    choice: dict[str, Any]  # the rule by which documents were chosen from the sources
     format: int = FORMAT
 
 
