@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
+from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, RunSamples, TrainingSequences, generator
 from tape_ds.data.selection import token_counts
 from tape_ds.data.sources.weights import Entry, percent, shares_of, specs_of
 from tape_ds.data.stream import StreamedSequences
@@ -44,7 +44,7 @@ class WeightedSource:
         return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
 
 
-class MixedSequences(torch.utils.data.Dataset):
+class MixedSequences(RunSamples):
     """A run's samples out of several sources; items as of :class:`tape_ds.data.order.TrainingSequences`."""
 
     def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
@@ -56,12 +56,7 @@ class MixedSequences(torch.utils.data.Dataset):
         # the samples before each block, for each source and worker; extended on demand
         self._before = [[np.zeros(part.stream_workers, np.int64) for part in parts]]
 
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         source, number = self.place(index)
         return self.parts[source].sequences[number]
 

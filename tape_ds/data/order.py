@@ -46,7 +46,24 @@ class Orders:
         return self._cached[epoch]
 
 
-class TrainingSequences(torch.utils.data.Dataset):
+class RunSamples(torch.utils.data.Dataset):
+    """The samples of a run, by number."""
+
+    samples: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        return self.draw(index)
+
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+
+class TrainingSequences(RunSamples):
     """A run's samples, from packed sequences or, with ``pose``, from documents.
 
     Every epoch ``i // len(stored)`` has its own order. With PoSE, sample ``i`` also draws its chunks and positions from
@@ -90,17 +107,12 @@ class TrainingSequences(torch.utils.data.Dataset):
         self.origin = origin
         self.order = Orders(seed, len(stored))
 
-    def __len__(self) -> int:
-        return self.samples
-
     def row_of(self, index: int) -> int:
         """Return the row of ``stored`` that sample ``index`` is made from."""
         epoch, place = divmod(index, len(self.stored))
         return int(self.order(epoch)[place])
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         stored = self.stored[self.row_of(index)]
         if self.pose is None:
             return packed_item(stored, self.attend_across)
@@ -108,7 +120,7 @@ class TrainingSequences(torch.utils.data.Dataset):
         return item(input_ids, slice(1, None), position_ids)
 
 
-class AnswerSequences(torch.utils.data.Dataset):
+class AnswerSequences(RunSamples):
     """A run's samples of whole sequences with an answer: a pure function of (seed, index, sequences of a step).
 
     The sequences of an optimizer step are drawn from (seed, step) regardless of length, and ordered by length, the
@@ -129,9 +141,6 @@ class AnswerSequences(torch.utils.data.Dataset):
         self._step = -1
         self._members: list[int] = []
 
-    def __len__(self) -> int:
-        return self.samples
-
     @property
     def tokens(self) -> int:
         epochs, rest = divmod(self.samples, len(self.stored))
@@ -148,9 +157,7 @@ class AnswerSequences(torch.utils.data.Dataset):
             self._step = step
         return int(self._members[place])
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         return self.item(self.stored[self.row_of(index)])
 
     def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.order import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
+from tape_ds.data.order import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, RunSamples, generator, packed_item
 from tape_ds.data.pack import PackedSequence, cut
 from tape_ds.data.sources import Document, Shard, parse_all
 from tape_ds.data.tokenized import FIELD_OF, encode
@@ -124,12 +124,12 @@ class StreamError(UserError):
         return self._message
 
 
-class StreamedSequences(torch.utils.data.Dataset):
+class StreamedSequences(RunSamples):
     """A run's samples, packed sequences of ``window`` tokens; items as of
     :class:`tape_ds.data.order.TrainingSequences`.
 
-    Reading in rising order is cheap: every stream worker keeps its place, and an earlier sample restarts its worker. The
-    object may be pickled or forked at any time. One DataLoader process is enough: others tokenise the same text.
+    Reading in rising order is cheap: every stream worker keeps its place, and an earlier sample restarts its worker.
+    The object may be pickled or forked at any time. One DataLoader process is enough: others tokenise the same text.
     """
 
     def __init__(
@@ -158,18 +158,13 @@ class StreamedSequences(torch.utils.data.Dataset):
         self._open: dict[int, tuple[int, Iterator[PackedSequence]]] = {}
         self._process = os.getpid()
 
-    def __len__(self) -> int:
-        return self.samples
-
     def documents_read(self) -> int:
         return int(self.stream.read)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         sequence, worker = divmod(index, self.stream.workers)
         if self._process != os.getpid():  # a forked child shares its parent's open files and their positions
             self._open, self._process = {}, os.getpid()
