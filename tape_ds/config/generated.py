@@ -9,11 +9,11 @@ from pydantic import Field, field_validator
 
 from tape_ds import encodings
 from tape_ds.config import loading, new_model
-from tape_ds.data.generated import arithmetic, tasks
+from tape_ds.data import generated
+from tape_ds.data.generated import TASKS, arithmetic
 from tape_ds.data.generated.addressing import REACHES, AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import Size, Task, Test, tokenizer_of
-from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
 
@@ -83,7 +83,7 @@ class Lengths:
     def of(cls, data: GeneratedData) -> "Lengths":
         """Return those of a recipe's fields, with stand-ins for values that are wrong."""
         name, options = data.task, data.task_options or {}
-        task = TASKS[name] if tasks.check(name, options) else tasks.make(name, options)
+        task = TASKS[name] if generated.check(name, options) else generated.make(name, options)
         if isinstance(task, ArithmeticTask):
             first = max(1, data.max_digits or DIGITS)
             second = max(1, data.max_digits_second or first)
@@ -213,7 +213,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         data, task = self.data, self.lengths.task
         if not isinstance(task, AddressingTask):
             return
-        if wrong_options := tasks.check(data.task, data.task_options):
+        if wrong_options := generated.check(data.task, data.task_options):
             yield from wrong_options
             return
         if data.train_lengths is DERIVED:
