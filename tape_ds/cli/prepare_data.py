@@ -9,7 +9,6 @@ names each shard that is damaged or missing; before a training run only sizes ar
 ``--parts`` and ``--shard_tokens`` give the same files, whatever ``--workers`` is.
 """
 
-import argparse
 import os
 from pathlib import Path
 
@@ -32,14 +31,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens a shard; %(default)s")
     parser.add_argument("--parts", type=int, default=PARTS, help="tasks at most, more than workers; %(default)s")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core")
-    parser.add_argument(
-        "--skip_bad_rows",
-        type=int,
-        default=0,
-        help="unreadable rows to tolerate; %(default)s",
-    )
+    parser.add_argument("--skip_bad_rows", type=int, default=0, help="unreadable rows to tolerate; %(default)s")
     options = parser.parse_args(argv)
-    check_options(options)
+    needed = ("data", "tokenizer", "output")
+    if options.check is None:
+        missing = [name for name in needed if getattr(options, name) is None]
+        raise_if_any([Problem(name, None, "missing", "see --help") for name in missing])
+    elif given := [name for name in needed if getattr(options, name) is not None]:
+        raise UserError(Problem("check", options.check, f"does not go with {given[0]}", "do one after the other"))
+    elif options.workers < 1:
+        raise UserError(Problem("workers", options.workers, "not a positive number", "1 or more"))
+
     from tape_ds.data import prepared, tokenizer  # seconds: not for --help
 
     if options.check is not None:
@@ -72,19 +74,3 @@ def report(entry: ShardEntry) -> None:
     """Print a line for a new shard."""
     # with its newline in one write: workers share an output that may have no buffer
     print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens\n", end="", flush=True)
-
-
-def check_options(options: argparse.Namespace) -> None:
-    """Check that the options fit together.
-
-    Raises:
-        UserError: naming each that is missing or useless.
-    """
-    needed = ("data", "tokenizer", "output")
-    if options.check is None:
-        missing = [name for name in needed if getattr(options, name) is None]
-        raise_if_any([Problem(name, None, "missing", "see --help") for name in missing])
-    elif given := [name for name in needed if getattr(options, name) is not None]:
-        raise UserError(Problem("check", options.check, f"does not go with {given[0]}", "do one after the other"))
-    elif options.workers < 1:
-        raise UserError(Problem("workers", options.workers, "not a positive number", "1 or more"))

@@ -24,7 +24,6 @@ import argparse
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,13 +135,13 @@ def chosen(
     """Yield token ids int32 [n] of the documents that are taken; reading ends with the last of them."""
     from tape_ds.data import tokenized
 
-    end = appended(tokens)
-
-    def long_enough() -> Iterator[np.ndarray]:
-        for source in sources:
-            for _, ids in tokenized.encode(source.documents("heldout"), tokens):
-                own = ids if options.keep_special else tokenized.without_ends(ids[: len(ids) - end], tokens)
-                if len(own) >= options.min_tokens:
-                    yield own[: options.max_tokens]
-
-    return islice(long_enough(), options.max_documents)
+    end, taken = appended(tokens), 0
+    for source in sources:
+        for _, ids in tokenized.encode(source.documents("heldout"), tokens):
+            kept = ids if options.keep_special else tokenized.without_ends(ids[: len(ids) - end], tokens)
+            if len(kept) < options.min_tokens:
+                continue
+            yield kept[: options.max_tokens]
+            taken += 1
+            if taken == options.max_documents:
+                return

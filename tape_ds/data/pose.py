@@ -76,10 +76,7 @@ class PoseSequences:
         lengths = draw_lengths(count, pose.chunks, rng)
         # drawn also if unused, so that sequences which differ in Pose.content alone have the same positions
         moved = draw_shifts(len(lengths), len(tokens) - count, rng)
-        if pose.skips == "sorted":
-            shifts = draw_sorted_shifts(len(lengths), self.target - count, rng)
-        else:
-            shifts = draw_shifts(len(lengths), self.target - count, rng)
+        shifts = draw_shifts(len(lengths), self.target - count, rng, at_once=pose.skips == "sorted")
         if pose.content == "contiguous":
             moved = np.zeros_like(shifts)
         elif pose.content == "aligned":
@@ -97,14 +94,10 @@ def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarra
     return np.array([*lengths, count - sum(lengths)], dtype=np.int64)
 
 
-def draw_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Return int64 [chunks]: the first is 0, each next one uniform between the previous one and ``room``, included."""
+def draw_shifts(chunks: int, room: int, rng: np.random.Generator, *, at_once: bool = False) -> np.ndarray:
+    """Return int64 [chunks], rising: the first is 0, each next one uniform between the previous one (or, ``at_once``, 0)
+    and ``room``, both included."""
     shifts = [0]
     for _ in range(chunks - 1):
-        shifts.append(int(rng.integers(shifts[-1], room, endpoint=True)))
-    return np.array(shifts, dtype=np.int64)
-
-
-def draw_sorted_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Return int64 [chunks]: the first is 0, the others drawn from 0 .. ``room``, both included, then sorted."""
-    return np.array([0, *sorted(int(rng.integers(0, room, endpoint=True)) for _ in range(chunks - 1))], dtype=np.int64)
+        shifts.append(int(rng.integers(0 if at_once else shifts[-1], room, endpoint=True)))
+    return np.array(sorted(shifts), dtype=np.int64)
