@@ -95,8 +95,8 @@ def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarra
 
 
 def draw_shifts(chunks: int, room: int, rng: np.random.Generator, *, at_once: bool = False) -> np.ndarray:
-    """Return int64 [chunks], rising: the first is 0, each next one uniform between the previous one (or, ``at_once``, 0)
-    and ``room``, both included."""
+    """Return int64 [chunks], rising: the first is 0, each next one uniform between the previous one and ``room``, both
+    included; ``at_once``: all between 0 and ``room``, then sorted."""
     shifts = [0]
     for _ in range(chunks - 1):
         shifts.append(int(rng.integers(0 if at_once else shifts[-1], room, endpoint=True)))

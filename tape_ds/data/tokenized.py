@@ -24,7 +24,7 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.prompting import appended
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
-from tape_ds.errors import UserError, raise_if_any
+from tape_ds.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -92,10 +92,11 @@ def tokenize_source(
     """Return the documents of one source: a prepared folder in place, all else from the cache."""
     from datasets import load_from_disk
 
-    if isinstance(source, TokenSource):
-        raise_if_any(source.check_tokenizer(identity))
+    if isinstance(source, TokenSource) and source.recorded_tokenizer() not in (None, identity):
+        remedy = "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with"
+        raise UserError(source.problem("its token ids are those of another tokenizer", remedy))
     if isinstance(source, ArrowFolder) and source.prepared:
-        return load_from_disk(str(source.folder))
+        return load_from_disk(str(source.path))
     # the key of a tokenizer with BOS changed when doubled ones were left out
     once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
     source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from huggingface_hub.errors import HTTPError
 
-from tape_ds import storage
+from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.errors import Problem, UserError, did_you_mean
 
@@ -189,27 +189,27 @@ def _without_nulls(value: Any) -> Any:
 
 
 class TokenSource(Source):
-    """Documents that are token ids already."""
+    """Documents that are token ids already, in a file or a folder."""
 
     tokenised = True
+
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
+        self.path = paths.of(self.rest)
 
     @abstractmethod
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (name, token ids [n]) of every document, in a fixed order; as :meth:`documents` otherwise."""
 
     @abstractmethod
-    def check_tokenizer(self, identity: str) -> list[Problem]:
-        """Return a problem if the data record another tokenizer than this
-        (:func:`tape_ds.data.tokenized.tokenizer_fingerprint`)."""
+    def recorded_tokenizer(self) -> str | None:
+        """Return the :func:`tape_ds.data.tokenized.tokenizer_fingerprint` that the data record, if any."""
 
     def shards(self, split: str) -> list[Shard]:
         raise TypeError(f"{self.spec} holds token ids, not text")
 
-
-OTHER_TOKENIZER = (  # the problem and the remedy
-    "its token ids are those of another tokenizer",
-    "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with",
-)
+    def identities(self, split: str) -> set[str]:
+        return {self.path.resolve().as_posix()}
 
 
 def file_identity(path: Path) -> str:
