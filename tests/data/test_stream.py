@@ -250,13 +250,13 @@ def test_a_resume_may_tokenise_for_longer_than_the_watchdog_waits(
 def test_a_rank_opens_its_own_workers_alone(open_sequences, monkeypatch):
     """Two ranks with micro-batches of 3 over 6 stream workers: each reads three of them."""
     opened = []
-    real = Stream.sequences
+    real = Stream.tokens
 
-    def spy(stream, number, first):
+    def spy(stream, number, skip):
         opened.append(number)
-        return real(stream, number, first)
+        return real(stream, number, skip)
 
-    monkeypatch.setattr(Stream, "sequences", spy)
+    monkeypatch.setattr(Stream, "tokens", spy)
     for rank, own in ((0, [0, 1, 2]), (1, [3, 4, 5])):
         sequences = open_sequences(workers=6, samples=60)
         opened.clear()
