@@ -79,22 +79,6 @@ class Lengths:
     trained: Size  # see `training_size`
     tested: tuple[int, ...]  # see `tests`
 
-    @classmethod
-    def of(cls, data: GeneratedData) -> "Lengths":
-        """Return those of a recipe's fields, with stand-ins for values that are wrong."""
-        name, options = data.task, data.task_options or {}
-        task = TASKS[name] if generated.check(name, options) else generated.make(name, options)
-        if isinstance(task, ArithmeticTask):
-            first = max(1, data.max_digits or DIGITS)
-            second = max(1, data.max_digits_second or first)
-            return cls(task, (first, second), task.reached((first, second), data.test_digits))
-        assert isinstance(task, AddressingTask), "there is no other kind of task"
-        given = data.train_lengths or []
-        trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
-        reached = {min(int(trained[1] * reach) // task.step * task.step, task.longest) for reach in REACHES}
-        tested = data.test_lengths or sorted(reached)
-        return cls(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
-
 
 def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
     """Return a remedy for lengths of training that the task does not have."""
@@ -127,7 +111,19 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths.of(self.data)
+        """The recipe's, with stand-ins for values that are wrong."""
+        data, name, options = self.data, self.data.task, self.data.task_options or {}
+        task = TASKS[name] if generated.check(name, options) else generated.make(name, options)
+        if isinstance(task, ArithmeticTask):
+            first = max(1, data.max_digits or DIGITS)
+            second = max(1, data.max_digits_second or first)
+            return Lengths(task, (first, second), task.reached((first, second), data.test_digits))
+        assert isinstance(task, AddressingTask), "there is no other kind of task"
+        given = data.train_lengths or []
+        trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
+        reached = {min(int(trained[1] * reach) // task.step * task.step, task.longest) for reach in REACHES}
+        tested = data.test_lengths or sorted(reached)
+        return Lengths(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
 
     @property
     def tests(self) -> tuple[list[Test], int]:
