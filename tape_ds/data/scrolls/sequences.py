@@ -5,6 +5,7 @@ Only the answer and its EOS are targets. :class:`tape_ds.data.order.AnswerSequen
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.scrolls import examples
-from tape_ds.data.scrolls.examples import ScrollsRow, find
+from tape_ds.data.scrolls.examples import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
 from tape_ds.data.selection import spread
 from tape_ds.data.tokenized import tokenizer_fingerprint
@@ -79,8 +80,7 @@ def tokenize(
     about = {"tokenizer": tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
     key = cache.key("answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about)
 
-    def read() -> Iterator[ScrollsRow]:
-        return examples.rows(name, split, data_dir, split_bad_rows)
+    read = partial(examples.rows, name, split, data_dir, split_bad_rows)
 
     def sequences() -> Iterator[dict[str, Any]]:
         wanted = None
