@@ -57,6 +57,15 @@ def add_base_anyway(parser: Any) -> None:
     )
 
 
+def add_new_folder(parser: Parser, source: str) -> None:
+    """Add what commands take that write a model's folder: the ``source``, the folder, dtype and base."""
+    parser.add_argument(source)
+    parser.add_argument("out", help="a new folder")
+    help = "of the weights; auto: as the base model's are stored"
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help=help)
+    add_base_anyway(parser)
+
+
 def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
     """Return a problem for each of these options that is given and below 1."""
     given = {name: vars(options)[name] for name in names}

@@ -29,7 +29,6 @@ from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import configuration, extendable, hub, model_folder, weight_files
-from tape_ds.models.loading.strict import without_bar
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
@@ -137,7 +136,7 @@ def save_trained(
         use_cache = model.config.use_cache
         model.config.use_cache = True  # training keeps no key/value cache, generation needs one
         try:
-            with without_bar():  # transformers shows one even for a single file, and in logs
+            with saving.without_bar():  # transformers shows one even for a single file, and in logs
                 saving.save(model, folder, state_dict=tensors)
         finally:
             model.config.use_cache = use_cache

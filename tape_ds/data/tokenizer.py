@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from sentencepiece import SentencePieceTrainer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tape_ds import building
 from tape_ds.data import cache
@@ -226,13 +226,5 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
 def _save(model: bytes, folder: Path) -> None:
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)
-    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=sentencepiece_tokenizer.backend(folder / "tokenizer.model"),
-        add_bos_token=True,
-        add_eos_token=False,
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-        **special,
-    )
-    save(tokenizer, folder)
+    file = folder / "tokenizer.model"
+    save(sentencepiece_tokenizer.load(file, add_bos_token=True, split_special_tokens=True), folder)

@@ -27,7 +27,7 @@ from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import BlockInputs, TapeForCausalLM
 from tape_ds.models.loading import extendable, families
-from tape_ds.models.loading.strict import fill
+from tape_ds.models.loading.weight_files import fill
 
 WITH_WEIGHTS = "reference"
 """The attention backend that computes weights."""
