@@ -113,7 +113,7 @@ class EngineState:
             wrong = f"its engine's files have another form than ZeRO's ({type(error).__name__}: {error})"
             raise ValueError(wrong) from error
         if any(count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])):
-            raise ValueError(f"its {len(self.parts)} parts are not those of one job: they speak of {counts}")
+            raise ValueError(f"its {len(self.parts)} parts are not those of one job: the first names {counts}")
         if odd := [name for name, own in zip(names, sizes, strict=True) if own != sizes[0]]:
             raise ValueError(f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes")
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tape_ds import storage
+from tape_ds.checkpoint.format import WRITING, replace
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.cuts import cut_of
 from tape_ds.distributed.rank_sync import RankSync
@@ -157,24 +158,18 @@ def replace_trained(
 ) -> None:
     """Call :func:`save_trained` so that an older folder of trained weights stays whole until the new one is; every rank
     must call it."""
-    aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
-    is_writer = RankSync().rank == 0
-    if is_writer:
-        for left_over in (aside, replaced):
-            shutil.rmtree(left_over, ignore_errors=True)
+    aside = folder.with_name(folder.name + WRITING)
+    if RankSync().rank == 0:
+        shutil.rmtree(aside, ignore_errors=True)
     try:
         save_trained(aside, model, record, tokenizer)
     except Exception:
         shutil.rmtree(aside, ignore_errors=True)  # else a full disk stays full
         raise
-    if is_writer:
+    if RankSync().rank == 0:
         for path in aside.iterdir():
             storage.sync(path)
-        if folder.exists():
-            folder.rename(replaced)
-        aside.rename(folder)
-        storage.sync(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        replace(aside, folder)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

@@ -82,7 +82,7 @@ class _Loss(torch.autograd.Function):
         part: VocabularyShard,
         wanted: tuple[bool, bool],
     ) -> Tensor:
-        for_hidden, for_weight = wanted  # torch's needs_input_grad says yes under no_grad as well
+        for_hidden, for_weight = wanted  # torch's needs_input_grad is true under no_grad as well
         dtype = chunked.product_dtype(hidden_ND)
         loss = hidden_ND.new_zeros((), dtype=chunked.softmax_dtype(hidden_ND))
         d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None

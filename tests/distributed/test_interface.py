@@ -6,14 +6,14 @@ import os
 import psutil
 import pytest
 
-from tape_ds.distributed import interface
+from tape_ds.distributed import comparison
 
 
 @pytest.fixture
 def outside(monkeypatch):
     """An address of this machine that others could reach, and its interface."""
-    monkeypatch.setenv(interface.GLOO, "")  # so that what a test sets is undone
-    monkeypatch.delenv(interface.GLOO)
+    monkeypatch.setenv(comparison.GLOO, "")  # so that what a test sets is undone
+    monkeypatch.delenv(comparison.GLOO)
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
             if each.family.name == "AF_INET" and not ipaddress.ip_address(each.address).is_loopback:
@@ -24,18 +24,18 @@ def outside(monkeypatch):
 def test_the_way_to_another_machine_decides(outside):
     """Behind a name that is a loopback address here, as a Debian's own is, comes the first that is not."""
     address, name = outside
-    assert interface.own_address(address) == address
-    interface.use_interface_towards(["127.0.1.1", "localhost", "", "no.such.name.invalid", address])
-    assert os.environ[interface.GLOO] == name
+    assert comparison.own_address(address) == address
+    comparison.use_interface_towards(["127.0.1.1", "localhost", "", "no.such.name.invalid", address])
+    assert os.environ[comparison.GLOO] == name
 
 
 def test_what_the_user_chose_stays(outside, monkeypatch):
-    monkeypatch.setenv(interface.GLOO, "mine")
-    interface.use_interface_towards([outside[0]])
-    assert os.environ[interface.GLOO] == "mine"
+    monkeypatch.setenv(comparison.GLOO, "mine")
+    comparison.use_interface_towards([outside[0]])
+    assert os.environ[comparison.GLOO] == "mine"
 
 
 def test_machines_that_are_one_leave_it_to_gloo(outside):
     """Two launchers on loopback addresses."""
-    interface.use_interface_towards(["127.0.0.1", "127.0.0.2", ""])
-    assert interface.GLOO not in os.environ
+    comparison.use_interface_towards(["127.0.0.1", "127.0.0.2", ""])
+    assert comparison.GLOO not in os.environ
