@@ -52,7 +52,12 @@ def choose(requested: str | bool | None, output: Path, rank_sync: RankSync) -> R
         manifest, wrong = _verified(folder, rank_sync)
         if manifest is not None:
             return Resumed(folder, manifest)
-        remedy = "use --resume auto, which finds the newest whole one, or restore this one from a copy"
+        remedy = "give another folder checkpoint-N, or restore this one from a copy"
+        others = [other.name for other in reversed(checkpoint.numbered(folder.parent)) if other.name != folder.name]
+        for name in rank_sync.first(others):
+            if _verified(folder.parent / name, rank_sync)[0] is not None:
+                remedy = f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
+                break
         raise UserError(Problem(FIELD, str(folder), wrong, remedy))
 
     passed_over: list[str] = []

@@ -39,13 +39,16 @@ def test_the_newest_whole_one_is_found_and_others_named(tmp_path, given):
     assert "not used: checkpoint-24: a.txt is damaged" in "\n".join(load.describe(found, []))
 
 
-def test_a_folder_that_is_named_must_be_whole(tmp_path):
-    delete(sealed(tmp_path, 24))
+def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
+    for step in (8, 16, 24):
+        sealed(tmp_path, step)
+    flip(tmp_path / "checkpoint-16")
+    delete(tmp_path / "checkpoint-24")
     with pytest.raises(UserError) as caught:
         choose(str(tmp_path / "checkpoint-24"), tmp_path)
     (problem,) = caught.value.problems
     assert problem.field == "resume_from_checkpoint" and problem.wrong == "inner/b.txt is missing"
-    assert "--resume auto, which finds the newest whole one" in problem.remedy
+    assert f"use {tmp_path / 'checkpoint-8'}, which is whole" in problem.remedy
 
 
 @pytest.mark.parametrize(
