@@ -80,11 +80,11 @@ def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
         raise UserError(Problem("method", name, "unknown", did_you_mean(name, METHODS)))
     from tape_ds.attention.shifted_groups import use_groups
     from tape_ds.methods import adapters, groups
-    from tape_ds.models import decoder_shape
+    from tape_ds.models import decoder
 
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")
-    for router in decoder_shape.routers(model).values():
+    for router in decoder.routers(model).values():
         router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
     if method.trains == "groups":
         for parameter in map(model.get_parameter, groups.names(model, settings)):

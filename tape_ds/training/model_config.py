@@ -10,8 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from tape_ds import encodings
-from tape_ds.attention import names
+from tape_ds import attention, encodings
 from tape_ds.config.extension import ExtensionRecipe, check_against_model
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
@@ -24,7 +23,8 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.models import decoder_configuration, decoder_shape
+from tape_ds.models import decoder_configuration
+from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import config_file, configuration, extendable, model_folder
 from tape_ds.models.loading.families import TAPE
 from tape_ds.planning import shape
@@ -79,7 +79,7 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
     """Check a model that is extended by transformers' own class, which has fewer features."""
     family = _family(native)
     if isinstance(recipe, ExtensionRecipe):
-        method, shape_of = recipe.method, decoder_shape.of(native)
+        method, shape_of = recipe.method, decoder_shape(native)
         if "lora_targets" in recipe.given:
             yield from targets_of(method, family, shape_of.linear_maps)
         if method.train_router and not shape_of.has_router:
@@ -100,7 +100,7 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
     if recipe.scale.sequence_parallel_size > 1:
         wrong = f"the sequences of a {family} are not shared out"
         yield Problem(SEQUENCE, recipe.scale.sequence_parallel_size, wrong, "leave it out, and use zero3")
-    yield from names.problems(recipe.model.attention_backend, sorted(decoder_configuration.needs(native)))
+    yield from attention.check_backend(recipe.model.attention_backend, sorted(decoder_configuration.needs(native)))
 
 
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
@@ -108,7 +108,7 @@ def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe
     adapted = recipe.method.chosen.trains == "adapters" and "lora_targets" not in recipe.given
     if not adapted or not extendable.by_own_class(native):
         return recipe
-    targets = [name for name, of_attention in decoder_shape.of(native).linear_maps.items() if of_attention]
+    targets = [name for name, of_attention in decoder_shape(native).linear_maps.items() if of_attention]
     return replace(recipe, method=recipe.method.model_copy(update={"lora_targets": targets}))
 
 
