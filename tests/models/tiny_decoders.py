@@ -140,7 +140,7 @@ SCALING = ("yarn", "linear", "ntk", "dynamic")
 
 
 def table() -> str:
-    """Return the rows of docs/results/decoders.md: what :mod:`tests.models.test_decoders` proves of families, or why they are
+    """Return docs/results/decoders.md's rows: what :mod:`tests.models.test_decoders` proves, or why a family is
     refused."""
     rows: dict[str, list[str]] = {}
     for name in families():
