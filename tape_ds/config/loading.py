@@ -37,14 +37,7 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     flags = command_line.read(argv, problems)
     heads = {name: name.partition(".") for name in flags if name != "local_rank"}  # DeepSpeed's launcher gives it
     flags = {trainer.ALIASES.get(head, head) + dot + rest: flags[name] for name, (head, dot, rest) in heads.items()}
-    switches = {}
-    for switch in ("print_config", "dry_run"):
-        texts = flags.pop(switch, ["false"])
-        switches[switch] = command_line.plain(texts[-1]) if texts else True
-        if not isinstance(switches[switch], bool):
-            wrong = f"wrong type ({command_line.WHERE})"
-            problems.append(Problem(switch, texts[-1], wrong, "give true or false"))
-
+    print_config, dry_run = (command_line.switch(name, flags, problems) for name in ("print_config", "dry_run"))
     texts = flags.pop("recipe", [kind.DEFAULT])
     name = texts[0] if texts else kind.DEFAULT
     if not texts:
@@ -76,10 +69,10 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     # before the rules: a recipe that is only looked at may look further
     recipe = dataclasses.replace(
         recipe,
-        elsewhere=elsewhere or bool(switches["dry_run"]),
+        elsewhere=elsewhere or dry_run,
         words=(name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts))),
-        print_config=bool(switches["print_config"]),
-        dry_run=bool(switches["dry_run"]),
+        print_config=print_config,
+        dry_run=dry_run,
     )
     known = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems({*found}) if str(each) not in known}.values()

@@ -174,7 +174,7 @@ def sizes(config: Any) -> Sizes:
     }
     if config.model_type != TAPE:  # counted on a model without storage
         shape = decoder_shape(config)
-        own = {"inner": shape.inner, "head_size": shape.head_size, "counted": shape.weights}
+        own: dict[str, Any] = {"inner": shape.inner, "head_size": shape.head_size, "counted": shape.weights}
         return Sizes(**shared, **own, placed=config.num_hidden_layers)
 
     # one block of each kind, without storage, times its number
