@@ -191,7 +191,7 @@ def sizes(config: Any) -> Sizes:
     seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
     first = layers[min(times)]
     per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
-    state = first.state_columns()
+    state = first.state_columns
     return Sizes(
         **shared,
         inner=config.intermediate_size,
@@ -199,7 +199,7 @@ def sizes(config: Any) -> Sizes:
         state=state,
         placed=placed,
         carried=round(per_key / config.num_attention_heads) if state else 0,
-        added=first.added_columns(),
+        added=first.added_columns,
         keeps_unrotated=sum(times[index] * layer.keeps_unrotated for index, layer in layers.items()) / placed,
         rank=getattr(first, "rank", 0),
         biased=first.keeps_bias,
