@@ -96,9 +96,10 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
             values[name] = given.value
             for each in paths.check(name, given.value):
                 found[name] = each
-            own, owned = known[name].default, trainer.OWNED.get(name)
-            if owned is not None and given.value != own and not (own is None and given.value in ("", {}, [])):
-                shown = "null" if own is None else str(own).lower()
+            default, owned = known[name].default, trainer.OWNED.get(name)
+            is_empty = default is None and given.value in ("", {}, [])
+            if owned is not None and given.value != default and not is_empty:
+                shown = "null" if default is None else str(default).lower()
                 found[name] = Problem(name, given.value, f"must stay {shown}: {owned.reason}", owned.remedy)
     sections: tuple[type[Section], ...] = (*kind.SECTIONS.values(), Trainer)
     for section in sections:
