@@ -2,13 +2,12 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tape_ds import numbers
-from tape_ds.errors import GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
+from tape_ds.errors import Problem, did_you_mean, report
 from tape_ds.exit_codes import ExitCode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -44,10 +43,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line from rank 0, and exit as for any mistake of a user."""
-        if is_main_process():
-            print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(GRACE_SECONDS)
+        report(message)
         raise SystemExit(ExitCode.USER_ERROR)
 
 
