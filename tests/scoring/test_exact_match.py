@@ -124,9 +124,6 @@ def test_nothing_asked_is_nothing_found(model):
 
 
 def test_what_cannot_be_scored_is_refused(model, questions):
-    with pytest.raises(ValueError, match="batch_tokens = 0"):
-        right(model, questions[0], batch_tokens=0)
-
     with pytest.raises(ValueError, match="not a causal LM"):
         right(model.base_model, questions[0])
 

@@ -158,7 +158,7 @@ class PackageText(TextFiles):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         name, _, inside = self.rest.partition("/")
-        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
         folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
         self.pattern = str(Path(folders[0], inside)) if folders else ""
 
