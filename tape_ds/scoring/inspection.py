@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tape_ds.attention.names import ENVIRONMENT, requested
+from tape_ds.attention import ENVIRONMENT, requested
 from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings.base import PositionLayer
 from tape_ds.errors import Problem, raise_if_any
@@ -128,10 +128,10 @@ def _positions(
     layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs, config: TapeConfig
 ) -> PositionMap | None:
     """Ask the layer itself what it computes from this start and state: nothing else here depends on an encoding."""
-    start, places = inputs.start, (inputs.query_positions, inputs.key_positions)
-    groups, width = config.num_key_value_heads, config.head_dim
+    start, groups, width = inputs.start, config.num_key_value_heads, config.head_dim
+    places: Any = inputs.query_positions, inputs.key_positions
     carried = layer.carry(start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width))
-    bias = layer.score_bias(places[0], carried, places[1], carried)
+    bias = layer.score_bias(None if places[0] is None else places, None if carried is None else (carried, carried))
     if isinstance(bias, ScoreBias):
         starts = range(0, bias.query_marks.shape[2], QUERIES_AT_ONCE)
         parts = [slice(first, first + QUERIES_AT_ONCE) for first in starts]

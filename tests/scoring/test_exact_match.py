@@ -4,9 +4,8 @@ right answers, and means of a grid's parts."""
 import pytest
 import torch
 
-from tape_ds.data.generated import task
+from tape_ds.data.generated import TASKS, task
 from tape_ds.data.generated.task import GeneratedSample
-from tape_ds.data.generated.tasks import TASKS
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.scoring.exact_match import AnswerCount, judge, means, whole_answers

@@ -108,8 +108,9 @@ def table_3() -> list[dict[str, Any]]:
         return {name: round(cell, 2) for name, cell in cells.items()}
 
     rows: list[dict[str, Any]] = []
-    for row, (gflops, gmacs, millions) in published.find_table("Table 3").rows.items():
-        name = row.lower()
+    (published_table,) = published.tables_of("Table 3")
+    for row, numbers in published_table.rows.items():
+        name, (gflops, gmacs, millions) = row.lower(), numbers.values()
         config = TapeConfig(**PAPER, position_encoding=name)
         full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
         given = {"FLOPs (G)": gflops, "MACs (G)": gmacs, "parameters (M)": millions}
