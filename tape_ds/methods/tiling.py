@@ -37,9 +37,7 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
     updates: list[Any] = [
         module
         for module in model.modules()
-        if isinstance(module, TapeLayer)
-        and module.whole_halves
-        and not (module.attend is None and module.gate is None)
+        if isinstance(module, TapeLayer) and module.whole_halves and not (module.attend is None and module.gate is None)
     ]
     if not feed_forwards:
         raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")
