@@ -323,10 +323,8 @@ def stopped(*found: Any) -> Any:
 
 
 def raise_again(*_: Any) -> None:
-    """In place of showing what is wrong: what is being handled is a UserError."""
-    error = sys.exc_info()[1]
-    assert error is not None
-    raise error
+    """In place of showing what is wrong: the error that is being handled."""
+    raise
 
 
 @contextlib.contextmanager
