@@ -92,7 +92,6 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     from tape_ds.models import convert
     from tape_ds.models.loading import configuration, model_folder, weight_files
     from tape_ds.models.loading.reference_checkpoint import from_reference
-    from tape_ds.models.rows import check_rows, cut_rows, rows_note
 
     if options.kind == "reference-to-tape":
         folder = Path(options.source)
@@ -112,11 +111,11 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         tokenizer = read_tokenizer(options, source)
         model = convert.load(source, config, dtype="auto")
     if tokenizer is not None:
-        raise_if_any(check_rows(model.config, tokenizer))
+        raise_if_any(convert.check_rows(model.config, tokenizer))
         if options.rows is not None:
             print(f"rows of the vocabulary: {model.config.vocab_size:,} -> {options.rows:,}")
-            model = cut_rows(model, options.rows, tokenizer)
-        if note := rows_note(model.config, tokenizer):
+            model = convert.cut_rows(model, options.rows, tokenizer)
+        if note := convert.rows_note(model.config, tokenizer):
             print(note)
     elif options.rows is not None:
         remedy = "name the tokenizer that goes with the model: its tokens keep their rows"

@@ -25,7 +25,7 @@ from tape_ds.data.tokenized import scored_rows
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
-from tape_ds.models import rows as rows_of_vocabulary
+from tape_ds.models import convert
 from tape_ds.models.loading import config_file, configuration, extendable, model_folder
 from tape_ds.models.loading.families import by_class
 from tape_ds.results import WITHOUT_UPDATES
@@ -61,7 +61,7 @@ class Extension(Run):
         base, native = resolve_base(recipe)
         recipe = model_config.fitted(recipe, native)
         tokenizer = tokenizers.load(base, "model")
-        raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
+        raise_if_any(convert.check_rows(native, tokenizer))
         return RunContext(
             recipe=recipe,
             base=base,
@@ -166,7 +166,7 @@ class Extension(Run):
             if recipe.trains
             else "none is read: nothing is trained",
             "held out": ", ".join(document.name for document in self.held_out) or "nothing",
-            "vocabulary": rows_of_vocabulary.rows_note(self.native, self.tokenizer)
+            "vocabulary": convert.rows_note(self.native, self.tokenizer)
             or f"{self.config.vocab_size:,} rows, a token each",
             **tokenizers.bos_note(self.tokenizer, config),
         }
