@@ -38,7 +38,7 @@ def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tupl
 
 
 def require_own(cached_BGSC: Tensor, columns: int) -> None:
-    """Raise ValueError for a cache that another program filled, as prefix tuning does: it has no positions or states."""
+    """Refuse a cache that another program filled, as prefix tuning does: it has no positions or states."""
     if cached_BGSC.shape[-1] != columns:
         raise ValueError(
             f"the cache has {cached_BGSC.shape[-1]} columns where this encoding keeps {columns}, positions or position "
