@@ -4,21 +4,20 @@ The cache holds TAPE's value as the model keeps it, ``[v | e]`` in one tensor; i
 """
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from benchmarks import calls
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, operation, truth_of
+from benchmarks.attention import attend, plain_attention
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, operation, truth_of
 from benchmarks.measure import Runner
-from benchmarks.shapes import Decode
+from benchmarks.shapes import Shape
 
 # Those that ``choose`` chooses from, and what it has chosen
 BACKENDS = {"cuda": ("triton", "sdpa", "flash", "auto"), "cpu": ("auto",)}
 
 
-def case(shape: Decode, setting: Setting) -> BenchmarkCase:
+def case(shape: Shape, setting: Setting) -> BenchmarkCase:
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def draw(heads: int, tokens: int, width: int) -> Tensor:
@@ -30,25 +29,20 @@ def case(shape: Decode, setting: Setting) -> BenchmarkCase:
     values = {BASELINE: wide[..., : shape.width].contiguous(), "tape": wide}
     inputs = {encoding: {"q": q, "k": k, "v": value} for encoding, value in values.items()}
 
-    def attend(backend: str, encoding: str) -> Runner:
-        function = calls.attend(backend)
+    def build(encoding: str, backend: str | None) -> Runner:
+        if backend is None:
+            return operation(plain_attention, inputs[encoding])
+        function = attend(backend)
 
         def call(q: Tensor, k: Tensor, value: Tensor) -> Tensor:
             return torch.cat(function(q, k, *value.split(shape.width, dim=-1)), dim=-1)
 
         return operation(call, inputs[encoding])
 
-    def plain(encoding: str) -> Runner:
-        return operation(calls.plain_attention, inputs[encoding])
-
-    def truth(encoding: str) -> Truth:
-        return truth_of(calls.plain_attention, inputs[encoding], setting.dtype)
-
-    makers: dict[str, Callable[[str], Runner]] = {"plain matrices": plain}
-    makers |= {f"attend {name}": functools.partial(attend, name) for name in BACKENDS[setting.device.type]}
     entries = [
-        CaseEntry(name, encoding, functools.partial(make, encoding))
-        for name, make in makers.items()
-        for encoding in inputs
+        CaseEntry(f"attend {backend}" if backend else "plain matrices", name, functools.partial(build, name, backend))
+        for backend in (None, *BACKENDS[setting.device.type])
+        for name in inputs
     ]
-    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})
+    truth = {name: functools.partial(truth_of, plain_attention, own, setting.dtype) for name, own in inputs.items()}
+    return BenchmarkCase(entries, truth)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from benchmarks import models
 from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth
 from benchmarks.measure import Runner
-from benchmarks.shapes import BenchmarkModel
+from benchmarks.shapes import Shape
 from tape_ds import encodings
 
 _T = TypeVar("_T")
@@ -20,24 +20,22 @@ BIASED = ("alibi", "t5", "fire")
 ENCODINGS = tuple(name for name in encodings.available() if name != "randpe")
 
 
-def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
+def case(shape: Shape, setting: Setting) -> BenchmarkCase:
     """Return every encoding by torch's SDPA, which computes all of them on every device, and on a GPU those that add to
     the scores by FlexAttention too: which of the two a learned bias should train with is not measured yet."""
     member = models.family(models.sizes(shape), setting)
-    ids = models.tokens(shape, setting.device)
+
+    def shared(found: Mapping[str, _T]) -> dict[str, _T]:
+        return {name: value for name, value in found.items() if ".position" not in name}
 
     def build(encoding: str, backend: str) -> Runner:
-        runner = models.training(member(encoding, backend), ids)
-        return runner._replace(outcome=lambda: _shared(runner.outcome()))
+        runner = models.training(member(encoding, backend), shape)
+        return runner._replace(outcome=lambda: shared(runner.outcome()))
 
     def truth(encoding: str) -> Truth:
-        return _shared(models.truth(member(encoding, "sdpa"), models.first_tokens(ids)))
+        return shared(models.truth(member(encoding, "sdpa"), shape))
 
-    found = models.by_backend(build, truth, ["sdpa"], ENCODINGS)
+    found = models.compared(build, truth, ["sdpa"], ENCODINGS)
     if setting.device.type == "cuda":
-        found.entries.extend(models.by_backend(build, truth, ["flex"], BIASED).entries)
+        found.entries.extend(models.compared(build, truth, ["flex"], BIASED).entries)
     return found
-
-
-def _shared(found: Mapping[str, _T]) -> dict[str, _T]:
-    return {name: value for name, value in found.items() if ".position" not in name}

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks import models
 from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth
 from benchmarks.measure import Runner
-from benchmarks.shapes import BenchmarkModel
+from benchmarks.shapes import Shape
 from tape_ds import TapeForCausalLM
 from tape_ds.methods import groups
 
@@ -23,14 +23,12 @@ COMPARED = {
 }
 
 
-def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    fields = models.sizes(shape)
-    member = models.family(fields, setting)
-    ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
-    few_packing = models.packing(shape, setting.device, few=True)
+def case(shape: Shape, setting: Setting) -> BenchmarkCase:
+    member = models.family(models.sizes(shape), setting)
+    compared = COMPARED[setting.device.type]
 
     def prepared(encoding: str, backend: str) -> TapeForCausalLM:
-        model = models.with_weights_of(member(encoding, backend), fields, encoding, backend)
+        model = models.by_backend(member(encoding, backend), backend, setting.dtype)
         learns = any(".position." in name for name, _ in model.named_parameters())
         chosen = SimpleNamespace(train_position=learns, train_norms=True, train_embeddings=False)
         model.requires_grad_(False)
@@ -49,19 +47,15 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
             loss.backward()
             optimiser.step()
 
-        return models.training(model, ids, packing, few_packing, backward)
+        return models.training(model, shape, backward)
 
     def truth(encoding: str) -> Truth:
-        first = next(backend for name, backend in COMPARED[setting.device.type] if name == encoding)
-        return models.truth(prepared(encoding, first), models.first_tokens(ids), torch.float32, **few_packing)
+        first = next(backend for name, backend in compared if name == encoding)
+        return models.truth(prepared(encoding, first), shape, torch.float32)
 
     entries = [
-        CaseEntry(
-            f"attend {backend}{'' if recomputed else ', no recomputation'}",
-            encoding,
-            functools.partial(build, encoding, backend, recomputed),
-        )
-        for recomputed in (True, False)
-        for encoding, backend in COMPARED[setting.device.type]
+        CaseEntry(f"attend {backend}{suffix}", encoding, functools.partial(build, encoding, backend, not suffix))
+        for suffix in ("", ", no recomputation")
+        for encoding, backend in compared
     ]
     return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})

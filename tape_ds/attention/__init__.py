@@ -2,6 +2,6 @@
 configuration is checked with, without torch.
 """
 
-from tape_ds.attention.names import available, missing, problems, requested
+from tape_ds.attention.names import available, check_backend, missing, requested
 
-__all__ = ["available", "missing", "problems", "requested"]
+__all__ = ["available", "check_backend", "missing", "requested"]

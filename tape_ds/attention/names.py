@@ -29,7 +29,7 @@ def requested(backend: str) -> str:
     return os.environ.get(ENVIRONMENT) or backend
 
 
-def problems(backend: str, needs: Iterable[str] = ()) -> list[Problem]:
+def check_backend(backend: str, needs: Iterable[str] = ()) -> list[Problem]:
     """Check the names in ``attention_backend`` and in the environment, and that the requested backend computes what of
     :data:`NEEDS` a model needs."""
     found = [

@@ -64,7 +64,7 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
     """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
     unless ``base_anyway``."""
     assert record.base is not None
-    on_hub = not Path(record.base).is_dir()  # someone may have written a folder in the place of a hub id
+    on_hub = not Path(record.base).is_dir()  # a person may have put a folder in place of a hub id
     pinned = record.base_commit is not None and on_hub and not base_anyway
     name = f"{record.base}@{record.base_commit}" if pinned else record.base
     remedy = f"restore that base, or write where it is now into {RECORD}"
@@ -116,10 +116,30 @@ def save_trained(
     left = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
     for file in [file for pattern in left for file in folder.glob(pattern)]:
         file.unlink()
+
     if isinstance(model, PeftModel):
-        _save_adapter(folder, model, record, tensors)
+        # peft's own `save_pretrained` asks the hub about the base's vocabulary and adds a blank model card, and both of
+        # its files would name this machine's folder of the base
+        tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
+        saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+        saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
+        storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
+        adapters = copy.copy(model.peft_config["default"])
+        adapters.base_model_name_or_path, adapters.revision = record.base, record.base_commit
+        adapters.inference_mode = True
+        adapters.save_pretrained(folder)
+        config = copy.deepcopy(model.get_base_model().config)
+        if getattr(config, "quantization_config", None) is not None:
+            del config.quantization_config  # only how the base was held
+        config.save_pretrained(folder)
     elif len(record.names) == sum(1 for _ in model.named_parameters()):
-        _save_whole(folder, model, tensors)
+        use_cache = model.config.use_cache
+        model.config.use_cache = True  # training keeps no key/value cache, generation needs one
+        try:
+            with saving.without_bar():  # transformers shows one even for a single file, and in logs
+                saving.save(model, folder, state_dict=tensors)
+        finally:
+            model.config.use_cache = use_cache
     else:
         model.config.save_pretrained(folder)
         if tensors:
@@ -135,16 +155,16 @@ def replace_trained(
     """Call :func:`save_trained` so that an older folder of trained weights stays whole until the new one is; every rank
     must call it."""
     aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
-    speaks = RankSync().rank == 0
-    if speaks:
+    is_writer = RankSync().rank == 0
+    if is_writer:
         for left_over in (aside, replaced):
             shutil.rmtree(left_over, ignore_errors=True)
     try:
         save_trained(aside, model, record, tokenizer)
     except Exception:
-        shutil.rmtree(aside, ignore_errors=True)  # of a disk that is full, which it would keep so
+        shutil.rmtree(aside, ignore_errors=True)  # else a full disk stays full
         raise
-    if speaks:
+    if is_writer:
         for path in aside.iterdir():
             storage.sync(path)
         if folder.exists():
@@ -152,32 +172,6 @@ def replace_trained(
         aside.rename(folder)
         storage.sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-    training = model.config.use_cache
-    model.config.use_cache = True  # training keeps no key/value cache, generation needs one
-    try:
-        with saving.without_bar():  # transformers shows one for a single file, and where no person looks
-            saving.save(model, folder, state_dict=tensors)
-    finally:
-        model.config.use_cache = training
-
-
-def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors: dict[str, Tensor]) -> None:
-    """Write peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank
-    model card, and both files would name this machine's folder of the base."""
-    tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
-    saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
-    saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
-    storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
-    config = copy.copy(model.peft_config["default"])
-    config.base_model_name_or_path, config.revision, config.inference_mode = record.base, record.base_commit, True
-    config.save_pretrained(folder)
-    plain = copy.deepcopy(model.get_base_model().config)
-    if getattr(plain, "quantization_config", None) is not None:
-        del plain.quantization_config  # only how the base was held
-    plain.save_pretrained(folder)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -206,26 +200,32 @@ def read_record(folder: str | Path) -> TrainedRecord:
     return TrainedRecord(**(fields | {"names": tuple(fields["names"])}))
 
 
-def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
-    """Return the fields in which the model of a folder of trained weights differs from ``config``, without those that
-    only describe how it is held or saved."""
-    saved, own = configuration.read(folder).to_dict(), config.to_dict()
-    names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
-    return sorted(name for name in names if saved.get(name) != own.get(name))
+def differences(folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord) -> list[str]:
+    """Return the fields in which a folder of trained weights is of another run than ``model`` and ``record``, without
+    those that only describe how a model is held or saved."""
+    saved = read_record(folder)
+    fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
+    if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved
+        fields = [name for name in fields if name != "base"]
+
+    is_adapted = isinstance(model, PeftModel)
+    own = (model.get_base_model() if is_adapted else model).config.to_dict()
+    other = configuration.read(folder).to_dict()
+    names = (other.keys() | own.keys()) - _NOT_THE_MODEL
+    fields += sorted(name for name in names if other.get(name) != own.get(name))
+
+    if is_adapted and saved.method == record.method:  # the adapters' targets are in the names of trained parameters
+        shape, own_shape = PeftConfig.from_pretrained(folder), model.peft_config["default"]
+        for field, name in {"lora_r": "r", "lora_alpha": "lora_alpha"}.items():
+            if getattr(shape, name) != getattr(own_shape, name):
+                fields.append(field)
+    return fields
 
 
 _NOT_THE_MODEL = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
     "quantization_config",  # of a base that trains in 4 bits; not in a folder of trained weights
 }
-
-
-def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
-    """Return the fields of a recipe in which saved adapters have another shape or scale than those of ``model``; their
-    targets show in the names of trained parameters."""
-    saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
-    fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
-    return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
 
 
 def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> extendable.Model | PeftModel:

@@ -340,7 +340,7 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
         remedy = f"give position_encoding: {has}" + ("" if learned else ", or the one to change to")
         problems.append(Problem("position_encoding", gets, wrong, remedy))
     change, method = recipe.rope_parameters, recipe.method
-    for problem in trained_rope.problems(own, change, target):
+    for problem in trained_rope.check_change(own, change, target):
         if problem.field == "rope_parameters.rope_type" and "rope_type" in method.chosen.rope_parameters:
             remedy = f"method: {own.type}, or {problem.remedy}" if own.type in METHODS else problem.remedy
             problem = replace(problem, field="method", value=method.method, remedy=remedy)

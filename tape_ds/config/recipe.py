@@ -143,14 +143,26 @@ class Recipe(ABC):
         return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
 
     def layout(self, world_size: int | None = None) -> Layout:
-        """Return the layout of ``world_size`` processes; default those of the job.
+        """Return the layout of ``world_size`` processes (default those of the job), with the engine's default buffers.
 
         Raises:
             UserError: they do not fall into groups that work on the same sequences.
         """
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
-        return Layout(world, self.scale.sequence_parallel_size, self.scale.tensor_parallel_size)
+        recomputes, zero = self.trainer_value("activation_checkpointing"), "zero_optimization.offload_"
+        return Layout(
+            world,
+            self.scale.sequence_parallel_size,
+            self.scale.tensor_parallel_size,
+            zero=None if self.deepspeed is None else deepspeed_config.stage(self.deepspeed),
+            micro_batch=int(self.trainer_value("per_device_train_batch_size")),
+            checkpoint_layers=self.memory.checkpoint_layers if recomputes else None,
+            offload_checkpoints=self.memory.checkpoint_offload,
+            offload_optimizer=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}optimizer.device") or "none",
+            offload_weights=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}param.device") or "none",
+            mlp_tiles=self.memory.mlp_tiles,
+        )
 
     def accumulation(self) -> int:
         """Backward passes per optimizer step and process; 1 without steps."""
@@ -242,7 +254,7 @@ class Recipe(ABC):
 
     @rule("attention_backend", "use_cpu")
     def _attention(self) -> Iterator[Problem]:
-        unknown = list(attention.problems(self.model.attention_backend))
+        unknown = list(attention.check_backend(self.model.attention_backend))
         named = attention.requested(self.model.attention_backend)
         if unknown or self.elsewhere or named == "auto":
             yield from unknown
@@ -281,12 +293,14 @@ class Recipe(ABC):
         if not list(check_groups(self.scale, self.world_size)) and batch % (each * self.layout().data) == 0:
             accumulation = batch // (each * self.layout().data)
             expected["gradient_accumulation_steps"] = ("gradient_accumulation_steps (derived)", accumulation)
-        yield from deepspeed_config.check_against_trainer(config, expected)
-        yield from deepspeed_config.check_replacements(config, value("lr_scheduler_type"), value("optim"))
-        yield from deepspeed_config.check_itself(config)
+        for name, (field, trainers) in expected.items():
+            written = deepspeed_config.lookup(config, name)
+            if written not in (None, "auto", trainers):
+                wrong = f"the trainer has {field} = {trainers!r}"
+                yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
+        yield from deepspeed_config.check_itself(config, value("lr_scheduler_type"), value("optim"))
 
     @rule("deepspeed", "use_cpu")
     def _sharding(self) -> Iterator[Problem]:
         config = self.deepspeed or {}
-        yield from deepspeed_config.check_offload(config)
-        yield from deepspeed_config.check_zero_plus_plus(config, self.world_size, self.trainer_value("use_cpu"))
+        yield from deepspeed_config.check_sharding(config, self.world_size, self.trainer_value("use_cpu"))

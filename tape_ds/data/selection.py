@@ -21,7 +21,7 @@ from tape_ds.data.tokenized import (
     FIELD_OF,
     FORMAT,
     document_features,
-    encoded_rows,
+    encode,
     tokenize_source,
     tokenizer_fingerprint,
 )
@@ -116,13 +116,12 @@ def _first(
     read = {"tokens": 0, "read_documents": 0, "read_tokens": 0}
 
     def long_rows() -> Iterator[dict[str, Any]]:
-        for row in encoded_rows(source.documents(split), tokenizer):
-            size = len(row["input_ids"])
-            read["read_documents"] += 1
-            read["read_tokens"] += size
-            if size >= min_tokens:
-                read["tokens"] += size
-                yield row
+        for document, ids in encode(source.documents(split), tokenizer):
+            read["read_documents"] += len(ids) > 0
+            read["read_tokens"] += len(ids)
+            if len(ids) >= max(1, min_tokens):
+                read["tokens"] += len(ids)
+                yield {"name": document.name, "input_ids": ids}
 
     def build(folder: Path) -> None:
         rows = islice(long_rows(), count)

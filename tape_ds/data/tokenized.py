@@ -106,7 +106,9 @@ def tokenize_source(
 
     def token_rows() -> Iterator[dict[str, Any]]:
         if not isinstance(source, TokenSource):
-            yield from encoded_rows(source.documents(split), tokenizer)
+            for document, ids in encode(source.documents(split), tokenizer):
+                if len(ids):
+                    yield {"name": document.name, "input_ids": ids}
             return
         for name, ids in source.token_rows():
             if len(ids) == 0:
@@ -167,13 +169,6 @@ def encode(
             f"{doubled:,}",
             tokenizer.bos_token,
         )
-
-
-def encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
-    """Yield the rows of :func:`tokenize` for ``documents``, except those without a token."""
-    for document, ids in encode(documents, tokenizer):
-        if len(ids):
-            yield {"name": document.name, "input_ids": ids}
 
 
 def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:

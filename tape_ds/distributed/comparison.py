@@ -66,15 +66,17 @@ def check(fields: Mapping[str, Any], identity: Mapping[str, Any], timeout: float
     addresses = [other.get("address", "") for other in records]  # absent from another version's record
     interface.use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
 
-    problems = duplicate_hostnames(records)
     if len({other["digest"] for other in records}) > 1:  # the facts are long: exchanged only if they differ
         record |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
-        problems += differences([json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)])
-    raise_if_any(problems)
+        records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
+    raise_if_any(differences(records))
 
 
 def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return what this process is about to run with: subject -> name -> value, without credentials."""
+    package, program = Path(__file__).resolve().parents[1], Path(sys.argv[0])
+    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {program.name: program}
+    code = {name: path for name, path in files.items() if path.suffix in (".py", ".json") and path.is_file()}
     on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
     recipe = {name: value for name, value in results.redact(fields).items() if name not in _LOCAL_FIELDS}
     variables = [name for name in os.environ if name.startswith("TAPE_DS_") and name != exit_codes.FILE]
@@ -83,7 +85,7 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
         return {name.replace(".", " ", 1): value for name, value in identity.items() if name.split(".")[0] == kind}
 
     return {
-        "code": code_files(Path(__file__).resolve().parents[1], Path(sys.argv[0])),
+        "code": {name: _digest(path.read_bytes()) for name, path in code.items()},
         "versions": results.versions(),
         "variables": {name: redacted(os.environ[name]) for name in variables},
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
@@ -95,18 +97,19 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
     }
 
 
-def code_files(package: Path, program: Path) -> dict[str, str]:
-    """Return the digest of every file of the package and of the program that runs."""
-    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {program.name: program}
-    code = {name: path for name, path in files.items() if path.suffix in (".py", ".json") and path.is_file()}
-    return {name: _digest(path.read_bytes()) for name, path in code.items()}
-
-
 def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Compare every machine with the majority, or with the first if there is none."""
+    """Compare every machine with the majority, or with the first if there is none; refuse different machines with one
+    hostname, which locks and messages could not tell apart."""
+    problems = []
+    for host in sorted({record["host"] for record in records}):
+        same_name = [record for record in records if record["host"] == host]
+        if len({record["boot"] for record in same_name}) > 1:
+            wrong = f"several machines have this name: {_machines(same_name)}"
+            problems.append(Problem("hostname", host, wrong, "give each machine, or container, its own hostname"))
+
     usual = Counter(record["digest"] for record in records).most_common(1)[0][0]
     majority = [record for record in records if record["digest"] == usual]
-    others, problems = _machines(majority), []
+    others = _machines(majority)
     for digest in dict.fromkeys(record["digest"] for record in records if record["digest"] != usual):
         minority = [record for record in records if record["digest"] == digest]
         here, there = minority[0], majority[0]
@@ -122,17 +125,6 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
             for name in names:
                 wrong = f"it is {expected.get(name, 'absent')} on {others}"
                 problems.append(Problem(f"{name} on {machines}", values.get(name, "absent"), wrong, remedy))
-    return problems
-
-
-def duplicate_hostnames(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Refuse different machines with one hostname: locks and messages could not tell them apart."""
-    problems = []
-    for host in sorted({record["host"] for record in records}):
-        same_name = [record for record in records if record["host"] == host]
-        if len({record["boot"] for record in same_name}) > 1:
-            wrong = f"several machines have this name: {_machines(same_name)}"
-            problems.append(Problem("hostname", host, wrong, "give each machine, or container, its own hostname"))
     return problems
 
 

@@ -239,7 +239,7 @@ def requested_type(own: TrainedRope, change: Parameters) -> str:
 
 
 def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[str, Any]:
-    """Return ``rope_parameters`` of the extended model; :func:`problems` finds the changes that make no sense.
+    """Return ``rope_parameters`` of the extended model; :func:`check_change` finds the changes that make no sense.
 
     Of the same type, everything that the change leaves out stays; another type starts from the unscaled RoPE of
     :meth:`TrainedRope.unscaled_theta`. A ``factor`` that is left out is what reaches ``target_length``, and never less
@@ -268,7 +268,7 @@ def factor_window(own: TrainedRope, change: Parameters) -> float | None:
     return own.window or named
 
 
-def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterator[Problem]:
+def check_change(own: TrainedRope, change: Parameters, target_length: int) -> Iterator[Problem]:
     """Yield what of a change undoes what the weights were trained with, or does not reach the target.
 
     Fields are the recipe's; arguments as for :func:`extended`.

@@ -121,7 +121,7 @@ def configure(
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:
             problems.append(Problem(field, value, f"a {native.model_type} has none", "leave it out"))
-    problems += names.problems(attention_backend)
+    problems += names.check_backend(attention_backend)
     raise_if_any(problems)
     config = copy.deepcopy(native)
     config._attn_implementation = ATTENTION if attention_backend == "auto" else f"{ATTENTION}_{attention_backend}"

@@ -76,7 +76,7 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
         found.append(
             Problem("state_dtype", of.state_dtype, "unknown dtype", did_you_mean(of.state_dtype, STATE_DTYPES))
         )
-    found += attention.problems(of.attention_backend)
+    found += attention.check_backend(of.attention_backend)
     if not isinstance(of.initializer_range, int | float) or not 0 <= of.initializer_range <= 1:
         found.append(Problem("initializer_range", of.initializer_range, "out of range", "give a number from 0 to 1"))
     if of.qk_norm and of.mlp_bias:

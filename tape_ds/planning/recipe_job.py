@@ -21,12 +21,12 @@ from tape_ds.attention.shifted_groups import attention_span
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
+from tape_ds.distributed.layout import Engine, Layout
 from tape_ds.errors import raise_if_any
 from tape_ds.models.loading.families import TAPE
 from tape_ds.planning import hardware, search, shape
 from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, PlannedLayout
 from tape_ds.planning.prediction import GIB, Plan
 from tape_ds.planning.shape import Config, TrainedShape
 
@@ -80,7 +80,7 @@ def trained_of(recipe: Recipe) -> TrainedShape:
     )
 
 
-def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
+def _layout(recipe: Recipe, config: Config, world: int) -> Layout:
     settings = recipe.deepspeed
 
     def of_zero(name: str) -> Any:
@@ -101,19 +101,8 @@ def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
         default = getattr(left_out if value is None else filled_in, field)
         sizes[field] = default if value in (None, "auto") else int(value)
     overlap = of_zero("overlap_comm")
-    return PlannedLayout(
-        gpus=world,
-        zero=None if settings is None else deepspeed_config.stage(settings),
-        tensor=recipe.scale.tensor_parallel_size,
-        sequence=recipe.scale.sequence_parallel_size,
-        micro_batch=int(recipe.trainer_value("per_device_train_batch_size")),
-        checkpoint_layers=recipe.memory.checkpoint_layers if recipe.trainer_value("activation_checkpointing") else None,
-        offload_checkpoints=recipe.memory.checkpoint_offload,
-        offload_optimizer=of_zero("offload_optimizer.device") or "none",
-        offload_weights=of_zero("offload_param.device") or "none",
-        mlp_tiles=recipe.memory.mlp_tiles,
-        engine=Engine(**sizes, overlap=of_zero("stage") == 3 if overlap is None else bool(overlap)),
-    )
+    engine = Engine(**sizes, overlap=of_zero("stage") == 3 if overlap is None else bool(overlap))
+    return replace(recipe.layout(world), engine=engine)
 
 
 def memory_line(recipe: Recipe, config: Config | None) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tape_ds.data.generated.task import GeneratedSample, Test, ids_of, label
 from tape_ds.scoring import Each, in_turn
-from tape_ds.scoring.causal_lm import bare, evaluating, head_of
+from tape_ds.scoring.losses import bare, evaluating, head_of
 
 BATCH_TOKENS = 8192
 """Tokens that are read at once, and whose logits exist at once."""
@@ -39,7 +39,7 @@ def judge(
     """Return for each answer of each sample, in order, whether it is the most likely token after those before it.
 
     Args:
-        model: see :func:`tape_ds.scoring.loss_by_position.score`; causal, so that padding at the end changes nothing.
+        model: see :func:`tape_ds.scoring.losses.target_losses`; causal, so that padding at the end changes nothing.
         vocabulary: the words in the order of their ids.
         samples: batched by length.
         each: see :data:`tape_ds.scoring.Each`. A batch calls the model and its output head once.

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from tape_ds.scoring import CHUNK
-from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.losses import bare, evaluating
 from tape_ds.scoring.passkey import reads_in_pieces
 
 if TYPE_CHECKING:

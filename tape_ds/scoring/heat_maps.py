@@ -24,8 +24,6 @@ COLOURS = "cividis"
 """Even in lightness, and the same to colour-blind readers."""
 LINE = "#D55E00"
 PASSKEY_FIELDS = ("length", "depth", "trials", "correct", "correct_ids", "mean_tokens")
-SHOWN = 5
-"""Wrong answers in the table."""
 PARTS = {
     "whole": "the whole grid",
     "trained": "trained lengths",
@@ -116,10 +114,7 @@ def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> lis
         names = ["length", "kind", "rows", "answers", "correct", "chance"]
     csv_file, table_file, picture = (folder / f"{stem}.{kind}" for kind in ("csv", "md", "png"))
     storage.write_text(csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows]))
-    wrong = [each for row in rows for each in row.get("wrong", ())][:SHOWN]
-    lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
-    shown = "\n\nWrong, shortest first:\n\n" + "\n".join(lines) if wrong else ""
-    storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}{shown}\n")
+    storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}\n")
     if not is_grid:
         return [csv_file, table_file]
     draw_generated(figures, picture, title)

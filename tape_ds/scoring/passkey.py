@@ -21,7 +21,7 @@ from tape_ds.data.multikey import KeyedQuestion, KeyedText
 from tape_ds.data.passkey import PasskeyPrompt, answer_ids
 from tape_ds.models.inputs import CACHE
 from tape_ds.scoring import CHUNK, Each, in_turn
-from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.losses import bare, evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.scoring.causal_lm import evaluating
 from tape_ds.scoring.inspection import LayerView, inspect
+from tape_ds.scoring.losses import evaluating
 
 
 class UpdateStatistics(NamedTuple):

@@ -21,9 +21,9 @@ from tape_ds.distributed import processes
 from tape_ds.errors import redacted
 from tape_ds.methods.memory_savings import MemorySavings
 from tape_ds.scoring import update_statistics
-from tape_ds.scoring.causal_lm import bare
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.losses import bare
 from tape_ds.scoring.passkey import Passkey
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import metrics
 from tape_ds.training.environment import say
 from tape_ds.training.held_out import (

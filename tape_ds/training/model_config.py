@@ -101,7 +101,7 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
     if recipe.scale.sequence_parallel_size > 1:
         wrong = f"the sequences of a {family} are not shared out"
         yield Problem(SEQUENCE, recipe.scale.sequence_parallel_size, wrong, "leave it out, and use zero3")
-    yield from names.problems(recipe.model.attention_backend, sorted(decoder_configuration.needs(native)))
+    yield from names.check_backend(recipe.model.attention_backend, sorted(decoder_configuration.needs(native)))
 
 
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
-from tape_ds.attention import available, backends, missing, problems, sdpa
+from tape_ds.attention import available, backends, check_backend, missing, sdpa
 from tape_ds.attention.backends import Chip, StoredChoice, choose
 from tape_ds.attention.call import complete
 from tape_ds.attention.document_layout import layout_of_ids
@@ -208,10 +208,10 @@ def test_the_environment_overrides_the_configuration(monkeypatch, said):
 
 
 def test_unknown_names_are_named_where_they_come_from(monkeypatch):
-    assert problems("auto") == problems("sdpa") == []
-    assert [(each.field, each.value) for each in problems("spda")] == [("attention_backend", "spda")]
+    assert check_backend("auto") == check_backend("sdpa") == []
+    assert [(each.field, each.value) for each in check_backend("spda")] == [("attention_backend", "spda")]
     monkeypatch.setenv("TAPE_DS_ATTENTION", "tirton")
-    (problem,) = problems("sdpa")
+    (problem,) = check_backend("sdpa")
     assert (problem.field, problem.value) == ("TAPE_DS_ATTENTION", "tirton") and "triton" in problem.remedy
     with pytest.raises(ValueError, match=r"'tirton' is unknown; did you mean 'triton'"):
         choose("sdpa", call())
@@ -271,14 +271,14 @@ def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkey
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
     monkeypatch.setattr(backends, "why_not_flash", lambda call: None)
     given = {"window": 4, "softcap": 1.0, "sinks": torch.zeros(4)}
-    found = problems(backend, needs)
-    assert problems(backend) == []
+    found = check_backend(backend, needs)
+    assert check_backend(backend) == []
     made = call(**{name: given[name] for name in needs})
     if found:
         with pytest.raises(ValueError, match=found[0].wrong):
             choose(backend, made)
         monkeypatch.setenv("TAPE_DS_ATTENTION", backend)
-        assert [each.field for each in problems("auto", needs)] == ["TAPE_DS_ATTENTION"]
+        assert [each.field for each in check_backend("auto", needs)] == ["TAPE_DS_ATTENTION"]
     else:
         choose(backend, made)
 

@@ -84,19 +84,18 @@ def test_a_crowd_of_machines_is_cut_short():
 
 
 def test_machines_of_one_name_are_refused():
-    own = {"machine": "node_rank 1 (n)", "host": "n", "boot": "b"}
-    assert comparison.duplicate_hostnames([own, own]) == []
-    (problem,) = comparison.duplicate_hostnames([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
+    own = {"machine": "node_rank 1 (n)", "host": "n", "boot": "b", "digest": "d"}
+    assert comparison.differences([own, own]) == []
+    (problem,) = comparison.differences([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
     assert problem.value == "n" and "node_rank 1 (n), node_rank 2 (n)" in problem.wrong
 
 
-def test_every_file_of_the_package_counts_and_the_program(tmp_path):
-    package = tmp_path / "package"
-    (package / "below").mkdir(parents=True)
-    for path in (package / "a.py", package / "below" / "b.json", package / "notes.txt", tmp_path / "launch.py"):
-        path.write_text(path.name)
-    found = comparison.code_files(package, tmp_path / "launch.py")
-    assert set(found) == {"package/a.py", "package/below/b.json", "launch.py"} and len(set(found.values())) == 3
+def test_every_file_of_the_package_counts_and_the_program(tmp_path, monkeypatch):
+    (tmp_path / "launch.py").touch()
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "launch.py")])
+    found = comparison.facts_of({}, {})["code"]
+    assert {"tape_ds/errors.py", "tape_ds/attention/table.json", "launch.py"} <= set(found)
+    assert not any(name.endswith(".md") for name in found) and found["tape_ds/errors.py"] != found["launch.py"]
 
 
 def recipe(**fields):

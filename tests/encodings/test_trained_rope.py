@@ -192,7 +192,7 @@ ASKED = {
 def test_an_extension_has_these_frequencies_or_is_refused(name, asked):
     rope, change = own(name), ASKED[asked]
     target = 2 * rope.native_length
-    problems = list(trained_rope.problems(rope, change, target))
+    problems = list(trained_rope.check_change(rope, change, target))
     if (name, asked) not in EXTENDED:
         assert problems
         return
@@ -206,7 +206,7 @@ def test_an_extension_has_these_frequencies_or_is_refused(name, asked):
 @pytest.mark.parametrize("name", ["llama3", "yarn", "linear, Vicuna", "linear, open"])
 def test_a_type_that_would_undo_the_scaling_is_refused_with_the_choices(name):
     rope = own(name)
-    (problem,) = trained_rope.problems(rope, {"rope_type": "ntk"}, 2 * rope.native_length)
+    (problem,) = trained_rope.check_change(rope, {"rope_type": "ntk"}, 2 * rope.native_length)
     assert problem.field == "rope_parameters.rope_type" and problem.value == "ntk"
     assert f"rope_type: {rope.type}" in problem.remedy and scaling.described(rope.parameters) in problem.wrong
 
@@ -215,20 +215,20 @@ def test_a_type_that_would_undo_the_scaling_is_refused_with_the_choices(name):
 def test_the_length_that_config_json_leaves_open_is_asked_for(window, factor):
     """deepseek-coder names the length after linear x4, Vicuna that before; factors differ by four."""
     rope, target = own("linear, open"), 65536
-    (problem,) = trained_rope.problems(rope, {"rope_type": "linear"}, target)
+    (problem,) = trained_rope.check_change(rope, {"rope_type": "linear"}, target)
     assert problem.field == f"rope_parameters.{scaling.WINDOW}"
     assert "4096" in problem.remedy and "16384" in problem.remedy and "16 or 4" in problem.remedy
     answer = {"rope_type": "linear", scaling.WINDOW: window}
-    assert not list(trained_rope.problems(rope, answer, target))
+    assert not list(trained_rope.check_change(rope, answer, target))
     assert trained_rope.extended(rope, answer, target)["factor"] == factor
-    assert not list(trained_rope.problems(rope, {"rope_type": "linear"}, 16384))  # nothing to extend
+    assert not list(trained_rope.check_change(rope, {"rope_type": "linear"}, 16384))  # nothing to extend
 
 
 def test_yarn_without_a_window_is_asked_for_in_config_json():
     """transformers takes max_position_embeddings; every frequency depends on it, so no recipe may name another."""
     rope = own("yarn, open")
     assert rope.parameters[scaling.WINDOW] == 16384
-    (problem,) = trained_rope.problems(rope, {"rope_type": "yarn"}, 32768)
+    (problem,) = trained_rope.check_change(rope, {"rope_type": "yarn"}, 32768)
     assert "config.json" in problem.remedy and "4096" in problem.remedy and "16384" in problem.remedy
     answered = trained_rope.read({**content("yarn, open"), scaling.WINDOW: 4096}, "answered")
     assert trained_rope.extended(answered, {}, 32768)["factor"] == 8.0
@@ -250,7 +250,7 @@ def test_yarn_without_a_window_is_asked_for_in_config_json():
 )
 def test_values_that_the_base_contradicts_are_refused(name, change, field):
     rope = own(name)
-    fields = [problem.field for problem in trained_rope.problems(rope, change, 2 * rope.native_length)]
+    fields = [problem.field for problem in trained_rope.check_change(rope, change, 2 * rope.native_length)]
     assert f"rope_parameters.{field}" in fields
 
 
@@ -365,7 +365,7 @@ def test_a_length_that_a_base_leaves_open_stays_open_in_what_is_trained_from_it(
     trained = {**content("linear, open"), "model_type": "tape", "max_position_embeddings": 4096}
     again = trained_rope.read({**trained, "rope_scaling": own("linear, open").parameters}, "again")
     assert (again.native_length, again.window) == (4096, None)
-    (problem,) = trained_rope.problems(again, {}, 16384)
+    (problem,) = trained_rope.check_change(again, {}, 16384)
     assert problem.field == f"rope_parameters.{scaling.WINDOW}"
 
 
@@ -374,7 +374,7 @@ def test_the_factor_of_a_remedy_is_the_one_that_follows_from_it():
     llama32 = content("llama3")
     llama32["rope_scaling"] = {**llama32["rope_scaling"], "factor": 32.0}
     rope = trained_rope.read(llama32, "llama3.2")
-    (problem,) = trained_rope.problems(rope, {"rope_type": "yarn"}, 131072)
+    (problem,) = trained_rope.check_change(rope, {"rope_type": "yarn"}, 131072)
     assert "(the factor follows: 32)" in problem.remedy
     assert trained_rope.extended(rope, {"rope_type": "auto"}, 131072)["factor"] == 32.0
 

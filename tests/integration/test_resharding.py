@@ -110,8 +110,8 @@ def assert_gone_on_alike(saved, outcomes):
         for name in was.shapes:
             for key in (None, "exp_avg", "exp_avg_sq"):
                 assert torch.equal(was.whole(name, key), now.whole(name, key)), (kind, before, stage, name, key)
-        settings = [(group["lr"], group["weight_decay"]) for group in now.optimizer["param_groups"]]
-        assert all(flat["step"] == 3 for flat in now.optimizer["state"].values())
+        settings = [(group["lr"], group["weight_decay"]) for group in now.optimizer()["param_groups"]]
+        assert all(flat["step"] == 3 for flat in now.optimizer()["state"].values())
         assert settings == [(1e-2, 0.1), (1e-2, 0.0), (3e-2, 0.0)]
         assert losses == pytest.approx(expected, abs=TOLERANCE[KINDS[kind][1]]), (kind, before, stage)
 

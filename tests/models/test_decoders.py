@@ -190,10 +190,10 @@ def check_scaling(eager, ours):
     own = trained_rope.read(native.to_dict(), native.model_type)
     length = 4 * int(own.reach)
     if own.type in trained_rope.KEPT:
-        assert "kept as it is" in str(next(trained_rope.problems(own, {}, length)))
+        assert "kept as it is" in str(next(trained_rope.check_change(own, {}, length)))
         return
     for kind in [own.type] if own.is_scaled else KINDS:
-        assert not list(trained_rope.problems(own, {"rope_type": kind}, length))
+        assert not list(trained_rope.check_change(own, {"rope_type": kind}, length))
         wanted = trained_rope.extended(own, {"rope_type": kind}, length)
         if kind in unscaled(native.model_type):
             with pytest.raises(UserError, match="rope_parameters"):
@@ -318,8 +318,8 @@ def test_longrope_is_computed_and_kept():
     check_logits(eager, ours)
     check_generation(eager, ours)
     own = trained_rope.read(eager.config.to_dict(), "phi3")
-    assert not list(trained_rope.problems(own, {}, 64))
-    assert "kept as it is" in str(next(trained_rope.problems(own, {}, 65)))
+    assert not list(trained_rope.check_change(own, {}, 64))
+    assert "kept as it is" in str(next(trained_rope.check_change(own, {}, 65)))
     kept = decoder_configuration.configure(eager.config, rope_parameters=trained_rope.extended(own, {}, 64))
     assert kept.rope_parameters == eager.config.rope_parameters
 

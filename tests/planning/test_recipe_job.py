@@ -31,7 +31,7 @@ def test_the_recipe_says_all_that_decides():
     job = asked("--recipe", "llama2_7b_8k")
     layout = job.layout
     assert (job.length, job.global_batch, job.steps, job.element) == (8192, 64, 1000, 2)
-    assert (layout.gpus, layout.zero, layout.micro_batch, layout.checkpoint_layers) == (8, 3, 1, 1)
+    assert (layout.world, layout.zero, layout.micro_batch, layout.checkpoint_layers) == (8, 3, 1, 1)
     assert (job.parameters, job.trained_parameters) == (6_754_954_240, 147_876_864)
     assert layout.engine.reduce_bucket == 4096**2 and layout.engine.persistence == 40_960
 
@@ -119,7 +119,7 @@ def test_a_new_model_is_counted_as_it_will_be():
 
 def test_tensor_parallelism_is_read_from_the_recipe():
     layout = asked("--recipe", "llama2_7b_8k", "--tensor_parallel_size", "4", "--deepspeed", "zero2").layout
-    assert (layout.tensor, layout.replicas, layout.shards) == (4, 2, 2)
+    assert (layout.tensor, layout.data, layout.shards()) == (4, 2, 2)
 
 
 def test_disks_and_zero_plus_plus_are_read_from_the_json():

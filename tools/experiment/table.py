@@ -85,9 +85,9 @@ def read(name: str, scale: str = SMALL) -> Experiment:
         wrong = "no such file" if is_path else "no such experiment"
         remedy = f"{did_you_mean(name, shipped())}, or the path of a .yaml file"
         raise UserError(Problem("experiment", name, wrong, remedy))
-    problems: list[Problem] = []
-    given = {key: each.value for key, each in files.read_yaml(path, "experiment", problems).items()}
-    raise_if_any(problems)
+    file = files.read_file(path, "experiment")
+    raise_if_any(file.problems)
+    given = {key: each.value for key, each in file.own.items()}
     at_scale = given.pop(PAPER, None)
     if scale == PAPER:
         if not isinstance(at_scale, dict):

@@ -43,10 +43,10 @@ from tape_ds.errors import Problem, UserError, check_folder, collecting, command
 from tape_ds.markdown_table import markdown_table
 from tape_ds.models.loading import extendable
 from tape_ds.numbers import number
-from tape_ds.scoring import inspection, scored_texts
+from tape_ds.scoring import inspection, window_jobs
 from tape_ds.scoring.inspection import LayerView
 from tape_ds.scoring.models import FoundModel, used_at
-from tape_ds.scoring.scored_texts import ScoredText
+from tape_ds.scoring.window_jobs import ScoredText
 from tools.experiments import inspected_models
 
 NAME = "stability"
@@ -112,7 +112,7 @@ def read_texts(name: str, model: FoundModel, sources: Sequence[Source], own: arg
     for source in sources:
         with collecting(problems):
             lengths = {"min_tokens": own.tokens, "max_tokens": own.tokens, "max_documents": COUNT}
-            read = scored_texts.read(source, model.tokenizer(), split="heldout", **lengths)
+            read = window_jobs.read_texts(source, model.tokenizer(), split="heldout", **lengths)
             if len(sources) > 1:  # two may have files of one name
                 read = [replace(text, name=f"{source.spec} {text.name}") for text in read]
             texts += read

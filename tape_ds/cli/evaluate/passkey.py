@@ -67,8 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         data={f"passkey:{'multikey' if texts else options.form}": fingerprint},
         seed=None if options.protocol == "published" else options.seed,
     )
-    models.note_beyond(options.lengths, found)
-    models.note_bos(found)
+    models.print_notes(found, options.lengths)
     title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
 
     def ask_all() -> dict[str, Any]:

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
 
-    from tape_ds.scoring import causal_lm, models, resumable, scored_texts, window_jobs
+    from tape_ds.scoring import losses, models, resumable, window_jobs
     from tape_ds.scoring.resumable import Cost
 
     found = models.find(options, problems)
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     problems += models.check_lengths("--lengths", options.lengths, found)
     if options.bos and tokenizer.bos_token_id is None:
         problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
-    if (reason := causal_lm.unscorable(found.config)) is not None:
+    if (reason := losses.unscorable(found.config)) is not None:
         problems.append(Problem("model", found.name_or_path, reason, "score another model"))
     raise_if_any(problems)
 
@@ -70,9 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
-    models.note_beyond(options.lengths, found)
-    if not options.bos:
-        models.note_bos(found)
+    models.print_notes(found, options.lengths, bos=not options.bos)
     scoring = Scoring(
         convention=options.convention,
         stride=STRIDE if options.stride is None else options.stride,
@@ -83,11 +81,11 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     def score() -> dict[str, Any]:
-        parts: dict[str, list[scored_texts.ScoredText]] = {}
+        parts: dict[str, list[window_jobs.ScoredText]] = {}
         problems: list[Problem] = []
         for source in sources:
             with collecting(problems):
-                parts[source.spec] = scored_texts.read(source, tokenizer, bare=options.bos, **choice)
+                parts[source.spec] = window_jobs.read_texts(source, tokenizer, bare=options.bos, **choice)
         raise_if_any(problems)  # before the model is loaded
         jobs = window_jobs.plan(parts, options.lengths, scoring)
         require_covered(jobs, parts, options.lengths, scoring, found)

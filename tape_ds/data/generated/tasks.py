@@ -24,18 +24,19 @@ def make(name: str, options: Mapping[str, Any]) -> Task:
 
 def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
     problems, task = [], TASKS[name]
-    defaults = task.options
+    values = task.options
     for option, value in options.items():
-        field, kind = f"task_options.{option}", type(defaults.get(option))
-        if option not in defaults:
-            problems.append(Problem(field, value, f"not an option of {name}", did_you_mean(str(option), defaults)))
+        field, kind = f"task_options.{option}", type(values.get(option))
+        if option not in values:
+            problems.append(Problem(field, value, f"not an option of {name}", did_you_mean(str(option), values)))
         elif not (type(value) is kind or (kind is float and type(value) is int)):  # True is no int
             problems.append(Problem(field, value, "wrong type", f"give a {'whole ' if kind is int else ''}number"))
-    if problems or not isinstance(task, AddressingTask):
+    if problems:
         return problems
-    task = replace(task, **options)  # the bounds of an option may depend on others
-    return [
-        Problem(f"task_options.{option}", value, "out of range", f"give {least:,} to {most:,}")
-        for option, (least, most) in task.bounds().items()
-        if not least <= (value := task.options[option]) <= most
-    ]
+    values |= options
+    for option, (least, largest) in task.bounds.items():
+        most = values[largest] if isinstance(largest, str) else largest
+        if not least <= values[option] <= most:
+            remedy = f"give {least:,} to {most:,}"
+            problems.append(Problem(f"task_options.{option}", values[option], "out of range", remedy))
+    return problems

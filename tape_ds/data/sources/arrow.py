@@ -160,36 +160,24 @@ class ArrowFolder(TokenSource):
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
         if self.prepared and (problems := check_manifest(self.folder, self.field, self.spec)):
             return problems
-        if (self.folder / "dataset_dict.json").is_file():
-            split = min((child.name for child in self.folder.iterdir() if child.is_dir()), default="SPLIT")
-            remedy = f"name one: {self.spec.rstrip('/')}/{split}"
-            return [self.problem("a folder of several splits", remedy)]
-        remedy = "write it with datasets' save_to_disk"
         try:
             info = json.loads((self.folder / "dataset_info.json").read_text(encoding="utf-8"))
             columns = dict(info["features"])
             state = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
             absent = [name for each in state["_data_files"] if not (self.folder / (name := each["filename"])).is_file()]
-        except FileNotFoundError as error:
-            wrong = f"not a saved dataset: there is no {Path(error.filename).name} in it"
-            return [self.problem(wrong, f"{remedy}, or name files by text:, jsonl:, parquet:")]
         except (OSError, ValueError, KeyError, TypeError) as error:
+            remedy = "write it with datasets' save_to_disk; of several splits name one, DIR/SPLIT"
             return [self.problem(f"not a saved dataset ({error!r})", remedy)]
         if absent:
             return [self.problem(f"{', '.join(absent)} of it is missing", "copy the whole folder, or write it again")]
-        if not state["_data_files"]:
-            return [self.problem("it has no rows", "name data that hold text")]
-        if "input_ids" not in columns:
-            remedy = f"tokenise it first; its columns are {', '.join(columns)}"
-            return [self.problem("the dataset has no column 'input_ids'", remedy)]
 
         # a list of integers, which older datasets wrote as a list of one feature
-        feature = columns["input_ids"]
+        feature = columns.get("input_ids")
         inner = feature[0] if isinstance(feature, list) and feature else feature
         inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
-        integers = isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))
-        if inner is feature or not integers:
-            return [self.problem("'input_ids' is not a list of integers", "store token ids, one list a document")]
+        if inner is feature or not (isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))):
+            wrong = f"no column 'input_ids' of lists of integers (columns: {', '.join(columns)})"
+            return [self.problem(wrong, "store token ids, one list a document")]
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:

@@ -137,22 +137,20 @@ class TokenFile(TokenSource):
         if record is not None and size != record.tokens * width.itemsize:
             wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
             return [self.problem(wrong, "write it again")]
-        if size == 0:
-            return [self.problem("the file is empty", "name data that hold text")]
-        if size % width.itemsize:
+        if size == 0 or size % width.itemsize != 0:
             wrong = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
             return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
-        ids = np.fromfile(self.path, width, _CHECKED)
-        head = ids[:_HEAD].tobytes()
-        if record is None and (head.startswith(b"PK\x03\x04") or set(head) <= _PRINTED):
-            wrong = "it holds weights or an archive" if head.startswith(b"PK") else "it holds text"
-            return [
-                self.problem(f"{wrong}, not token ids", "bin: reads unsigned 16-bit token ids; for text, text:FILE")
-            ]
-        seconds = ids[1::2]
-        if record is None and len(seconds) and seconds.max() < (_HIGH if len(seconds) >= _ENOUGH else 1):
-            wrong = f"every second id is at most {seconds.max()}: these are ids of 32 or 64 bits, read as 16"
-            return [self.problem(wrong, "write 16-bit ids, or use tape-ds prepare-test-set, which notes the width")]
+        if record is None:  # of another format, or wider ids: read as 16 bits, these would be in many a vocabulary
+            ids = np.fromfile(self.path, width, _CHECKED)
+            head, seconds = ids[:_HEAD].tobytes(), ids[1::2]
+            highest = seconds.max() if len(seconds) else _HIGH
+            if (
+                head.startswith(b"PK\x03\x04")
+                or set(head) <= _PRINTED
+                or highest < (_HIGH if len(seconds) >= _ENOUGH else 1)
+            ):
+                wrong = "a text, an archive, or ids of 32 or 64 bits, and not unsigned 16-bit token ids"
+                return [self.problem(wrong, "write such ids, or use tape-ds prepare-test-set, which notes the width")]
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:

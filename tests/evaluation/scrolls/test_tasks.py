@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.errors import UserError
+from tape_ds.scoring import models
 from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
 from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answers
@@ -94,7 +95,7 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
     assert set(cut) == {room == 120}
     model, plain = says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
-    ours = HarnessModel(str(llama))
+    ours = HarnessModel(models.find_model(str(llama)))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
 

@@ -80,7 +80,7 @@ def test_held_out_problems_are_of_all_trained_lengths_and_never_trained(tmp_path
     for sample in (sample for _, some in run.held_out for sample in some):
         prompt, _, answer = "".join(sample.words).partition("=")
         first, second = (number[::-1] for number in prompt.split("+"))
-        assert task.is_test((first, second))
+        assert task.is_test((first, second), (len(first), len(second)))
         assert answer == str(int(first) + int(second))[::-1] + "[EOS]"
 
 
