@@ -90,7 +90,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         UserError: a source that cannot be converted, or rows that cannot be dropped.
     """
     from tape_ds.models import convert
-    from tape_ds.models.loading import configuration, model_folder, weight_files
+    from tape_ds.models.loading import extendable, model_folder, weight_files
     from tape_ds.models.loading.reference_checkpoint import from_reference
 
     if options.kind == "reference-to-tape":
@@ -107,7 +107,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
-        config = convert.tape_config(configuration.read(source), **changes)
+        config = convert.tape_config(extendable.read(source), **changes)
         tokenizer = read_tokenizer(options, source)
         model = convert.load(source, config, dtype="auto")
     if tokenizer is not None:

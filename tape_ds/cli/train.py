@@ -13,7 +13,7 @@ from tape_ds.config import command_line, deepspeed_config, kinds, loading
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.errors import command, is_main_process, raise_if_any, redacted
-from tape_ds.models.loading import config_file
+from tape_ds.models.loading import config_file, hub
 
 
 @command
@@ -62,7 +62,8 @@ def describe(recipe: Recipe) -> str:
     config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
     recipe = recipe_job.settle_here(recipe, config)
     name = getattr(recipe.model, "model", None)  # a new model has none
-    why = config_file.not_read(name) if name is not None and recipe.dry_run else None
+    asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
+    why = hub.config(name).why_not if asked else None
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
     layout = recipe.layout()
     rate = recipe.trainer_value("learning_rate")

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tape_ds.errors import UserError
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration, reference_checkpoint
+from tape_ds.models.loading import extendable, reference_checkpoint
 from tests.models.helpers import HEADS, SIZES, VOCABULARY, rounding, tiny_config, tiny_model, tokens
 from tests.test_layout import ROOT, SCRIPTS, called, sources
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_keeps_its_rows(tmp_path, size, encoding):
     sizes = SIZES | HEADS["gqa"] | {"vocab_size": size}
     llama = LlamaForCausalLM(LlamaConfig(**sizes))
     llama.save_pretrained(tmp_path)
-    ours = convert.load(tmp_path, convert.tape_config(configuration.read(tmp_path), position_encoding=encoding))
+    ours = convert.load(tmp_path, convert.tape_config(extendable.read(tmp_path), position_encoding=encoding))
     assert ours.config.vocab_size == ours.lm_head.out_features == size
     assert torch.equal(ours.model.embed_tokens.weight, llama.model.embed_tokens.weight)
     assert torch.equal(ours.lm_head.weight, llama.lm_head.weight)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration, model_folder
+from tape_ds.models.loading import extendable, model_folder
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
 def test_logits_are_transformers(folder, encoding):
     llama = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    config = convert.tape_config(configuration.read(folder), position_encoding=encoding)
+    config = convert.tape_config(extendable.read(folder), position_encoding=encoding)
     model = convert.load(folder, config, dtype=torch.float32)
     assert config.num_key_value_heads == 3 and config.tie_word_embeddings
     text = Path(ast_source()).read_text()

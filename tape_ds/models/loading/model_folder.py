@@ -26,8 +26,7 @@ from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import baichuan, hub
-from tape_ds.models.loading.config_file import SMOLLM2, check_name
-from tape_ds.models.loading.families import BAICHUAN, SHAPES
+from tape_ds.models.loading.config_file import BAICHUAN, SHAPES, SMOLLM2, check_name
 from tape_ds.models.loading.weight_files import fill, require_exact
 
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"

@@ -26,8 +26,8 @@ from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import convert
-from tape_ds.models.loading import config_file, configuration, extendable, model_folder
-from tape_ds.models.loading.families import by_class
+from tape_ds.models.loading import config_file, extendable, model_folder
+from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
@@ -157,7 +157,7 @@ class Extension(Run):
         target = recipe.model.target_length
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
-            f"{self.native.max_position_embeddings:,} -> {target:,}{by_class(native)}",
+            f"{self.native.max_position_embeddings:,} -> {target:,}{family_note(native)}",
             "encoding": f"{encodings.described(config)} from "
             + trained_rope.described_change(self.own_rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
@@ -219,7 +219,7 @@ def untrained_name(rope_parameters: dict[str, Any]) -> str:
 def resolve_base(recipe: ExtensionRecipe | FinetuningRecipe) -> tuple[str, PreTrainedConfig]:
     """Return the folder of a recipe's base model, and its configuration, which suits the recipe."""
     base = model_folder.resolve(base_path(recipe.model.model))
-    native = configuration.read(base)
+    native = extendable.read(base)
     raise_if_any(model_config.check_fit(recipe, native))
     return base, native
 
