@@ -361,6 +361,9 @@ class TapeModel(TapePreTrainedModel):
 def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
     """Compute with the encoding of ``config`` in this block, see :func:`change_positions`: to measure the model as the
     Llama it was before, with RoPE scaled or updates off, without loading it twice."""
+    if config is model.config:
+        yield
+        return
     kept = change_positions(model, config)
     try:
         yield
@@ -394,16 +397,10 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
     return kept
 
 
-@contextmanager
-def evaluated_at(model: "TapeForCausalLM", length: int) -> Iterator[None]:
+def evaluated_at(model: "TapeForCausalLM", length: int) -> AbstractContextManager[None]:
     """Compute in this block as the encoding does on texts of ``length`` tokens: ``yarn`` is trained on plain RoPE, and
     scaled to the length."""
-    config = encodings.config_at(model.config, length)
-    if config is model.config:
-        yield
-        return
-    with positions_of(model, config):
-        yield
+    return positions_of(model, encodings.config_at(model.config, length))
 
 
 def _set_positions(decoder: Any, encoding_and_layers: nn.ModuleList) -> None:
