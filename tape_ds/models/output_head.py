@@ -109,7 +109,9 @@ def causal_lm_loss(
     # peft's ``modules_to_save`` passes a call on, arguments and all, to its trained copy or to the original. Its
     # adapters (LoRA) add to the logits, which must exist for that.
     copies = getattr(head, "modules_to_save", None)
-    heads = [head.original_module, *copies.values()] if isinstance(copies, nn.ModuleDict) else [head]
+    heads: list[Any] = [head]
+    if isinstance(copies, nn.ModuleDict):
+        heads = [getattr(head, "original_module", None), *copies.values()]
     for each in heads:
         if isinstance(each, nn.Module) and not isinstance(each, OutputHead):
             logger.warning_once(
