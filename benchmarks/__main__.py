@@ -32,7 +32,7 @@ from benchmarks.groups import GROUPS, REPEATS, Group
 from benchmarks.shapes import Shape
 from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
-from tape_ds.attention.names import ENVIRONMENT
+from tape_ds.attention import ENVIRONMENT
 from tape_ds.errors import Problem, check_folder, command, did_you_mean, raise_if_any
 from tape_ds.kernels import jit
 

@@ -11,7 +11,7 @@ Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -20,7 +20,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import (
+    BASELINE,
+    BenchmarkCase,
+    CaseEntry,
+    Setting,
+    Truth,
+    expected_from,
+    operation,
+    truth_of,
+)
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Shape, document_lengths
 from tape_ds import attention
@@ -39,6 +48,9 @@ SDPA = {
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
 # Backends of the model that come first: a run may be cut short, and the others compile for long or are missing
 USUAL = ("varlen", "triton", "sdpa", "auto")
+
+# Those that ``choose`` chooses from, and what it has chosen
+DECODING = {"cuda": ("triton", "sdpa", "flash", "auto"), "cpu": ("auto",)}
 
 
 class AttentionInputs(NamedTuple):
@@ -125,33 +137,28 @@ def _refuse_large_matrices(q: Tensor, k: Tensor, whole: bool) -> None:
         raise ValueError(f"not asked: its matrix of scores would have {entries:.1e} entries")
 
 
-def implementations(shape: Shape, device: torch.device) -> Iterator[Implementation]:
+def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
     lengths = lengths_of(shape)
     on_cpu = device.type == "cpu"
     first = ("auto", "sdpa", "reference") if on_cpu else USUAL
     last = () if on_cpu else tuple(name for name in attention.available() if name not in USUAL)
-
-    def attended(name: str) -> Iterator[Implementation]:
-        for encoding in (BASELINE, "tape"):
-            yield Implementation(encoding, f"attend {name}", functools.partial(attend, name, lengths))
-
-    for name in first:
-        yield from attended(name)
+    ours = []
+    for name in (*first, *last):
+        make = functools.partial(attend, name, lengths)
+        ours += [Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")]
+    by_torch = []
     for name in () if lengths is not None else ("flash", "math") if on_cpu else SDPA:
         make = functools.partial(sdpa, name)
-        yield Implementation(BASELINE, f"sdpa {name}", make)
-        yield Implementation("tape", f"two calls, sdpa {name}", make)
+        by_torch.append(Implementation(BASELINE, f"sdpa {name}", make))
+        by_torch.append(Implementation("tape", f"two calls, sdpa {name}", make))
         if name != "flash":  # takes a single width
-            yield Implementation("tape", f"one call, sdpa {name}", make, joined=True)
-    for name in last:
-        yield from attended(name)
+            by_torch.append(Implementation("tape", f"one call, sdpa {name}", make, joined=True))
+    return ours[: 2 * len(first)] + by_torch + ours[2 * len(first) :]
 
 
-def case(shape: Shape, setting: Setting) -> BenchmarkCase:
-    return between(implementations(shape, setting.device), shape, setting)
-
-
-def between(compared: Iterable[Implementation], shape: Shape, setting: Setting) -> BenchmarkCase:
+def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | None = None) -> BenchmarkCase:
+    """Return the implementations, by default all :func:`implementations`, with their truth."""
+    compared = implementations(shape, setting.device) if compared is None else compared
     inputs = draw(shape, setting)
     shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}  # leaves, of all implementations with the same pieces
 
@@ -180,7 +187,7 @@ def between(compared: Iterable[Implementation], shape: Shape, setting: Setting) 
 
     entries = [CaseEntry(each.name, each.encoding, functools.partial(build, each)) for each in compared]
     lengths = lengths_of(shape) or (shape.tokens,)
-    truth = {name: functools.partial(truth_of, inputs, name, lengths) for name in (BASELINE, "tape")}
+    truth = {name: functools.partial(attention_truth, inputs, name, lengths) for name in (BASELINE, "tape")}
     return BenchmarkCase(entries, truth)
 
 
@@ -194,7 +201,7 @@ def draw(shape: Shape, setting: Setting) -> AttentionInputs:
     return AttentionInputs(*drawn)
 
 
-def truth_of(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> Truth:
+def attention_truth(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> Truth:
     """Compute the truth by plain matrices in fp64, and the error of the same in the inputs' precision."""
     exact = _by_heads(AttentionInputs(*(x.double() for x in inputs)), encoding, lengths)
     return expected_from(exact, _by_heads(inputs, encoding, lengths), inputs.q.dtype)
@@ -220,3 +227,38 @@ def _by_heads(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) ->
         whole["dk"][shared] += dk
         whole["dv"][shared] += dv
     return whole
+
+
+def decode(shape: Shape, setting: Setting) -> BenchmarkCase:
+    """Compare one new token over a long cache, forward only: what a step of generation costs.
+
+    The cache holds TAPE's value as the model keeps it, ``[v | e]`` in one tensor; its halves are read as views.
+    """
+    generator = torch.Generator(setting.device).manual_seed(0)
+
+    def draw(heads: int, tokens: int, width: int) -> Tensor:
+        size = (shape.batch, heads, tokens, width)
+        return torch.randn(size, generator=generator, device=setting.device).to(setting.dtype)
+
+    q = draw(shape.heads, 1, shape.width)
+    k, wide = (draw(shape.groups, shape.keys, width) for width in (shape.width, 2 * shape.width))
+    values = {BASELINE: wide[..., : shape.width].contiguous(), "tape": wide}
+    inputs = {encoding: {"q": q, "k": k, "v": value} for encoding, value in values.items()}
+
+    def build(encoding: str, backend: str | None) -> Runner:
+        if backend is None:
+            return operation(plain_attention, inputs[encoding])
+        function = attend(backend)
+
+        def call(q: Tensor, k: Tensor, value: Tensor) -> Tensor:
+            return torch.cat(function(q, k, *value.split(shape.width, dim=-1)), dim=-1)
+
+        return operation(call, inputs[encoding])
+
+    entries = [
+        CaseEntry(f"attend {backend}" if backend else "plain matrices", name, functools.partial(build, name, backend))
+        for backend in (None, *DECODING[setting.device.type])
+        for name in inputs
+    ]
+    truth = {name: functools.partial(truth_of, plain_attention, own, setting.dtype) for name, own in inputs.items()}
+    return BenchmarkCase(entries, truth)

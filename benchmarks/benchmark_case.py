@@ -98,19 +98,19 @@ def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtyp
 
 def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returned: Tensor | None = None) -> Runner:
     """Return a runner of a call with these inputs, in their order, and of the gradients that they require."""
-    wanted = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
+    leaves = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
 
     def forward() -> Tensor:
         return call(*inputs.values())
 
     def backward(out: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(out, list(wanted.values()), returned)
+        return torch.autograd.grad(out, list(leaves.values()), returned)
 
     def outcome() -> dict[str, Tensor]:
         out = forward()
-        return {"out": out.detach()} | (dict(zip(wanted, backward(out), strict=True)) if wanted else {})
+        return {"out": out.detach()} | (dict(zip(leaves, backward(out), strict=True)) if leaves else {})
 
-    return Runner(forward, backward if wanted else None, outcome, bytes_of(list(inputs.values())))
+    return Runner(forward, backward if leaves else None, outcome, bytes_of(list(inputs.values())))
 
 
 def truth_of(

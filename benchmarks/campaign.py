@@ -7,8 +7,7 @@
 
 Each stage is a process group with a limit; time that it does not use is left to the next ones. A stage that fails or is
 late never stops the next. ``campaign_PART.jsonl`` gets each row when it is known, and a line after each stage;
-``campaign_PART.tar.gz`` holds the logs, written again after each stage. With ``--results``, the folder of an earlier
-try, stages that were done there are not run again.
+``campaign_PART.tar.gz`` holds the logs, written again after each stage.
 
 Exit codes: 0 every stage is done; 1 one failed or was late; 2 invalid options, nothing started.
 """
@@ -40,11 +39,10 @@ from tape_ds.results import now
 WHEELS = ["deepspeed", "hjson", "msgpack", "ninja", "py-cpuinfo", "einops", "liger-kernel"]
 WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 WORK = ROOT / ".cache"
-LEAST_SECONDS = 5  # a stage is not begun with less
 GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
 REHEARSAL = 4  # factor of all limits in a rehearsal
 LOGGED = 1 << 20  # bytes that are kept of a log: its end
-DONE, FAILED, LATE, SKIPPED = "done", "failed", "late", "skipped"
+DONE, FAILED, LATE = "done", "failed", "late"
 
 
 class Stage(NamedTuple):
@@ -108,29 +106,19 @@ def collect(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks campaign", description=__doc__)
     out = Path(os.environ.get("OUT") or "runs/campaign")
-    parser.add_argument("--part", type=int, help="of --list; default: all of them")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for each part; default: %(default)g")
+    parser.add_argument("--part", type=int, choices=PARTS, help="nine minutes each; default: all of them")
     parser.add_argument("--out", type=Path, default=out, help="of rows and logs; default: $OUT, else %(default)s")
     parser.add_argument("--carried", type=Path, help="folder of python -m benchmarks collect")
-    parser.add_argument("--results", type=Path, help="folder of an earlier try: stages done there are not run again")
     parser.add_argument("--rehearse", action="store_true", help=f"in small on a CPU, with {REHEARSAL} times the limits")
-    parser.add_argument("--list", action="store_true", help="print the stages, their parts and limits")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
-    if options.list:
-        print("\n".join(f"{each.part}  {each.seconds:>4} s  {each.name}: {each.words}" for each in STAGES))
-        return 0
     problems = check_folder("--out", options.out)
-    if options.part not in (None, *PARTS):
-        problems.append(Problem("part", options.part, "unknown part", f"give one of {', '.join(map(str, PARTS))}"))
-    if not options.minutes > 0:
-        problems.append(Problem("minutes", options.minutes, "no time", "give more than 0"))
-    for field in ("carried", "results"):
-        if (folder := getattr(options, field)) is not None and not folder.is_dir():
-            problems.append(Problem(field, str(folder), "no such folder", "name an existing one, or leave it out"))
+    if options.carried is not None and not options.carried.is_dir():
+        remedy = "name an existing one, or leave it out"
+        problems.append(Problem("carried", str(options.carried), "no such folder", remedy))
     if not options.rehearse and not torch.cuda.is_available():
         problems.append(Problem("rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"))
     raise_if_any(problems)
@@ -157,11 +145,6 @@ class Part:
             shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        earlier = [] if options.results is None else sorted(options.results.glob("*.jsonl"))
-        lines = [line for path in earlier for line in table.lines(path)]
-        self.done = {line["stage"]: line["at"] for line in lines if line.get("end") == DONE}
-
-        self.until = time.time() + 60 * options.minutes * self.slower
         wheels = sorted(map(str, options.carried.glob("*.whl"))) if options.carried is not None else []
         if wheels:
             pip = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(self.site)]
@@ -178,13 +161,7 @@ class Part:
                 continue
             began, limit = time.time(), stage.seconds * self.slower
             allowed += limit
-            seconds = min(allowed, self.until) - began
-            if stage.name in self.done:
-                end, why = SKIPPED, f"done at {self.done[stage.name]}"
-            elif seconds < LEAST_SECONDS:
-                end, why = LATE, "no time was left to begin it"
-            else:
-                end, why = self.run_stage(stage, seconds)
+            end, why = self.run_stage(stage, allowed - began)
             line = {"stage": stage.name, "end": end, "seconds": round(time.time() - began, 1), "limit": limit}
             table.append(line | {"why": why, "at": now()}, self.rows)
             print(f"part {self.number} {end:<7} {stage.name}, {line['seconds']} of {limit} s: {why}", flush=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from benchmarks import attention, decode, encodings, launches, operations, recipe, smoke
+from benchmarks import attention, launches, operations, whole_models
 from benchmarks.benchmark_case import BenchmarkCase, Setting
 from benchmarks.shapes import Shape, read
 
@@ -32,7 +32,7 @@ class Group(NamedTuple):
 GROUPS = {
     "smoke": Group(
         "two layers of 7B's width: loss, every gradient, a step of AdamW and a decode, against a wider precision",
-        smoke.case,
+        whole_models.smoke,
         cuda=["7B L2 B1 T1024 N5", "7B L2 B1 T1024"],
         cpu=[],
         toys=(["small L2 B2 T24 N3", "small L2 B2 T24"], ["tiny L2 B1 T24 N3", "tiny L2 B1 T24"]),
@@ -66,7 +66,7 @@ GROUPS = {
     ),
     "decode": Group(
         "one token over a long cache, forward",
-        decode.case,
+        attention.decode,
         cuda=["B1 H32 G32 T1 S8192 K128", "B1 H32 G8 T1 S8192 K128", "B1 H9 G3 T1 S8192 K64"],
         cpu=["B1 H32 G32 T1 S8192 K128", "B1 H12 G12 T1 S8192 K64", "B1 H9 G3 T1 S8192 K64"],
         toys=(["B2 H4 G2 T1 S1000 K64"], ["B1 H4 G2 T1 S50 K8"]),
@@ -90,7 +90,7 @@ GROUPS = {
     ),
     "recipe": Group(
         "7B, frozen but for position updates and norms: whole training steps",
-        recipe.case,
+        whole_models.recipe,
         cuda=["7B L32 B1 T8192 N16", "7B L32 B1 T8192 N1"],
         cpu=[],
         toys=(["small L3 B2 T256 N3"], ["tiny L3 B1 T40 N3"]),
@@ -98,7 +98,7 @@ GROUPS = {
     ),
     "encodings": Group(
         "a whole model's forward, loss and backward by every encoding",
-        encodings.case,
+        whole_models.every_encoding,
         cuda=["155M L2 B8 T1024"],
         cpu=["155M L6 B1 T1024"],
         toys=(["small L3 B2 T256"], ["tiny L3 B1 T40"]),

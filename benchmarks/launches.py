@@ -3,27 +3,21 @@
 Each replaces the table's entry of one kernel and leaves the others as they are; ``attend triton`` is the tables as they
 are. Times are of the whole forward and the whole backward, so that differences are those of the kernel.
 
-Only launches are tried that the compile gate passes for sm_90: ``python -m tools.compile_kernels --kernels
-benchmarks.launches --capability 90`` compiles them again.
+Only launches are tried that passed the compile gate for sm_90; it compiles them again once they are in a table.
 """
 
 import functools
-import os
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
-import torch
-
-from benchmarks.attention import Implementation, attend, between, lengths_of
+from benchmarks import attention
+from benchmarks.attention import Implementation, attend, lengths_of
 from benchmarks.benchmark_case import BenchmarkCase, Setting
 from benchmarks.shapes import Shape
 from tape_ds.kernels import tape_attention_backward, tape_attention_forward
-from tape_ds.kernels.launch import AUTOTUNE, INTERPRETER, Launch, capability, padded
-from tape_ds.kernels.tape_attention import document_borders, tape_attention
-from tools.compile_gate.calls import LLAMA_7B, WHOLE, attention, differentiate, documents
+from tape_ds.kernels.launch import INTERPRETER, Launch, capability, padded
 
 
 class Swept(NamedTuple):
@@ -32,9 +26,6 @@ class Swept(NamedTuple):
     module: ModuleType
     table: str
     sound: str
-
-    def launches(self) -> list[Launch]:
-        return [Launch(*map(int, launch.split("x"))) for launch in self.sound.split()]
 
     def launched(self, key: tuple[int, int], launch: Launch) -> AbstractContextManager[Any]:
         return mock.patch.dict(getattr(self.module, self.table), {key: (launch,)})
@@ -77,19 +68,6 @@ SWEPT = {
 INTERPRETED = 2  # launches that Triton's interpreter tries, at seconds each
 
 
-def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield every launch at 7B's shape, for the compile gate."""
-
-    def call(swept: Swept, packed: bool, launch: Launch) -> None:
-        with swept.launched((90, 128), launch), mock.patch.dict(os.environ, {AUTOTUNE: "0"}):
-            borders = document_borders(documents(WHOLE)) if packed else None
-            differentiate(tape_attention, *attention(LLAMA_7B, dtype, WHOLE, WHOLE), document_ids=borders)
-
-    for (name, packed), swept in SWEPT.items():
-        for launch in swept.launches():
-            yield f"{name}{', packed' * packed}", functools.partial(call, swept, packed, launch)
-
-
 def case(shape: Shape, setting: Setting) -> BenchmarkCase:
     """Compare the unchanged tables, and ``ours, 128x64, 8 warps, 2 stages`` for every launch."""
     lengths = lengths_of(shape)
@@ -97,7 +75,8 @@ def case(shape: Shape, setting: Setting) -> BenchmarkCase:
     swept = SWEPT[shape.name, lengths is not None]
     key = (capability(setting.device), padded(shape.width))
     compared = [Implementation("tape", "attend triton", make)]
-    for launch in swept.launches()[: INTERPRETED if key[0] == INTERPRETER else None]:
+    launches = [Launch(*map(int, launch.split("x"))) for launch in swept.sound.split()]
+    for launch in launches[: INTERPRETED if key[0] == INTERPRETER else None]:
         name = f"ours, {launch.rows}x{launch.columns}, {launch.warps} warps, {launch.stages} stages"
         compared.append(Implementation("tape", name, make, around=functools.partial(swept.launched, key, launch)))
-    return between(compared, shape, setting)
+    return attention.case(shape, setting, compared)

@@ -7,7 +7,7 @@ Shape letters: B batch, T tokens.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -44,33 +44,30 @@ CHECKED_TOKENS = 256
 ENCODINGS = (BASELINE, "tape")
 
 
-def sizes(shape: Shape) -> dict[str, Any]:
-    window = max(shape.tokens, SIZES[shape.name]["max_position_embeddings"])
-    return SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
-
-
-def family(fields: Mapping[str, Any], setting: Setting) -> Callable[[str, str], TapeForCausalLM]:
+def family(shape: Shape, setting: Setting) -> Callable[[str, str], TapeForCausalLM]:
     """Return a function (encoding, backend) -> model in training mode, always with the same weights; all models share
     them, as far as they have them, with separate gradients."""
 
     @functools.cache
     def member(encoding: str, backend: str) -> TapeForCausalLM:
         if (encoding, backend) == (BASELINE, "sdpa"):
-            return build(fields, BASELINE, "sdpa", setting)
+            return build(shape, BASELINE, "sdpa", setting)
         if backend != "sdpa":
             return by_backend(member(encoding, "sdpa"), backend, setting.dtype)
-        other = build(fields, encoding, backend, setting)
+        other = build(shape, encoding, backend, setting)
         other.load_state_dict(member(BASELINE, "sdpa").state_dict(), strict=False, assign=True)
         return other.train()
 
     return member
 
 
-def build(fields: Mapping[str, Any], encoding: str, backend: str, setting: Setting) -> TapeForCausalLM:
+def build(shape: Shape, encoding: str, backend: str, setting: Setting) -> TapeForCausalLM:
     torch.manual_seed(0)
-    own = PLACEHOLDERS.get(encoding, {}) | {"position_encoding": encoding, "attention_backend": backend}
+    window = max(shape.tokens, SIZES[shape.name]["max_position_embeddings"])
+    fields = SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
+    fields |= PLACEHOLDERS.get(encoding, {}) | {"position_encoding": encoding, "attention_backend": backend}
     with setting.device:
-        model = TapeForCausalLM(TapeConfig(**fields, **own))
+        model = TapeForCausalLM(TapeConfig(**fields))
     generator = torch.Generator(setting.device).manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -126,11 +123,8 @@ def compared(
 def training(model: TapeForCausalLM, shape: Shape, backward: Callable[[Tensor], object] = Tensor.backward) -> Runner:
     """Run a model on all tokens; check it on the first ones."""
     ids, options = tokens(shape, model.device), packing(shape, model.device)
-
-    def outcome() -> dict[str, Tensor]:
-        return checked(model, shape)
-
-    return Runner(lambda: loss(model, ids, **options), backward, outcome, bytes_of(list(model.parameters())))
+    forward, outcome = functools.partial(loss, model, ids, **options), functools.partial(checked, model, shape)
+    return Runner(forward, backward, outcome, bytes_of(list(model.parameters())))
 
 
 def truth(model: TapeForCausalLM, shape: Shape, exact: torch.dtype = torch.float64) -> Truth:

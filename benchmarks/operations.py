@@ -1,4 +1,4 @@
-"""The fused operations beside attention: the customary form, compiled, and ours.
+"""The fused operations other than attention: the customary form, compiled, and ours.
 
 The rotation of queries is ``x cos + rotate_half(x) sin``; RoPE rotates by the start alone, TAPE by the start plus each
 head's deviation, which gets a gradient. The update of the position state is

@@ -110,7 +110,7 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
                     forms[key] = torch.empty_like(held, dtype=dtype or held.dtype, device="meta")
         names = _engine_names(forms, states, set(record.names)) if states else {}
         if not files and record.names:
-            raise ValueError("it holds no safetensors file, which tells the names of the weights")
+            raise ValueError("it holds no safetensors file, which would name the weights")
         need, free = 2 * sum(form.nbytes for form in forms.values()), storage.free_bytes(out.parent)
         if free < need:  # for the temporary files of `_write`, and the result
             wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"

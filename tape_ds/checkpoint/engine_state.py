@@ -25,8 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Size, Tensor
 
+ALLOWED: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+"""Classes that the engine's files may hold besides tensors and plain values."""
 PARTS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
 """Files of ZeRO stage 1, 2 or 3, which :class:`EngineState` reads."""
 TENSOR_PARALLEL = "tensor_parallel"
@@ -39,13 +44,13 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
     """Return the contents of one of the engine's files, tensors on the CPU; with ``mmap`` valid until the file changes.
     Raises ValueError if it is damaged, or names a class or function that such files do not need."""
     try:
-        with torch.serialization.safe_globals(allowed()):
+        with torch.serialization.safe_globals(ALLOWED):
             content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     except pickle.UnpicklingError as error:
         wrong = f"cannot be read ({str(error).partition('. ')[0]})"
         with (
             contextlib.suppress(RuntimeError, ValueError, pickle.UnpicklingError),
-            torch.serialization.safe_globals(allowed()),
+            torch.serialization.safe_globals(ALLOWED),
         ):
             if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(str(path)):
                 wrong = f"names {', '.join(foreign)}, and was not loaded"
@@ -56,15 +61,6 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is none of the engine's files")
     return content
-
-
-def allowed() -> list[Any]:
-    """Return the classes that the engine's files may hold besides tensors and plain values."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
 
 
 def engine_folder(checkpoint: Path) -> Path | None:
@@ -113,7 +109,7 @@ class EngineState:
             wrong = f"its engine's files have another form than ZeRO's ({type(error).__name__}: {error})"
             raise ValueError(wrong) from error
         if any(count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])):
-            raise ValueError(f"its {len(self.parts)} parts are not those of one job: they speak of {counts}")
+            raise ValueError(f"its {len(self.parts)} parts are not those of one job: the first names {counts}")
         if odd := [name for name, own in zip(names, sizes, strict=True) if own != sizes[0]]:
             raise ValueError(f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes")
 

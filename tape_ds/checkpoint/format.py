@@ -2,8 +2,8 @@
 
 A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` of size and SHA-256 of
 every file in it. It is written as ``checkpoint-N.writing`` and renamed when everything, manifest included, is on the
-disk: an interrupted save never looks like a checkpoint, and later damage shows in the manifest. This module does not
-know ranks: :mod:`.saving` writes, :mod:`.load` reads.
+disk: an interrupted save never looks like a checkpoint, and later damage shows in the manifest. Ranks come in with
+:mod:`.saving` and :mod:`.load`.
 
     trained.json, config.json, *.safetensors, tokenizer files    trained weights (tape_ds.checkpoint.trained)
     global_stepN/                                                the engine's state, a file for each rank
@@ -124,14 +124,17 @@ def entry(path: Path) -> Entry:
 
 
 def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
-    """Turn the complete folder ``aside`` into the checkpoint ``folder``: the one rename that counts.
-
-    An older checkpoint of this name is renamed first and removed last; :func:`tidy` restores it after a kill in
-    between. Raises ValueError if ``aside`` does not hold exactly the manifest's files.
-    """
+    """Turn the complete folder ``aside`` into the checkpoint ``folder``. Raises ValueError if it does not hold exactly
+    the manifest's files."""
     if wrong := missing_files(aside, manifest):
         raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
     manifest.write(aside)
+    replace(aside, folder)
+
+
+def replace(aside: Path, folder: Path) -> None:
+    """Rename ``aside`` to ``folder``, its files on the disk already. An older folder of this name is renamed first and
+    removed last; :func:`tidy` restores a checkpoint after a kill in between."""
     for inner in [path for path in aside.rglob("*") if path.is_dir()]:
         storage.sync(inner)
     replaced = folder.with_name(folder.name + REPLACED)
@@ -139,7 +142,7 @@ def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
         _delete(replaced)
         os.rename(folder, replaced)
     try:
-        os.rename(aside, folder)
+        os.rename(aside, folder)  # the one rename that counts
     except OSError:
         if replaced.exists():
             os.rename(replaced, folder)

@@ -7,8 +7,8 @@
 4. :func:`rank_state`: sums that the training loop sets to zero after that, before its first step.
 
 ``resume_from_checkpoint`` is a folder, true (the newest committed checkpoint of output_dir) or auto (the same, or a new
-start where there is none). A named folder must be whole. Where the newest is asked for, damaged ones are passed over
-for older ones, and a message names them and the damage.
+start where there is none). A named folder must be whole. For the newest, damaged ones are passed over for older ones,
+and a message names them and the damage.
 """
 
 import json
@@ -118,18 +118,20 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
     if resumed is None:
         return
     manifest, problems = resumed.manifest, []
-    new_run = "start a new run from its weights (tape-ds consolidate)"
+    new_run = "or start a new run from its weights (tape-ds consolidate)"
     if (manifest.stage is None) != (stage is None):
-        without = manifest.stage is None
-        wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
-        problems.append((wrong, f"resume as it was saved; or {new_run}"))
+        wrong = "saved without an engine, and this job has one"
+        if stage is None:
+            wrong = "saved with DeepSpeed, not without it"
+        problems.append(Problem(FIELD, str(resumed.folder), wrong, f"resume as it was saved; {new_run}"))
     elif bool(manifest.stage) != bool(stage):
         wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
-        problems.append((wrong, f"deepspeed: zero{manifest.stage}; or {new_run}"))
+        problems.append(Problem(FIELD, str(resumed.folder), wrong, f"deepspeed: zero{manifest.stage}; {new_run}"))
     if manifest.tensor != tensor:
         wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
-        problems.append((wrong, f"tensor_parallel_size: {manifest.tensor}, or {new_run}"))
-    raise_if_any([Problem(FIELD, str(resumed.folder), wrong, remedy) for wrong, remedy in problems])
+        remedy = f"tensor_parallel_size: {manifest.tensor}, {new_run}"
+        problems.append(Problem(FIELD, str(resumed.folder), wrong, remedy))
+    raise_if_any(problems)
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:

@@ -7,7 +7,6 @@ trained, the folder is an ordinary model folder itself.
 """
 
 import copy
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,11 +17,13 @@ import deepspeed
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
+from pydantic import ConfigDict, TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tape_ds import storage
+from tape_ds.checkpoint.format import WRITING, replace
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.cuts import cut_of
 from tape_ds.distributed.rank_sync import RankSync
@@ -34,11 +35,14 @@ from tape_ds.run_folder import WHOLE_WEIGHTS
 
 FORMAT = 1
 WEIGHTS = "trained.safetensors"
+_REMEDY = "give the folder 'trained' of a run, or one of its checkpoints"
 
 
 @dataclass(frozen=True)
 class TrainedRecord:
     """Contents of ``trained.json``."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     base: str | None
     """Name or path of the model that was extended, as :mod:`tape_ds.models.loading.model_folder` takes it; None for a
@@ -47,7 +51,7 @@ class TrainedRecord:
     names: tuple[str, ...]
     """Exact names of the trained parameters; none where only the configuration differs from the base's."""
     base_commit: str | None = None
-    """Of a base from the hub: the commit that was trained on."""
+    """Commit of a base from the hub."""
     base_files: Mapping[str, str] | None = None
     """Fingerprints of the base's weights by file; None in what older versions saved."""
     format: int = FORMAT
@@ -154,24 +158,18 @@ def replace_trained(
 ) -> None:
     """Call :func:`save_trained` so that an older folder of trained weights stays whole until the new one is; every rank
     must call it."""
-    aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
-    is_writer = RankSync().rank == 0
-    if is_writer:
-        for left_over in (aside, replaced):
-            shutil.rmtree(left_over, ignore_errors=True)
+    aside = folder.with_name(folder.name + WRITING)
+    if RankSync().rank == 0:
+        shutil.rmtree(aside, ignore_errors=True)
     try:
         save_trained(aside, model, record, tokenizer)
     except Exception:
         shutil.rmtree(aside, ignore_errors=True)  # else a full disk stays full
         raise
-    if is_writer:
+    if RankSync().rank == 0:
         for path in aside.iterdir():
             storage.sync(path)
-        if folder.exists():
-            folder.rename(replaced)
-        aside.rename(folder)
-        storage.sync(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        replace(aside, folder)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -181,28 +179,22 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def read_record(folder: str | Path) -> TrainedRecord:
-    path = Path(folder) / RECORD
-    remedy = "give the folder 'trained' of a run, or one of its checkpoints"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        record = TypeAdapter(TrainedRecord).validate_json((Path(folder) / RECORD).read_bytes())
+        if record.format != FORMAT:
+            raise ValueError(f"it is of format {record.format}, this version reads {FORMAT}")
+        return record
     except (OSError, ValueError) as error:
-        raise UserError(Problem("trained weights", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
-    if (
-        not isinstance(fields, dict)
-        or not {"base", "method", "names", "format"} <= fields.keys() <= TrainedRecord.__dataclass_fields__.keys()
-        or fields["format"] != FORMAT
-        or not all(isinstance(fields.get(name), str | None) for name in ("base", "base_commit"))
-        or not isinstance(fields.get("base_files"), dict | None)
-        or not isinstance(fields["names"], list)
-        or not all(isinstance(name, str) for name in (fields["method"], *fields["names"]))
-    ):
-        raise UserError(Problem("trained weights", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
-    return TrainedRecord(**(fields | {"names": tuple(fields["names"])}))
+        wrong, remedy = (
+            f"no readable {RECORD} ({error})",
+            "give the folder 'trained' of a run, or one of its checkpoints",
+        )
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
 
 
 def differences(folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord) -> list[str]:
-    """Return the fields in which a folder of trained weights is of another run than ``model`` and ``record``, without
-    those that only describe how a model is held or saved."""
+    """Return the fields in which a folder of trained weights differs from ``model`` and ``record``, without those that
+    only describe how a model is held or saved."""
     saved = read_record(folder)
     fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
     if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved
@@ -237,10 +229,11 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
     if any(folder.glob(WHOLE_WEIGHTS)):
         return extendable.load(folder, config, **arguments)
     if record.base is None:
-        remedy = "restore its model*.safetensors; there is no base to put anything onto"
-        raise UserError(
-            Problem("trained weights", str(folder), "a model trained from scratch, without weights", remedy)
+        wrong, remedy = (
+            "a model trained from scratch, without weights",
+            "restore its model*.safetensors: it has no base",
         )
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     model: Any = extendable.load(find_base(folder, record, base_anyway), config, **arguments)
     if (folder / "adapter_config.json").exists():
         raise_if_any(weight_files.check_adapter(folder, "trained weights"))
@@ -257,8 +250,7 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes."""
     files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
     if not files:
-        remedy = "give the folder 'trained' of a run, or one of its checkpoints"
-        raise UserError(Problem("trained weights", str(folder), "it holds no weights", remedy))
+        raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
     tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "trained weights").items()}
     own = dict(model.named_parameters(remove_duplicate=False))
     parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
@@ -266,13 +258,13 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
         first = _first_names(model)
         parameters = {name: own[name] for name in own if first[name] in parameters}
         parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
-    wrong = sorted(
+    misfits = sorted(
         {*(tensors.keys() ^ parameters.keys()), *(set(names) - own.keys())}
         or {n for n, tensor in tensors.items() if tensor.shape != parameters[n].shape}
     )
-    if wrong:
-        wrong_text = f"tensors that do not fit this model: {', '.join(wrong[:8])}"
-        raise UserError(Problem("trained weights", str(folder), wrong_text, "use the folder with the base it names"))
+    if misfits:
+        wrong, remedy = f"tensors that do not fit this model: {', '.join(misfits[:8])}", "use it with the base it names"
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)

@@ -18,7 +18,6 @@ from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Verify, assemble, write."""
     parser = Parser(prog="tape-ds consolidate", description=__doc__)
     parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
     parser.add_argument("out", help="a new folder")

@@ -22,10 +22,11 @@ from tape_ds import building, paths
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Parse, check, convert."""
     parser = Parser(prog="tape-ds convert", description=__doc__)
     parser.add_argument("kind", choices=["llama-to-tape", "tape-to-llama", "reference-to-tape"])
     parser.add_argument("source")
@@ -36,18 +37,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, help="keep this many rows of the vocabulary, the first ones")
     parser.add_argument("--tokenizer", help="folder or hub id of the tokenizer; default: the source's")
     options = parser.parse_args(argv)
+    from tape_ds import encodings
+    from tape_ds.run_folder import check_whole
 
-    from tape_ds import encodings, run_folder
-
-    problems = paths.check_new("out", Path(options.out))
-    problems += run_folder.check_whole("source", options.source, options.source)
+    problems = paths.check_new("out", Path(options.out)) + check_whole("source", options.source, options.source)
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
-    given = {} if options.position_options is None else options.position_options
-    if not isinstance(given, dict):
-        problems.append(Problem("--position_options", given, "not a mapping", 'give one, such as {"rank": 64}'))
+    if not isinstance(options.position_options, dict | None):
+        wrong, remedy = "not a mapping", 'give a mapping, such as {"rank": 64}'
+        problems.append(Problem("--position_options", options.position_options, wrong, remedy))
     elif options.kind == "llama-to-tape":
-        problems += encodings.check_options(options.position_encoding, given)
+        problems += encodings.check_options(options.position_encoding, options.position_options or {})
     if options.rows is not None and options.rows < 1:
         problems.append(Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep"))
     raise_if_any(problems)
@@ -94,14 +94,12 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
-        config = convert.tape_config(extendable.read(source), **changes)
-        model = convert.load(source, config, dtype="auto")
+        model = convert.load(source, convert.tape_config(extendable.read(source), **changes), dtype="auto")
 
-    tokenizer: Any = None
-    files_of_tokenizers = (Path(source) / "tokenizer.json", Path(source) / "tokenizer.model")
+    tokenizer = None
     if options.tokenizer is not None:
         tokenizer = tokenizers.load(options.tokenizer, "--tokenizer")
-    elif not Path(source).is_dir() or any(file.is_file() for file in files_of_tokenizers):
+    elif not Path(source).is_dir() or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
         tokenizer = tokenizers.load(source, "source")
     if tokenizer is not None:
         raise_if_any(convert.check_rows(model.config, tokenizer))

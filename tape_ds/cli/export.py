@@ -19,7 +19,6 @@ from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Parse, check, export."""
     parser = Parser(prog="tape-ds export", description=__doc__)
     add_new_folder(parser, "source")
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")

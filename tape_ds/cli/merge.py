@@ -17,7 +17,6 @@ from tape_ds.errors import command, raise_if_any
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Load, merge, save."""
     parser = Parser(prog="tape-ds merge", description=__doc__)
     add_new_folder(parser, "trained")
     options = parser.parse_args(argv)

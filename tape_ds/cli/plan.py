@@ -135,7 +135,7 @@ def page(plan: Plan, price: float | None) -> str:
 
     job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
     assert gpu is not None, "this command asks about GPUs"
-    layout, done, tokens = job.layout, roofline.work(job), job.step_tokens
+    layout, done, tokens = job.layout, roofline.work(job), job.global_batch * job.length
     moments = ", ".join(f"{each.moment} {each.total / GIB:.1f}" for each in found.moments)
     calls = f"{job.attention_calls} call{'s' * (job.attention_calls > 1)} a layer and forward"
     sizes = {name: size for name, size in found.peak.parts().items() if size} | {
@@ -144,10 +144,10 @@ def page(plan: Plan, price: float | None) -> str:
         "NVMe": found.nvme,
         "checkpoint on disk, of all ranks": found.checkpoint,
     }
-    hours = plan.hours * layout.world
-    run = f"{job.steps:,} steps, {plan.hours:,.1f} h, {hours:,.0f} GPU-hours"
+    hours = step.all * job.steps / 3600
+    run = f"{job.steps:,} steps, {hours:,.1f} h, {hours * layout.world:,.0f} GPU-hours"
     in_all = f"{found.peak.total / GIB:.1f} of {gpu.memory / GIB:.1f} GiB"
-    cost = "" if price is None else f", {hours * price:,.0f} at {price:g} for a GPU and hour"
+    cost = "" if price is None else f", {hours * layout.world * price:,.0f} at {price:g} for a GPU and hour"
     blocks: dict[str, Mapping[str, str]] = {
         f"{layout.world} x {gpu.name}: {layout.command_line()}": {
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",

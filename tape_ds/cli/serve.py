@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Check, load, serve until a signal stops it."""
     parser = Parser(prog="tape-ds serve", description=__doc__)
     add_model(parser)
     group = parser.add_argument_group("server")
@@ -44,14 +43,13 @@ def main(argv: list[str] | None = None) -> int:
         wrong = "fastapi, uvicorn and openai are needed, and not all are installed"
         problems.append(Problem("tape-ds serve", None, wrong, "pip install 'tape_ds[serve]'"))
     is_ipv6 = ":" in options.host
-    address = f"{f'[{options.host}]' if is_ipv6 else options.host}:{options.port}"
+    place = f"[{options.host}]:{options.port}" if is_ipv6 else f"{options.host}:{options.port}"
     try:
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         with socket.create_server((options.host, options.port), family=family):
             pass
     except (OSError, OverflowError) as error:
-        wrong = f"cannot be listened at ({error})"
-        problems.append(Problem("--port", address, wrong, "choose another --port or --host"))
+        problems.append(Problem("--port", place, f"cannot be listened at ({error})", "choose another --port or --host"))
     with collecting(problems):
         found = models.find(options)
         longest = options.max_length or found.native_length
@@ -69,13 +67,13 @@ def main(argv: list[str] | None = None) -> int:
     model = found.load()
     with models.used_at(model, longest):
         app = application(model, found.tokenizer(), name, longest)
-        print(f"{name}, up to {longest:,} tokens: http://{address}/v1", flush=True)
+        print(f"{name}, up to {longest:,} tokens: http://{place}/v1", flush=True)
         uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
     return 0
 
 
 def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", name: str, length: int) -> Any:
-    """Return transformers' FastAPI application, with one model in it.
+    """transformers' FastAPI application, with one model in it.
 
     Args:
         model: in evaluation mode, on its device.
@@ -123,11 +121,12 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
         gen_config.max_new_tokens = min(asked, length - tokens)
 
     def prompt(inputs: Any) -> dict[str, Any]:
+        """Return the part of a tokenized text that is a prompt."""
         part = prompt_part(inputs["input_ids"][0].tolist(), tokenizer)
-        return {name: each_1T[:, part] for name, each_1T in inputs.items()}
+        return {name: ids_1T[:, part] for name, ids_1T in inputs.items()}
 
     class Completions(completion.CompletionHandler):
-        """Cuts the tokens that a tokenizer puts after a text; a chat template begins and ends its own."""
+        """Reads prompts as the rest of this project does; a chat template begins and ends its own."""
 
         def _streaming(self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any) -> Any:
             return super()._streaming(request_id, model, processor, name, prompt(inputs), *rest)
@@ -138,28 +137,25 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
             return await super()._non_streaming(request_id, model, processor, name, prompt(inputs), *rest)
 
     async def refuse(_: Any, error: Any) -> Any:
-        """Answer in the form that OpenAI's clients show; a bad request raises ValueError."""
+        """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""
         body = {"message": str(getattr(error, "detail", error)), "type": "invalid_request_error"}
         return JSONResponse({"error": body}, getattr(error, "status_code", 400))
-
-    # The other endpoints depend on transformers' version.
-    handlers = {}
-    for parameter in inspect.signature(server.build_server).parameters:
-        kind = parameter.removesuffix("_handler")
-        if kind != parameter and kind not in ("chat", "completion"):
-            names = vars(importlib.import_module(f"transformers.cli.serving.{kind}"))
-            handlers[parameter] = next(value for name, value in names.items() if name.lower() == f"{kind}handler")
 
     manager, state = OneModel(), GenerationState()
     manager.force_model = name
     state._generate_managers[manager.process_model_name(name)] = WithinLength()
-    app = server.build_server(
-        manager,
-        chat_completion.ChatCompletionHandler(manager, state),
-        completion_handler=Completions(manager, state),
-        generation_state=state,
-        **{parameter: handler(manager, state) for parameter, handler in handlers.items()},
-    )
+    handlers = {
+        "chat_handler": chat_completion.ChatCompletionHandler(manager, state),
+        "completion_handler": Completions(manager, state),
+    }
+    # transformers' own for its other endpoints; which there are depends on its version
+    for parameter in inspect.signature(server.build_server).parameters:
+        if parameter.endswith("_handler") and parameter not in handlers:
+            kind = parameter.removesuffix("_handler")
+            names = vars(importlib.import_module(f"transformers.cli.serving.{kind}"))
+            handler = next(value for name, value in names.items() if name.lower() == f"{kind}handler")
+            handlers[parameter] = handler(manager, state)
+    app = server.build_server(manager, generation_state=state, **handlers)
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(ValueError, refuse)
     return app

@@ -103,15 +103,50 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
+def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) -> Collected:
     """Return all values of the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) and of its bases.
 
     A recipe's values replace those of its base; a mapping is not merged into the base's, whose keys might not fit the
     new ones. For an unknown name the recipes of ``launcher`` are suggested.
     """
-    place = _find_or_report(name, RECIPES, "recipe", problems, launcher)
+    below: str | RecipeLine | None = name
+    folder, field, where = RECIPES, "recipe", ""
+    found: Collected = {}
+    above: list[RecipeLine] = []
+    while below is not None:
+        place = find(below, folder) if isinstance(below, str) else below
+        if place is None:
+            known = recipes_of(launcher) if launcher else []
+            remedy = f"{did_you_mean(Path(str(below)).stem, known)} (in {RECIPES}), or give the path of a .yaml file"
+            problems.append(Problem(field, below, f"no such recipe{where}", remedy))
+            # a shipped file that is broken hides its variants
+            problems += [each for path in _shipped_paths(RECIPES) for each in _shipped_file(path).problems]
+            break
+        if place in above:
+            loop = " -> ".join(map(str, (*above[above.index(place) :], place)))
+            wrong = f"recipes build on each other in a circle: {loop}"
+            problems.append(Problem("base", str(place), wrong, "break the circle"))
+            break
+        is_shipped = place.path.is_relative_to(RECIPES.resolve())
+        file = _shipped_file(place.path) if is_shipped else read_file(place.path, field)
+        if all(place.path != each.path for each in above):  # else reported already
+            problems += file.problems
+        own = dict(file.variants[place.variant]) if place.variant else dict(file.own)
+        if place.variant:
+            own.pop("about", None)
+        base = own.pop("base", None)
+        found = own | found
+        above.append(place)
+        folder, field, below = place.path.parent, "base", None
+        if base is None and place.variant:
+            below = RecipeLine(place.path)
+        elif base is not None and isinstance(base.value, str):
+            below, where = base.value, f" ({base.where})"
+        elif base is not None:
+            wrong = f"not the name of a recipe ({base.where})"
+            problems.append(Problem("base", base.value, wrong, "give one name"))
     # a copy, since a shipped file is read once for all recipes of a process
-    return {} if place is None else copy.deepcopy(_read_chain(place, "recipe", (), problems, launcher))
+    return copy.deepcopy(found)
 
 
 def require_launcher(name: str, collected: Collected, launcher: str) -> None:
@@ -143,7 +178,7 @@ def shipped() -> dict[str, RecipeLine]:
 
 
 def recipes_of(launcher: str) -> list[str]:
-    chains = {name: _read_chain(place, "recipe", (), [], "") for name, place in shipped().items()}
+    chains = {name: read_recipe(place, "", []) for name, place in shipped().items()}
     return sorted(name for name, each in chains.items() if "launcher" in each and each["launcher"].value == launcher)
 
 
@@ -156,44 +191,6 @@ def about(name: str) -> str:
     comment = re.match(r"(?:# .*\n)*", place.path.read_text(encoding="utf-8"))
     joined = " ".join(line.removeprefix("# ") for line in comment[0].splitlines()) if comment else ""
     return re.split(r"(?<=[.!?]) (?=[A-Z])", joined)[0]
-
-
-def _read_chain(
-    place: RecipeLine, field: str, above: tuple[RecipeLine, ...], problems: list[Problem], launcher: str
-) -> Collected:
-    if place in above:
-        loop = " -> ".join(map(str, (*above[above.index(place) :], place)))
-        wrong = f"recipes build on each other in a circle: {loop}"
-        problems.append(Problem("base", str(place), wrong, "break the circle"))
-        return {}
-    file = _shipped_file(place.path) if _is_shipped(place.path) else read_file(place.path, field)
-    if all(place.path != each.path for each in above):  # else reported already
-        problems += file.problems
-    found = dict(file.own)
-    if place.variant:
-        found = {name: given for name, given in file.variants[place.variant].items() if name != "about"}
-    base = found.pop("base", None)
-    if base is None:
-        below = RecipeLine(place.path) if place.variant else None
-    elif isinstance(base.value, str):
-        below = _find_or_report(base.value, place.path.parent, "base", problems, launcher, f" ({base.where})")
-    else:
-        problems.append(Problem("base", base.value, f"not the name of a recipe ({base.where})", "give one name"))
-        below = None
-    return found if below is None else _read_chain(below, "base", (*above, place), problems, launcher) | found
-
-
-def _find_or_report(
-    name: str, folder: Path, field: str, problems: list[Problem], launcher: str, where: str = ""
-) -> RecipeLine | None:
-    place = find(name, folder)
-    if place is None:
-        known = recipes_of(launcher) if launcher else []
-        remedy = f"{did_you_mean(Path(name).stem, known)} (in {RECIPES}), or give the path of a .yaml file"
-        problems.append(Problem(field, name, f"no such recipe{where}", remedy))
-        # a shipped file that is broken hides its variants
-        problems += [each for path in _shipped_paths(RECIPES) for each in _shipped_file(path).problems]
-    return place
 
 
 def find(name: str, folder: Path) -> RecipeLine | None:
@@ -227,10 +224,6 @@ def _shipped_file(path: Path) -> RecipeFile:
     return read_file(path, "recipe")
 
 
-def _is_shipped(path: Path) -> bool:
-    return path.is_relative_to(RECIPES.resolve())
-
-
 def read_file(path: Path, field: str) -> RecipeFile:
     """Return a file's own recipe and its variants; its problems have the name ``field`` where they have no better."""
     own: Collected = {}
@@ -249,7 +242,7 @@ def read_file(path: Path, field: str) -> RecipeFile:
             problems.append(Problem(name, path.name, wrong, "keep one of the two"))
         own = loader.collected(node, path)
         table = own.pop("variants", None)
-        if table is not None and not _is_shipped(path):
+        if table is not None and not path.is_relative_to(RECIPES.resolve()):
             wrong = f"only recipes of {RECIPES} have variants ({table.where})"
             problems.append(Problem("variants", str(path), wrong, "write a file for each, with base: NAME"))
         elif table is not None and not isinstance(table.value, dict):

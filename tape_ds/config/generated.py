@@ -9,11 +9,11 @@ from pydantic import Field, field_validator
 
 from tape_ds import encodings
 from tape_ds.config import loading, new_model
-from tape_ds.data.generated import arithmetic, tasks
+from tape_ds.data import generated
+from tape_ds.data.generated import TASKS, arithmetic
 from tape_ds.data.generated.addressing import REACHES, AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import Size, Task, Test, tokenizer_of
-from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-DIGITS = 4
-"""Stand-in for digits that are missing."""
-LONGEST = 200
-"""Most digits of an operand in training."""
+DIGITS = 4  # stand-in for digits that are missing
+LONGEST = 200  # most digits of an operand in training
 DRAWN_FROM = 2
 """Range of an encoding that draws positions, in multiples of the longest test's tokens; the published ratio."""
 
@@ -78,26 +76,8 @@ class Lengths:
     """A task with its sizes in training and in tests."""
 
     task: Task
-    trained: Size
-    """See :meth:`Task.training_size`."""
-    tested: tuple[int, ...]
-    """See :meth:`Task.tests`."""
-
-    @classmethod
-    def of(cls, data: GeneratedData) -> "Lengths":
-        """Return those of a recipe's fields, with stand-ins for values that are wrong."""
-        name, options = data.task, data.task_options or {}
-        task = TASKS[name] if tasks.check(name, options) else tasks.make(name, options)
-        if isinstance(task, ArithmeticTask):
-            first = max(1, data.max_digits or DIGITS)
-            second = max(1, data.max_digits_second or first)
-            return cls(task, (first, second), task.reached((first, second), data.test_digits))
-        assert isinstance(task, AddressingTask), "there is no other kind of task"
-        given = data.train_lengths or []
-        trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
-        reached = {min(int(trained[1] * reach) // task.step * task.step, task.longest) for reach in REACHES}
-        tested = data.test_lengths or sorted(reached)
-        return cls(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
+    trained: Size  # see `training_size`
+    tested: tuple[int, ...]  # see `tests`
 
 
 def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
@@ -131,7 +111,19 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths.of(self.data)
+        """The recipe's, with stand-ins for values that are wrong."""
+        data, name, options = self.data, self.data.task, self.data.task_options or {}
+        task = TASKS[name] if generated.check(name, options) else generated.make(name, options)
+        if isinstance(task, ArithmeticTask):
+            first = max(1, data.max_digits or DIGITS)
+            second = max(1, data.max_digits_second or first)
+            return Lengths(task, (first, second), task.reached((first, second), data.test_digits))
+        assert isinstance(task, AddressingTask), "there is no other kind of task"
+        given = data.train_lengths or []
+        trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
+        reached = {min(int(trained[1] * reach) // task.step * task.step, task.longest) for reach in REACHES}
+        tested = data.test_lengths or sorted(reached)
+        return Lengths(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
 
     @property
     def tests(self) -> tuple[list[Test], int]:
@@ -217,7 +209,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         data, task = self.data, self.lengths.task
         if not isinstance(task, AddressingTask):
             return
-        if wrong_options := tasks.check(data.task, data.task_options):
+        if wrong_options := generated.check(data.task, data.task_options):
             yield from wrong_options
             return
         if data.train_lengths is DERIVED:

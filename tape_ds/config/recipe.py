@@ -52,11 +52,10 @@ class Recipe(ABC):
     """Whether every sequence fills the window; else a batch is as long as its longest sequence."""
 
     name: str
-    """The recipe's name, or the stem of its path."""
+    """Or the stem of its path."""
     model: Any
     """The section about the model; every kind's has ``liger`` and ``attention_backend``."""
     data: Any
-    """The section about the data."""
     optimization: Optimization
     safety: Safety
     scale: Scale
@@ -166,9 +165,8 @@ class Recipe(ABC):
 
     def accumulation(self) -> int:
         """Backward passes per optimizer step and process; 1 without steps."""
-        if not self.trains:
-            return 1
-        return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * self.layout().data)
+        layout = self.layout()
+        return self.global_batch_size // (layout.micro_batch * layout.data) if self.trains else 1
 
     def training_arguments(self) -> "TrainingArguments":
         """Return the trainer's arguments; transformers picks the device and starts the process group here.
@@ -229,10 +227,9 @@ class Recipe(ABC):
     def _batch(self) -> Iterator[Problem]:
         if not self.trains or list(check_groups(self.scale, self.world_size)):  # then Scale's rule has the problem
             return
-        layout = self.layout()
-        batch, each = self.global_batch_size, self.trainer_value("per_device_train_batch_size")
+        layout, written = self.layout(), self.trainer_value("gradient_accumulation_steps")
+        batch, each = self.global_batch_size, layout.micro_batch
         shared = each * layout.data
-        written = self.trainer_value("gradient_accumulation_steps")
         if batch < 1:
             yield Problem("global_batch_size", batch, "too small", "give 1 or more")
         elif batch % shared:
@@ -246,25 +243,22 @@ class Recipe(ABC):
             wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
             yield Problem("gradient_accumulation_steps", written, wrong, "remove it: it follows from global_batch_size")
 
-    @rule("liger", "use_cpu")
-    def _liger(self) -> Iterator[Problem]:
-        if self.model.liger == "on" and not self.elsewhere and (reason := liger.why_not(self._device())) is not None:
-            remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
-            yield Problem("liger", "on", reason, remedy)
+    @rule("liger", "attention_backend", "use_cpu")
+    def _kernels(self) -> Iterator[Problem]:
+        wanted = self.model.attention_backend
+        unknown = list(attention.check_backend(wanted))
+        yield from unknown
+        if self.elsewhere or (self.model.liger != "on" and attention.requested(wanted) == "auto"):
+            return
 
-    @rule("attention_backend", "use_cpu")
-    def _attention(self) -> Iterator[Problem]:
-        unknown = list(attention.check_backend(self.model.attention_backend))
-        named = attention.requested(self.model.attention_backend)
-        if unknown or self.elsewhere or named == "auto":
-            yield from unknown
-        elif (lacking := attention.missing(named, self._device().type)) is not None:
-            yield lacking
-
-    def _device(self) -> Any:
         import torch
 
-        return torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
+        device = torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
+        if not unknown and (lacking := attention.missing(attention.requested(wanted), device.type)) is not None:
+            yield lacking
+        if self.model.liger == "on" and (reason := liger.why_not(device)) is not None:
+            remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
+            yield Problem("liger", "on", reason, remedy)
 
     @rule(
         *("deepspeed", "bf16", "fp16", "learning_rate", "per_device_train_batch_size", "global_batch_size"),

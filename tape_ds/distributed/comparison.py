@@ -4,22 +4,28 @@ A machine with another commit, other data or another copy of the base model sile
 what they are about to run with, and end with one message that names the machine, the subject and both values.
 """
 
+import contextlib
 import hashlib
+import ipaddress
 import json
 import os
+import socket
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from tape_ds import exit_codes, results
-from tape_ds.distributed import interface, rendezvous
+from tape_ds.distributed import rendezvous
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.kernels import jit
 
+GLOO = "GLOO_SOCKET_IFNAME"
+"""Environment variable that gloo reads."""
 NAMED = 6
 """Number of files or machines that a message names one by one."""
 _LOCAL_FIELDS = ("data_cache", "data_dir")
@@ -57,19 +63,45 @@ def check(fields: Mapping[str, Any], identity: Mapping[str, Any], timeout: float
         "machine": meeting.process.machine,
         "host": meeting.process.host,
         "boot": boot_id.read_text(encoding="ascii") if boot_id.exists() else "",
-        "address": interface.own_address(os.environ["MASTER_ADDR"]) or "",
+        "address": own_address(os.environ["MASTER_ADDR"]) or "",
         "digest": _digest(json.dumps(facts, sort_keys=True).encode()),
     }
     records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
 
     # rank 0's machine may resolve its own name to a loopback address; then any other machine's address shows the way
     addresses = [other.get("address", "") for other in records]  # absent from another version's record
-    interface.use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
+    use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
 
     if len({other["digest"] for other in records}) > 1:  # the facts are long: exchanged only if they differ
         record |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
         records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
     raise_if_any(differences(records))
+
+
+def own_address(peer: str) -> str | None:
+    """Return this machine's address on the route to ``peer``; None if it is a loopback address or unknown."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, target in socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)  # looks the route up; nothing is sent
+                address: str = probe.getsockname()[0]
+                if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+                    return address
+    return None
+
+
+def use_interface_towards(peers: Iterable[str]) -> None:
+    """Have gloo use the interface on the route to the first of ``peers`` (names or addresses) on another machine,
+    unless the user set one.
+
+    Gloo takes the address of the host's own name, which is 127.0.1.1 where Debian and Ubuntu wrote /etc/hosts: no other
+    machine reaches it, and every job on several machines makes a gloo group, under NCCL too.
+    """
+    names = {each.address: name for name, addresses in psutil.net_if_addrs().items() for each in addresses}
+    for address in map(own_address, peers):
+        if address in names:
+            os.environ.setdefault(GLOO, names[address])
+            return
 
 
 def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -96,10 +96,14 @@ class Rendezvous:
             raise NotTogether(Problem("start", process.machine, wrong, "see the first machine's output")) from error
 
     def _missing(self) -> str:
+        here = self.process
         machines: dict[str, list[str]] = {}
-        for rank in range(self.process.world):
+        for rank in range(here.world):
             if not self.store.check([f"{self._stage}/{rank}"]):
-                machines.setdefault(self.process.machine_of(rank), []).append(str(rank))
+                machine = "an unknown machine"
+                if here.on_node and here.nodes and here.on_node * here.nodes == here.world:  # equally many on each
+                    machine = f"node_rank {rank // here.on_node}"
+                machines.setdefault(machine, []).append(str(rank))
         return "; ".join(f"{machine}, rank {', '.join(ranks)}" for machine, ranks in machines.items())
 
     def end(self, error: UserError) -> UserError:

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from tape_ds.attention import requested
 from tape_ds.attention.call import AttentionCall, joined
-from tape_ds.attention.names import requested
 from tape_ds.attention.plain import attention_by_reference
 from tape_ds.attention.sdpa import attention_by_sdpa
 from tape_ds.errors import did_you_mean

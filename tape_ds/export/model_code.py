@@ -112,9 +112,9 @@ def changed(module: str, text: str, encoding: str) -> str:
             table.append(f'"{named}": {name}')
         body += f"\n    return {{{', '.join(table)}}}[str(named)]\n"
         text = _replaced(r"^    if not isinstance\(named, str\):.*?(?=^\S|\Z)", body, text, module)
-    elif module == "tape_ds.attention.names":
-        table = [f'"{name}": False' for name in BACKENDS]
-        text = _replaced(r"^NEEDS_CUDA = {\n.*?^}", f"NEEDS_CUDA = {{{', '.join(table)}}}", text, module)
+    elif module == "tape_ds.attention":
+        table = [f'"{name}": Backend()' for name in BACKENDS]
+        text = _replaced(r"^BACKENDS = {\n.*?^}", f"BACKENDS = {{{', '.join(table)}}}", text, module)
 
     if text != before:
         # imports that nothing names any more would bring their modules along

@@ -28,10 +28,9 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tape_ds.attention import available
+from tape_ds.attention import available, requested
 from tape_ds.attention.attend import attend, attend_with_weights
 from tape_ds.attention.document_layout import DocumentLayout
-from tape_ds.attention.names import requested
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
 from tape_ds.models.inputs import CACHE, Documents, past_length

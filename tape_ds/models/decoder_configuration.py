@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tape_ds.attention import names
+from tape_ds import attention
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.encodings.trained_rope import FULL, KEPT, OF_THE_CLASS, of_full
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -121,7 +121,7 @@ def configure(
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:
             problems.append(Problem(field, value, f"a {native.model_type} has none", "leave it out"))
-    problems += names.check_backend(attention_backend)
+    problems += attention.check_backend(attention_backend)
     raise_if_any(problems)
     config = copy.deepcopy(native)
     config._attn_implementation = ATTENTION if attention_backend == "auto" else f"{ATTENTION}_{attention_backend}"

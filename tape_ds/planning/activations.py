@@ -120,7 +120,7 @@ class Activations:
     head_weight: float
     """The gradient of a trained head, which the loss computes in the forward."""
     logits: float
-    """Of one chunk of the loss, for a moment."""
+    """One chunk of the loss, for a moment."""
 
 
 def count(job: Job) -> Activations:

@@ -23,7 +23,7 @@ class Job:
     gpu: Gpu | None = None
     """None: a CPU, whose time is not predicted."""
     steps: int = 0
-    """Of the run; 0: not said."""
+    """Optimizer steps of the run; 0: unknown."""
     element: int = 2
     """Bytes of a number that the model computes with."""
     state_element: int | None = None
@@ -38,7 +38,7 @@ class Job:
     attention_span: float | None = None
     """Tokens that attention is computed over, where it is cut into groups."""
     documents: float | None = None
-    """Of a sequence, of equal length, each attending to itself alone, in torch's call for packed sequences
+    """Documents of a sequence, of equal length, each attending to itself alone, in torch's call for packed sequences
     (``torch.nn.attention.varlen``). None: sequences have no borders."""
     quantised: bool = False
     """The frozen linear layers of blocks are held in 4 bits."""
@@ -82,11 +82,6 @@ class Job:
     def accumulation(self) -> int:
         """Forwards and backwards of an optimizer step."""
         return max(1, -(-self.global_batch // (self.layout.micro_batch * self.layout.data)))
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of an optimizer step, all ranks together."""
-        return self.global_batch * self.length
 
     @property
     def trains_head(self) -> bool:

@@ -14,14 +14,14 @@ from tape_ds.planning.job import Job
 from tape_ds.planning.shape import TrainedShape, total
 
 CUDA_BYTES = 1.5e9
-"""Of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
+"""Memory of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
 FRAGMENTATION = 0.05
 """Share of temporary memory that is lost between blocks (with ``expandable_segments``; without, up to twice that)."""
 OPTIMIZER_BYTES = 8
 """AdamW's two moments, fp32."""
 MASTER_BYTES = 4
 FOUR_BIT_BYTES = 4.127 / 8
-"""Of a number in double-quantised NormalFloat (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, Section 3)."""
+"""Bytes of a number in double-quantised NormalFloat (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, Section 3)."""
 
 
 @dataclass(frozen=True)

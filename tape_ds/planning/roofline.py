@@ -17,7 +17,7 @@ FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 HIDDEN_SHARE = 0.9
 """Share of computation that can overlap communication, and of a message that can be hidden at most."""
 WIDE_KERNEL_SHARE = 0.75
-"""Of the vendor kernel's rate that the fused kernel for a wide value reaches: assumed, not timed."""
+"""Rate of the fused kernel for a wide value over the vendor kernel's: assumed, not timed."""
 STEP_BYTES = 30
 """AdamW, fused, per trained parameter: master and two moments read and written, the gradient read, 16 bits written."""
 
@@ -74,8 +74,8 @@ class Traffic:
     """That one GPU sends."""
     seconds: float
     """Before any of it is hidden by computation."""
-    beside: float
-    """Share of the step's computation that it overlaps; 0: computation waits."""
+    overlap: float
+    """Share of the step's computation that can hide it; 0: computation waits."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ class _Group:
     size: int
     stride: int = 1
 
-    def sends(self, kind: str, whole: float, beside: float = 0.0, *, exchange: bool = False) -> Traffic:
+    def sends(self, kind: str, whole: float, overlap: float = 0.0, *, exchange: bool = False) -> Traffic:
         """Return a message of ``whole`` bytes over all ranks. A ring over several nodes sends through the network
         adapters of all its GPUs of a node at once, an all-to-all ``exchange`` through each GPU's own."""
         of_a_node = max(1, min(self.size, self.gpu.per_node // self.stride))
         sent = whole * (self.size - 1) / self.size
         if self.size <= of_a_node:
-            return Traffic(kind, "node", sent, sent / (self.gpu.link * LINK_SHARE), beside)
+            return Traffic(kind, "node", sent, sent / (self.gpu.link * LINK_SHARE), overlap)
         speed = min(self.gpu.link, self.gpu.network * (1 if exchange else of_a_node))
-        return Traffic(kind, "network", sent, sent / (speed * LINK_SHARE), beside)
+        return Traffic(kind, "network", sent, sent / (speed * LINK_SHARE), overlap)
 
 
 def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
@@ -108,12 +108,12 @@ def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
     size = 2 * trained * (element if layout.zero is not None else 4)
     if layout.zero == 3:
         big = sum(each.total for each in job.own if each.size >= layout.engine.persistence)
-        found.append(replicas.sends("weights gathered", big * element * (1 + trains) * times, beside=1))
-        found.append(replicas.sends("gradients reduced", trained * element * times, beside=1))
+        found.append(replicas.sends("weights gathered", big * element * (1 + trains) * times, overlap=1))
+        found.append(replicas.sends("gradients reduced", trained * element * times, overlap=1))
     elif layout.zero == 2:
-        found.append(replicas.sends("gradients reduced", size * times, beside=1))
+        found.append(replicas.sends("gradients reduced", size * times, overlap=1))
     else:
-        found.append(replicas.sends("gradients reduced", size, beside=2 / 3 / times))
+        found.append(replicas.sends("gradients reduced", size, overlap=2 / 3 / times))
     if layout.zero in (1, 2):
         found.append(replicas.sends("new weights gathered", trained * element))
 
@@ -138,12 +138,12 @@ def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
     weights = total(job.own) / layout.shards() * (layout.offload_weights != "none")
     stepped = trained / layout.shards() * (layout.offload_optimizer != "none")
     slow = NVME_BANDWIDTH if layout.offload_weights == "nvme" else link
-    for kind, moved, speed, beside in (
+    for kind, moved, speed, overlap in (
         ("checkpoints to the host and back", activations.count(job).offloaded * times, link, 1),
         ("weights from the host", weights * element * times, slow, 1),
         ("gradients to the host, weights back", stepped * element, link, 0),
     ):
-        found.append(Traffic(kind, "host", 2 * moved, 2 * moved / speed, beside))
+        found.append(Traffic(kind, "host", 2 * moved, 2 * moved / speed, overlap))
     return [each for each in found if each.bytes]
 
 
@@ -180,7 +180,7 @@ class Step:
     all: float
     """The whole step."""
     tokens_per_second: float
-    """Of all GPUs together."""
+    """All GPUs together."""
     mfu: float
     """Model FLOP/s over the GPUs' peak."""
 
@@ -196,11 +196,11 @@ def step(job: Job, gpu: Gpu) -> Step:
     trained = total(job.own, trained=True) / job.layout.shards(1)
     optimizer = trained * STEP_BYTES / places[job.layout.offload_optimizer]
     sent, hidden = traffic(job, gpu), 0.0
-    for beside in {each.beside for each in sent}:
-        seconds = sum(each.seconds for each in sent if each.beside == beside)
-        hidden += HIDDEN_SHARE * min(seconds, beside * (linear + attention + bound))
+    for overlap in {each.overlap for each in sent}:
+        seconds = sum(each.seconds for each in sent if each.overlap == overlap)
+        hidden += HIDDEN_SHARE * min(seconds, overlap * (linear + attention + bound))
     waiting = sum(each.seconds for each in sent) - hidden
     every = linear + attention + bound + optimizer + waiting
-    speed = job.step_tokens / every
+    speed = job.global_batch * job.length / every
     mfu = speed * found.model / (gpu.peak * job.layout.world)
     return Step(linear, attention, bound, optimizer, waiting, hidden, every, speed, mfu)

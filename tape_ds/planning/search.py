@@ -12,7 +12,7 @@ from tape_ds.planning.job import Job, possible
 from tape_ds.planning.prediction import GIB, Plan
 
 POLICIES: tuple[Layers | None, ...] = (None, 1, "selective")
-"""Of checkpointing, that a search tries."""
+"""Policies of checkpointing that a search tries."""
 LONG = 65_536
 """Tokens from which the search tries feed-forwards in tiles."""
 TILES = 8

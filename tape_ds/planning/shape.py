@@ -141,7 +141,7 @@ class Sizes:
     """Multiplications that the encoding adds to the blocks per token, all together: whatever is seen, and for every
     key that is."""
     counted: tuple[Weights, ...] = ()
-    """Of a decoder of transformers: its parameters as they are; activations are then those of a dense decoder of these
+    """Parameters of a decoder of transformers, as they are; activations are then those of a dense decoder of these
     sizes. Empty: a model of this project, whose parameters follow from the sizes."""
 
     @property
@@ -191,7 +191,7 @@ def sizes(config: Any) -> Sizes:
     seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
     first = layers[min(times)]
     per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
-    state = first.state_columns()
+    state = first.state_columns
     return Sizes(
         **shared,
         inner=config.intermediate_size,
@@ -199,7 +199,7 @@ def sizes(config: Any) -> Sizes:
         state=state,
         placed=placed,
         carried=round(per_key / config.num_attention_heads) if state else 0,
-        added=first.added_columns(),
+        added=first.added_columns,
         keeps_unrotated=sum(times[index] * layer.keeps_unrotated for index, layer in layers.items()) / placed,
         rank=getattr(first, "rank", 0),
         biased=first.keeps_bias,

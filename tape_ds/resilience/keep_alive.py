@@ -79,22 +79,22 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     """
     from tape_ds.config import command_line, files, kinds  # `--help` does without
 
-    launchers = []
+    found = []
     for place, word in enumerate(command):
         path = PurePath(word)
         if path.suffix == ".py" and path.stem in _SCRIPTS:
-            launchers.append((path.stem, list(command[place + 1 :])))
+            found.append((path.stem, list(command[place + 1 :])))
     for place, (word, following) in enumerate(pairwise(command)):  # a folder or environment may have the name as well
         if PurePath(word).name in ("tape-ds", "tape_ds") and following in TRAINING:
-            launchers.append((TRAINING[following], list(command[place + 2 :])))
+            found.append((TRAINING[following], list(command[place + 2 :])))
             break
-    if len(launchers) != 1:
-        wrong = "several launchers in it" if launchers else "no launcher in it"
+    if len(found) != 1:
+        wrong = "several launchers in it" if found else "no launcher in it"
         known = [f"tape-ds {name}" for name in TRAINING] + [f"launchers/{name}.py" for name in _SCRIPTS]
         remedy = f"give the command that you would type without keep_alive, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
 
-    launcher, arguments = launchers[0]
+    launcher, arguments = found[0]
     problems: list[Problem] = []
     flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from tape_ds.data.prompting import appended
 from tape_ds.distributed.rank_sync import RankSync
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.errors import Problem, UserError
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.models import FoundModel, used_at
@@ -25,7 +25,6 @@ from tape_ds.scoring.passkey import reads_in_pieces
 
 AUTO_TOKENS = 16_384
 """Tokens of a batch, padding included, if its size is ``auto``."""
-GENERATION_FIELDS = frozenset(GenerationConfig().to_dict())
 
 
 class HarnessModel(huggingface.HFLM):
@@ -34,7 +33,7 @@ class HarnessModel(huggingface.HFLM):
     Args:
         found: is loaded here.
         max_length: tokens of prompt and answer together; default: the model's native length.
-        truncate: part of a prompt that is cut, ``left`` or ``middle``; None: a prompt that is too long is an error.
+        truncate: ``left``: lm-eval cuts prompts that are too long; None: they are an error.
         batch_size: ``auto``: as many sequences as have ``AUTO_TOKENS`` together.
     """
 
@@ -84,9 +83,8 @@ class HarnessModel(huggingface.HFLM):
     def tok_batch_encode(
         self, strings: Sequence[str], padding_side: str = "left", left_truncate_len: int | None = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode` and cut."""
-        room = left_truncate_len or self.max_length
-        rows = [self._fit(self.tok_encode(string), room) for string in strings]
+        """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode`."""
+        rows = [self.tok_encode(string)[-(left_truncate_len or self.max_length) :] for string in strings]
         width, pad = max(map(len, rows)), self.tokenizer.pad_token_id
         ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
         mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -123,10 +121,7 @@ class HarnessModel(huggingface.HFLM):
                     handle_stop_sequences(settings.get("until"), eos=None)
                 except (ValueError, TypeError) as error:
                     return [Problem("--gen_kwargs", request.args[1], str(error), "write name=value, numbers as such")]
-                answer = settings.pop("max_gen_toks")
-                if unknown := sorted(settings.keys() - GENERATION_FIELDS - {"until"}):
-                    remedy = did_you_mean(unknown[0], GENERATION_FIELDS)
-                    return [Problem("--gen_kwargs", unknown[0], f"{task}: transformers has no such option", remedy)]
+                answer = settings["max_gen_toks"]
                 tokens = len(self.tok_encode(request.args[0])) + answer
             elif not request.args[1]:
                 return [Problem("--tasks", task, "it asks for the likelihood of an empty answer", "leave it out")]
@@ -146,17 +141,9 @@ class HarnessModel(huggingface.HFLM):
             return [Problem("--tasks", task, wrong, "raise --max_length, or lower max_gen_toks in --gen_kwargs")]
         if longest > self.max_length and self.truncate is None:
             wrong = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
-            remedy = f"--max_length {longest}, or --truncate left|middle, which cuts prompts and counts them"
+            remedy = f"--max_length {longest}, or --truncate left, which cuts prompts and counts them"
             return [Problem("--tasks", task, wrong, remedy)]
         return []
-
-    def _fit(self, ids: Sequence[int], room: int) -> list[int]:
-        too_many = len(ids) - room
-        if too_many <= 0:
-            return list(ids)
-        assert self.truncate is not None and room > 0, "measure() is called first"
-        first = 0 if self.truncate == "left" else room // 2
-        return [*ids[:first], *ids[first + too_many :]]
 
     def _loglikelihood_tokens(
         self,
@@ -164,12 +151,10 @@ class HarnessModel(huggingface.HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        room = self.max_length + 1  # the last token is predicted, not read
-        fitting = [(texts, self._fit(context, room - len(target)), target) for texts, context, target in requests]
         # HFLM reads the last logits of a text: a batch of one needs no others, which saves most of the memory
         alone = self._takes_kept and self.batch_size == 1
-        self._kept = {"logits_to_keep": max((len(each[-1]) for each in fitting), default=1)} if alone else {}
-        found = super()._loglikelihood_tokens(fitting, disable_tqdm, override_bs)
+        self._kept = {"logits_to_keep": max((len(each[-1]) for each in requests), default=1)} if alone else {}
+        found = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
         return cast(list[tuple[float, bool]], found)
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:

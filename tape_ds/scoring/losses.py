@@ -27,11 +27,7 @@ from tape_ds.scoring.windows import Window, blocks
 
 
 def bare(wrapped: nn.Module) -> Any:
-    """Return the causal LM without the wrappers of DeepSpeed, DistributedDataParallel and peft; adapters stay active.
-
-    Raises:
-        ValueError: peft's learned prompts, which shift every position.
-    """
+    """Return the causal LM without the wrappers of DeepSpeed, DDP and peft; adapters stay active."""
     model: Any = wrapped
     while isinstance(getattr(model, "module", None), nn.Module):
         model = model.module
@@ -50,11 +46,7 @@ def unscorable(config: Any) -> str | None:
 
 
 def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
-    """Return the function from hidden states [N, D] to logits [N, V].
-
-    Raises:
-        ValueError: not a causal LM, or its own code changes the logits.
-    """
+    """Return the function from hidden states [N, D] to logits [N, V]; ValueError if the model has none."""
     head = causal_lm.get_output_embeddings()
     if causal_lm.base_model is causal_lm or head is None:
         raise ValueError(f"{type(causal_lm).__name__} has no base model with an output head: not a causal LM")
@@ -135,13 +127,9 @@ def score_spans(model: nn.Module, input_ids_1T: Tensor, span: int, chunk: int = 
     span has one target less.
 
     Args:
-        model: see :func:`target_losses`.
+        model, chunk: see :func:`target_losses`.
         input_ids_1T: token ids int64 [1, T], T >= 2.
         span: positions per span, 2 or more.
-        chunk: positions whose logits exist at once.
-
-    Raises:
-        ValueError: shapes and sizes as above, or see :func:`target_losses`.
     """
     if input_ids_1T.ndim != 2 or input_ids_1T.shape[0] != 1 or input_ids_1T.shape[1] < 2:
         raise ValueError(f"input_ids_1T has shape {tuple(input_ids_1T.shape)}: one document [1, T], T >= 2, is needed")
@@ -196,14 +184,11 @@ def score_blocks(
     at all of them; only the first tokens of the blocks, 1 in ``length``, differ.
 
     Args:
-        model: see :func:`target_losses`.
-        documents_1T: token ids int64 [1, T], each of ``length`` tokens or more.
+        model, chunk: see :func:`target_losses`.
+        documents_1T: token ids int64 [1, T], each of ``length`` tokens or more: a shorter one would be left out, which
+            changes what is compared.
         length: 2 or more.
-        chunk: positions whose logits exist at once.
         each: see :data:`tape_ds.scoring.Each`; called once, with all blocks.
-
-    Raises:
-        ValueError: no documents, or one shorter than ``length``: left out, it would change what is compared.
     """
     if length < 2:
         raise ValueError(f"length = {length}: a block needs 2 tokens, the first is no target")
@@ -242,11 +227,10 @@ def score_windows(
     """Return the losses of ``windows``, in their order.
 
     Args:
-        model: see :func:`target_losses`.
+        model, chunk: see :func:`target_losses`.
         windows: pairs of a text's token ids, int [n], and a window of it.
         begin: id of the token that each window is read after.
         batch: neighbours of the same shape that are read at once; changes only the rounding.
-        chunk: positions whose logits exist at once.
     """
     losses: list[WindowLoss] = []
     for _, alike in groupby(windows, lambda pair: (pair[1].end - pair[1].start, pair[1].targets)):

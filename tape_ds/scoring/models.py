@@ -34,20 +34,13 @@ from tape_ds.models.loading.weight_files import ADAPTER_CONFIG, load_exact, requ
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
-OPTIONS = ("tokenizer", "dtype", "device", "trust_remote_code", "base_anyway", "position_updates", "rope_scaling")
-"""Options of a command line that :func:`find_model` takes."""
-
 
 class LoadOptions(NamedTuple):
-    tokenizer: str | None
-    """None: the model's own."""
-    dtype: torch.dtype | None
-    """None: the dtype of the stored weights."""
+    tokenizer: str | None  # None: the model's own
+    dtype: torch.dtype | None  # None: of the stored weights
     device: torch.device
-    trust_remote_code: bool
-    """Whether code that came with the model or the tokenizer may run."""
-    base_anyway: bool
-    """See :func:`tape_ds.checkpoint.trained.find_base`."""
+    trust_remote_code: bool  # whether code that came with the model or the tokenizer may run
+    base_anyway: bool  # see trained.find_base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,32 +148,14 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
-    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds; ``problems`` are reported with
-    those of the model."""
-    try:
-        return find_model(options.model, **{name: vars(options)[name] for name in OPTIONS})
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
-
-
-def find_model(
-    name_or_path: str,
-    *,
-    tokenizer: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    trust_remote_code: bool = False,
-    base_anyway: bool = False,
-    position_updates: str = "on",
-    rope_scaling: str = "own",
-) -> FoundModel:
-    """Return the model of a name or path, not loaded yet; the options are those of
-    :func:`tape_ds.arguments.add_model`."""
-    problems: list[Problem] = []
+    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds, not loaded yet; ``problems`` are
+    reported with those of the model."""
+    problems = [*problems]
+    name_or_path: str = options.model
     place, gpus = torch.device("cpu"), torch.cuda.device_count()
     try:
-        if device != "auto":
-            place = torch.device(device)
+        if options.device != "auto":
+            place = torch.device(options.device)
         elif gpus:
             place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
         if torch.zeros(1, device=place).is_meta:
@@ -188,21 +163,22 @@ def find_model(
     except (RuntimeError, AssertionError) as error:
         wrong = f"not available ({str(error).splitlines()[0]})"
         remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"
-        problems.append(Problem("--device", device, wrong, remedy))
+        problems.append(Problem("--device", options.device, wrong, remedy))
 
     found: FoundModel | None = None
     with collecting(problems):
-        chosen = None if dtype == "auto" else getattr(torch, dtype)
-        found = _find(name_or_path, LoadOptions(tokenizer, chosen, place, trust_remote_code, base_anyway))
+        dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+        chosen = LoadOptions(options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway)
+        found = _find(name_or_path, chosen)
         changed, asked = found.config if isinstance(found.config, TapeConfig) else None, {}
-        if position_updates == "off":
+        if options.position_updates == "off":
             asked["position_updates"] = "off"
             without = None if changed is None else encodings.without_updates(changed)
             if without is None:
                 wrong = f"{name_or_path} has no position updates"
                 problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
             changed = without or changed
-        if rope_scaling == "yarn":
+        if options.rope_scaling == "yarn":
             asked["angles"] = "yarn"  # the name in stored results
             changed = None if changed is None else encodings.with_yarn(changed)
             if changed is None:

@@ -43,8 +43,10 @@ SCORING = ("join", "min_tokens", "max_tokens", "max_documents", "split", "bos", 
 """Options of the perplexity command that change which tokens are read and scored."""
 MAIN = ("model", "launcher", "method", "position_encoding", "target_length", "max_steps", "learning_rate", "window")
 """Settings that are shown even if all columns agree."""
-LEFT_OUT = ("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans", "deepspeed", "output_dir")
-LEFT_OUT += ("resume_from_checkpoint", "data_cache")
+LEFT_OUT = (
+    *("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans", "deepspeed", "output_dir"),
+    *("resume_from_checkpoint", "data_cache"),
+)
 """Settings that choose rows of the tables, or change no number."""
 MODEL = ("address", "kind", "sha256", "encoding", "native_length", "rope_parameters")
 TRAINING = ("steps", "skipped_steps", "tokens", "tokens_per_second", "peak_memory_bytes")
@@ -246,7 +248,7 @@ def perplexities(columns: Sequence[Column]) -> list[Markup]:
 
 
 def passkeys(columns: Sequence[Column]) -> list[Markup]:
-    """Return for each form of prompt the shares by length, and a map of depth and length for each column."""
+    """Return a chart and a table for each form of prompt; the map of depths is the evaluation's own picture."""
     found: dict[str, dict[str, Sequence[Mapping[str, Any]]]] = {}
     for name, result in select(columns, "passkey").items():
         protocol = "published prompts, " if result.config.get("protocol") == "published" else ""
@@ -257,29 +259,15 @@ def passkeys(columns: Sequence[Column]) -> list[Markup]:
             found.setdefault(form, {})[name] = passkeys_of(stored)
     parts = []
     for form, by_column in sorted(found.items()):
-        scores, maps = [], []
+        scores = []
         for name, cells in by_column.items():
-            lengths = sorted({cell["length"] for cell in cells})
-            for tokens in lengths:
+            for tokens in sorted({cell["length"] for cell in cells if cell["trials"]}):
                 counts = [(cell["correct"], cell["trials"]) for cell in cells if cell["length"] == tokens]
                 correct, trials = map(sum, zip(*counts, strict=True))
-                if trials:
-                    share, detail = 100 * correct / trials, f"{correct}/{trials}"
-                    scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
-            if cells[0].get("depth") is None:
-                continue
-            found_at: dict[Any, Markup] = {}
-            for cell in cells:
-                if cell["trials"]:  # on a ground that shows the share
-                    filled = Markup('<span style="--share: {}">{}/{}</span>')
-                    numbers = (cell["correct"] / cell["trials"], cell["correct"], cell["trials"])
-                    found_at[cell["depth"], cell["length"]] = filled.format(*numbers)
-            rows = []
-            for depth in sorted({cell["depth"] for cell in cells}):
-                rows.append([f"{100 * depth:.4g} %", *(found_at.get((depth, each), MISSING) for each in lengths)])
-            caption = f"Passkeys found/asked by depth and length: {name}, {form}"
-            maps.append(HTML.table(caption, ["depth", *map(length, lengths)], rows))
-        parts += [*compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0), *maps]
+                share, detail = 100 * correct / trials, f"{correct}/{trials}"
+                scores.append(Score(name, length(tokens), share, None, trials, tokens, detail))
+        parts.append(chart(f"Passkeys found: {form}", "length (tokens)", "%", lines_of(scores), log=True))
+        parts += compare(f"Passkeys found, % (found/asked), all depths: {form}", scores, places=0)
     return parts
 
 

@@ -76,13 +76,11 @@ def read_texts(
     text are removed.
 
     Args:
-        source: of the documents.
-        tokenizer: of the model.
         split: of sources that have splits.
         min_tokens: shorter documents are left out; what ``bare`` removes does not count.
         max_tokens: documents are cut to this length.
         max_documents: the first ones that are long enough.
-        join: number of consecutive documents that make one text; None: each is one.
+        join: number of consecutive documents that make one text.
         bare: remove a document's own BOS and EOS.
     """
     begin, end = (0, 0) if source.tokenised else prompting.around(tokenizer)
@@ -150,10 +148,7 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
 
 
 def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: WindowJob) -> Any:
-    """Return ``[nll, foreseen]`` of each window, or the loss by position, with the model's encoding set to the length.
-
-    ``batch``, ``chunk``: see :func:`tape_ds.scoring.losses.score_windows`.
-    """
+    """Return ``[nll, foreseen]`` of each window, or the loss by position, with the encoding set to the length."""
     pairs = [(texts[job.source][at].ids, window) for at, window in job.windows]
     with used_at(model, job.length):
         if job.spans:
@@ -172,11 +167,7 @@ def tokens(jobs: Jobs) -> int:
 def figures(
     texts: Texts, lengths: Sequence[int], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all figures except the cost.
-
-    Args:
-        found: the results of :func:`work` by job.
-    """
+    """Return all figures except the cost; ``found`` has the results of :func:`work` by job."""
     entries, by_position = [], {}
     for source, parts in texts.items():
         for length in sorted(lengths):
@@ -215,9 +206,6 @@ def pool(documents: Iterable[Sequence[WindowLoss]]) -> dict[str, Any]:
     The standard error of ``nll`` treats documents as the sample, since windows of one document are alike, and the mean
     as a ratio of two sums over them (Cochran, Sampling Techniques, 1977, section 2.11, with n - 1 degrees of freedom);
     None for fewer than two.
-
-    Raises:
-        ValueError: no target.
     """
     scored = [document for document in documents if document]
     windows = [window for document in scored for window in document]

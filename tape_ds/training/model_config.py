@@ -10,8 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from tape_ds import encodings
-from tape_ds.attention import names
+from tape_ds import attention, encodings
 from tape_ds.config.extension import ExtensionRecipe, check_against_model
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
@@ -101,7 +100,7 @@ def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Probl
     if recipe.scale.sequence_parallel_size > 1:
         wrong = f"the sequences of a {family} are not shared out"
         yield Problem(SEQUENCE, recipe.scale.sequence_parallel_size, wrong, "leave it out, and use zero3")
-    yield from names.check_backend(recipe.model.attention_backend, sorted(decoder_configuration.needs(native)))
+    yield from attention.check_backend(recipe.model.attention_backend, sorted(decoder_configuration.needs(native)))
 
 
 def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:

@@ -30,7 +30,7 @@ def test_the_truth_is_the_reference_s():
     leaves = [x.requires_grad_() for x in (wide.q, wide.k, torch.cat((wide.v, wide.e), dim=-1))]
     out, _ = reference.attention(*leaves, causal(24), scale=8**-0.5)
     gradients = torch.autograd.grad(out, leaves, torch.cat((wide.dv, wide.de), dim=-1))
-    truth = attention.truth_of(inputs, "tape", (24,))
+    truth = attention.attention_truth(inputs, "tape", (24,))
     for name, value in zip(("out", "dq", "dk", "dv"), (out, *gradients), strict=True):
         torch.testing.assert_close(truth[name].value, value.detach(), rtol=1e-12, atol=1e-12)
         assert 0 < truth[name].allowed < 1e-5
@@ -39,17 +39,19 @@ def test_the_truth_is_the_reference_s():
 def test_rope_s_truth_is_that_of_the_value_alone():
     inputs = attention.draw(SHAPE, SETTING)
     out, _ = reference.attention(*(x.double() for x in inputs[:3]), causal(24), scale=8**-0.5)
-    torch.testing.assert_close(attention.truth_of(inputs, "rope", (24,))["out"].value, out, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        attention.attention_truth(inputs, "rope", (24,))["out"].value, out, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_packed_truth_is_that_of_every_document_alone():
     inputs = attention.draw(PACKED, SETTING)
     lengths = document_lengths(24, 3)
     assert len(lengths) == 3 and sum(lengths) == 24 and len(set(lengths)) > 1
-    packed = attention.truth_of(inputs, "tape", lengths)
+    packed = attention.attention_truth(inputs, "tape", lengths)
     ends = [sum(lengths[: at + 1]) for at in range(3)]
     for start, end in zip((0, *ends), ends, strict=False):
-        alone = attention.truth_of(
+        alone = attention.attention_truth(
             attention.AttentionInputs(*(x[:, :, start:end] for x in inputs)), "tape", (end - start,)
         )
         for name, expected in alone.items():
@@ -58,7 +60,7 @@ def test_a_packed_truth_is_that_of_every_document_alone():
 
 def test_a_rival_that_looks_across_documents_is_found_out():
     blind = attention.Implementation("tape", "blind", lambda: whole_matrix, joined=True)
-    (finding,) = run(attention.between([blind], PACKED, SETTING), SETTING, 1, head_start=True)
+    (finding,) = run(attention.case(PACKED, SETTING, [blind]), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
 
 
@@ -72,7 +74,7 @@ def test_varlen_gets_the_documents(monkeypatch):
         for each in attention.implementations(PACKED, torch.device("cuda"))
         if each[:2] == ("tape", "attend varlen")
     ]
-    (finding,) = run(attention.between([implementation], PACKED, SETTING), SETTING, 1, head_start=True)
+    (finding,) = run(attention.case(PACKED, SETTING, [implementation]), SETTING, 1, head_start=True)
     assert finding.status == "timed", finding.reason
     assert set(varlen_on_cpu.CALLS) == {6}
 
@@ -94,7 +96,7 @@ def no_gradient_to_keys():
 @pytest.mark.parametrize("make, tensor", [(wrong_scale, None), (no_gradient_to_keys, "dk")])
 def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
     broken = attention.Implementation("tape", "broken", make, joined=True)
-    (finding,) = run(attention.between([broken], SHAPE, SETTING), SETTING, 1, head_start=True)
+    (finding,) = run(attention.case(SHAPE, SETTING, [broken]), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
     assert finding.times == {}
     if tensor:

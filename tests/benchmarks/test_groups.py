@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from benchmarks import encodings, models, smoke
+from benchmarks import models, whole_models
 from benchmarks.__main__ import measure
 from benchmarks.benchmark_case import Setting
 from benchmarks.groups import GROUPS
+from benchmarks.shapes import read
 
 SETTING = Setting(torch.device("cpu"), torch.float32)
 ORIGIN = {"device": "a CPU", "chip": "cpu", "date": "today", "commit": "none", "versions": ""}
@@ -21,7 +22,7 @@ EXPECTED = {
     "encodings": {"attend sdpa"},
 }
 """Implementations that must have a time, of either encoding."""
-ENCODINGS = {"position_mix": {"tape"}, "launches": {"tape"}, "encodings": set(encodings.ENCODINGS)}
+ENCODINGS = {"position_mix": {"tape"}, "launches": {"tape"}, "encodings": set(whole_models.ENCODINGS)}
 """Those that must have a time, where it is not RoPE and TAPE."""
 
 
@@ -38,7 +39,7 @@ def test_every_implementation_is_right_or_says_why_not(name, monkeypatch):
 
 
 def test_both_encodings_stand_on_the_same_weights():
-    member = models.family(models.SIZES["tiny"], SETTING)
+    member = models.family(read("tiny L3 B1 T40"), SETTING)
     rope, tape, other = member("rope", "sdpa"), member("tape", "sdpa"), member("tape", "auto")
     mine = dict(tape.named_parameters())
     for name, weight in rope.named_parameters():
@@ -52,9 +53,9 @@ def test_both_encodings_stand_on_the_same_weights():
 
 def test_the_smoke_test_compares_loss_every_gradient_a_step_and_a_decode():
     (shape,) = [shape for shape in GROUPS["smoke"].shapes("cpu", toys=True) if not shape.documents]
-    model = models.build(models.sizes(shape), "tape", "sdpa", SETTING)
+    model = models.build(shape, "tape", "sdpa", SETTING)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    found = smoke.outcome(model, shape, cached=True)
+    found = whole_models.smoke_outcome(model, shape, cached=True)
     assert found.keys() == {"decoded logits", "loss", "loss after a step", *(f"d {name}" for name in before)}
     assert found["loss after a step"] < found["loss"]
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())

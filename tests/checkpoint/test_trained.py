@@ -200,10 +200,11 @@ RIGHT = {"base": None, "method": "full", "names": ["a"], "format": trained.FORMA
     [
         (None, r"no readable trained\.json"),
         (b"\xff", r"no readable trained\.json"),
-        (b'{"format": 99}', "not of format"),
+        (b'{"format": 99}', r"(?s)no readable trained\.json.*base\n  Field required"),
+        (json.dumps(RIGHT | {"format": 99}).encode(), "it is of format 99, this version reads 1"),
         *(
-            (json.dumps(RIGHT | odd).encode(), "not of format")
-            for odd in ({"names": None}, {"names": [1]}, {"base": 5})
+            (json.dumps(RIGHT | odd).encode(), r"no readable trained\.json")
+            for odd in ({"names": None}, {"names": [1]}, {"base": 5}, {"unknown": 1})
         ),
     ],
 )

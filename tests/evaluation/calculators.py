@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import EOS, PAD, tokenizer_of
-from tape_ds.data.generated.tasks import TASKS
 
 
 class Calculator(nn.Module):

@@ -182,7 +182,7 @@ def test_two_exports_do_not_share_operators(exported):
 
 
 CHANGED = [
-    "tape_ds.attention.names",
+    "tape_ds.attention",
     "tape_ds.encodings.catalogue",
     "tape_ds.encodings.registry",
     "tape_ds.kernels.rotate",

@@ -21,7 +21,7 @@ MEASURES = {
     "tokens/s/GPU": lambda plan: plan.step.tokens_per_second / plan.job.layout.world,
     "MFU, %": lambda plan: 100 * plan.step.mfu,
     "TFLOP/s/GPU": lambda plan: plan.step.mfu * plan.job.gpu.peak / 1e12,
-    "hours": lambda plan: plan.hours,
+    "hours": lambda plan: plan.step.all * plan.job.steps / 3600,
     "GB a GPU": lambda plan: plan.memory.peak.total / 1e9,
 }
 

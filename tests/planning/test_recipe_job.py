@@ -54,8 +54,7 @@ def test_norms_of_our_model_are_fused_on_a_gpu_without_liger():
 )
 def test_the_method_decides_what_is_trained(arguments, trained):
     own = ("--lora_r", "4", "--lora_targets", "q_proj,v_proj") if "lora" in arguments else ()
-    recipe = extension.load([*arguments, *own, *(("--train_embeddings", "false") if own else ())], world_size=1)
-    found = recipe_job.trained_of(recipe)
+    found = asked(*arguments, *own, *(("--train_embeddings", "false") if own else ()), world=1).trained
     assert found == (replace(trained, embeddings=False) if own else trained)
 
 

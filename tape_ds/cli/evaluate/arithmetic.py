@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from tape_ds import results
 from tape_ds.arguments import Parser, add_model, add_output, below_one
-from tape_ds.data.generated import tasks
+from tape_ds.data import generated
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import Task, Test, ids_of
-from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.run_folder import RESULTS
 
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from tape_ds.scoring.models import FoundModel
 
-MOST = 10_000
-"""Problems of a cell at most: more would take hours to find where there are few."""
+MOST = 10_000  # problems of a cell at most: more would take hours to find where there are few
 SAMPLES = 100
 ROWS = 1000
 BATCH_SIZE = 400
@@ -167,7 +166,7 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
 
     problems += complete(options, model)
     raise_if_any(problems)
-    task = tasks.make(options.task, options.task_options or {})
+    task = generated.make(options.task, options.task_options or {})
     if model.tokenizer().get_vocab() != ids_of(task.vocabulary):
         wrong = f"its tokens are not those of {options.task}"
         problems.append(Problem("model", model.name_or_path, wrong, "give a model that tape-ds arithmetic trained"))
@@ -229,11 +228,11 @@ def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
         return useless or [Problem("--task_options", given, "not a mapping", example)]
     options.task_options = own.get("task_options", {}) | given
     options.tested = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
-    if wrong := tasks.check(options.task, options.task_options):
+    if wrong := generated.check(options.task, options.task_options):
         return wrong
     if not options.tested:
         return [unrecorded("lengths", "the lengths of its tests")]
-    made = tasks.make(options.task, options.task_options)
+    made = generated.make(options.task, options.task_options)
     assert isinstance(made, AddressingTask)
     return [
         Problem("--lengths", length, f"{options.task} has no such sequences", remedy)

@@ -150,9 +150,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="sequences that are read at once, or auto: as many as have 16k tokens together (default: 1)",
     )
     group.add_argument("--max_length", type=length, help="of prompt and answer (default: the model's own length)")
-    group.add_argument(
-        "--truncate", choices=("left", "middle"), help="cut prompts that are longer, and count it; else an error"
-    )
+    group.add_argument("--truncate", choices=("left",), help="cut prompts that are longer, and count it; else an error")
     group = parser.add_argument_group("lm-eval")
     for action in Run(argparse.ArgumentParser().add_subparsers())._parser._actions:
         if not {*action.option_strings} & (SET_HERE | parser._option_string_actions.keys()):

@@ -41,8 +41,7 @@ DOCUMENTS = ("split", "min_tokens", "max_tokens", "max_documents", "join")
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, read, score, write, print."""
-    options = parse(argv)
-    problems = check(options)
+    options, problems = parse(argv)
     sources: list[Source] = []
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
@@ -99,8 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     return work.run(score, lambda figures: show(figures, found), overwrite=options.overwrite)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options."""
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
+    """Return the options, and what is wrong with the numbers, by themselves and together."""
     parser = Parser(prog="tape-ds evaluate perplexity", description=__doc__)
     add_model(parser)
     add_output(parser)
@@ -131,11 +130,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--chunk", type=int, default=1024, metavar="N", help="positions whose logits exist at once")
     options = parser.parse_args(argv)
     options.lengths = sorted(set(options.lengths))
-    return options
 
-
-def check(options: argparse.Namespace) -> list[Problem]:
-    """Return what is wrong with the numbers, by themselves and together."""
     problems = below_one(options, "max_documents", "join", "batch_size", "chunk")
     for name in ("lengths", "spans", "min_tokens", "max_tokens"):
         values = getattr(options, name)
@@ -154,25 +149,23 @@ def check(options: argparse.Namespace) -> list[Problem]:
             wrong = "blocks follow on one another, they have no stride"
             remedy = "leave it out, or name --convention all_tokens or new_tokens"
             problems.append(Problem("--stride", options.stride, wrong, remedy))
-        return problems
+        return options, problems
     room = min(options.lengths) - options.bos
     stride = STRIDE if options.stride is None else options.stride
     if stride > room:
         wrong = f"a window of {min(options.lengths)} tokens moves by {room} at most, or tokens are left out"
         problems.append(Problem("--stride", stride, wrong, f"{room} or less, or longer --lengths"))
-    return problems
+    return options, problems
 
 
 def require_covered(
     jobs: "Jobs", texts: "Texts", lengths: Sequence[int], scoring: Scoring, model: "FoundModel"
 ) -> None:
     """Check that each source has a full window of each length, and the model an embedding for each token."""
-    covered = {
-        (job.source, job.length)
-        for job in jobs.values()
-        if not job.spans
-        if any(window.end - window.start == scoring.room(job.length) for _, window in job.windows)
-    }
+    covered = set()
+    for job in jobs.values():
+        if not job.spans and any(window.end - window.start == scoring.room(job.length) for _, window in job.windows):
+            covered.add((job.source, job.length))
     vocabulary = model.config.get_text_config().vocab_size
     problems = []
     for source, parts in texts.items():
@@ -198,14 +191,11 @@ def show(figures: Mapping[str, Any], model: "FoundModel") -> None:
         print(f"\n{NAME} of {model.name_or_path} on {source} ({entries[0]['convention']})")
         rows = {}
         for entry in entries:
-            error = entry["standard_error"]
+            error, out = entry["standard_error"], entry["left_out"]
             spread = "" if error is None else f" +- {error:.4f}"
-            words = [
-                f"{entry['perplexity']:.4f}",
-                f"{entry['nll']:.4f}{spread} nats per token",
-                f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents",
-            ]
-            out = entry["left_out"]
+            words = [f"{entry['perplexity']:.4f}", f"{entry['nll']:.4f}{spread} nats per token"]
+            counts = f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents"
+            words.append(counts)
             for documents, wrong in ((entry["shorter"], "shorter than a window"), (out, "too short, left out")):
                 if documents["documents"]:
                     more = ", ..." if documents["documents"] > len(documents["names"]) else ""

@@ -39,13 +39,10 @@ class AddressingTask(Task):
     """A kind of sequence whose size is its length; its fields, integers and floats, are the options."""
 
     # no fields: constants of a task, or set by `derive`
-    step: ClassVar[int] = 1
-    """Lengths are multiples of it."""
-    shortest: ClassVar[int]
-    """The smallest length with enough different sequences to train and to test on."""
+    step: ClassVar[int] = 1  # lengths are multiples of it
+    shortest: ClassVar[int]  # the smallest length with enough different sequences to train and to test on
     longest: ClassVar[int] = LONGEST
-    asked_tokens: ClassVar[int] = 0
-    """Tokens of questions and answers after the text."""
+    asked_tokens: ClassVar[int] = 0  # tokens of questions and answers after the text
 
     @abstractmethod
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:

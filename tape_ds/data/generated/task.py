@@ -20,24 +20,18 @@ Size = tuple[int, ...]  # how long a sequence is: (length,), or a number for eac
 class GeneratedSample:
     """A sequence including its answers."""
 
-    words: tuple[str, ...]
-    """A token each."""
-    answers: tuple[int, ...]
-    """Indices of the answers, rising; each follows from the words before it."""
+    words: tuple[str, ...]  # a token each
+    answers: tuple[int, ...]  # indices of the answers, rising; each follows from the words before it
 
 
 class Task(ABC):
     """A kind of sequence; the fields that ``bounds`` names are its options in a recipe."""
 
     name: str
-    sizes: tuple[str, ...]
-    """The meaning of each number of a size."""
-    vocabulary: tuple[str, ...]
-    """Tokens in the order of their ids, :data:`SPECIAL` first."""
-    by_character: bool = False
-    """Every character of a text is a token; otherwise spaces separate the tokens."""
-    signs: Sequence[str]
-    """Words that end a segment, for encodings that have segments."""
+    sizes: tuple[str, ...]  # the meaning of each number of a size
+    vocabulary: tuple[str, ...]  # tokens in the order of their ids, `SPECIAL` first
+    by_character: bool = False  # every character of a text is a token; otherwise spaces separate the tokens
+    signs: Sequence[str]  # words that end a segment, for encodings that have segments
     chance: float | None = None
     """Share of right answers of a uniform guess among all possible answers; None: not counted."""
     bounds: Mapping[str, tuple[float, float | str]] = {}
@@ -85,8 +79,7 @@ class Test:
 
     task: Task
     size: Size
-    kind: str = ""
-    """How they differ from training sequences, apart from their size."""
+    kind: str = ""  # how they differ from training sequences, apart from their size
 
     @property
     def tokens(self) -> int:

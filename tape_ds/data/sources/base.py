@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from huggingface_hub.errors import HTTPError
 
-from tape_ds import storage
+from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.errors import Problem, UserError, did_you_mean
 
@@ -24,9 +24,10 @@ SPLITS = ("train", "heldout")
 
 Item = TypeVar("Item")
 
-# Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an unreachable hub HTTPError,
-# pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch it first.
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
+# Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an encrypted zip
+# RuntimeError, an unreachable hub HTTPError, pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch
+# it first.
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
 
 _dated: ContextVar[bool] = ContextVar("_dated", default=False)
 
@@ -41,8 +42,7 @@ class Document:
 class Shard:
     """A part of a source that is read separately, usually a file. Picklable."""
 
-    name: str
-    """The same in every run over the same data; unique within its source."""
+    name: str  # the same in every run over the same data; unique within its source
     documents: Callable[[], Iterator[Document]]
     """Read the shard from its beginning, in a fixed order; raises as :meth:`Source.documents`."""
 
@@ -98,15 +98,11 @@ class Source(ABC):
     def problem(self, wrong: str, remedy: str) -> Problem:
         return Problem(self.field, self.spec, wrong, remedy)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.spec!r})"
-
 
 class RowSource(Source):
     """Rows with a column of documents, which are text or, for chat, conversations."""
 
-    column: str
-    """Its name; ``meta.set`` is the value of ``set`` in ``meta``."""
+    column: str  # its name; `meta.set` is the value of `set` in `meta`
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -193,27 +189,27 @@ def _without_nulls(value: Any) -> Any:
 
 
 class TokenSource(Source):
-    """Documents that are token ids already."""
+    """Documents that are token ids already, in a file or a folder."""
 
     tokenised = True
+
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
+        self.path = paths.of(self.rest)
 
     @abstractmethod
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (name, token ids [n]) of every document, in a fixed order; as :meth:`documents` otherwise."""
 
     @abstractmethod
-    def check_tokenizer(self, identity: str) -> list[Problem]:
-        """Return a problem if the data record another tokenizer than this
-        (:func:`tape_ds.data.tokenized.tokenizer_fingerprint`)."""
+    def recorded_tokenizer(self) -> str | None:
+        """Return the :func:`tape_ds.data.tokenized.tokenizer_fingerprint` that the data record, if any."""
 
     def shards(self, split: str) -> list[Shard]:
         raise TypeError(f"{self.spec} holds token ids, not text")
 
-
-OTHER_TOKENIZER = (  # the problem and the remedy
-    "its token ids are those of another tokenizer",
-    "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with",
-)
+    def identities(self, split: str) -> set[str]:
+        return {self.path.resolve().as_posix()}
 
 
 def file_identity(path: Path) -> str:

@@ -158,7 +158,7 @@ class PackageText(TextFiles):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         name, _, inside = self.rest.partition("/")
-        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
         folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
         self.pattern = str(Path(folders[0], inside)) if folders else ""
 
@@ -213,7 +213,7 @@ class JsonLines(_Files):
                         remedy = FROM_CSV if table else f"write it so: jq -c '{query}' {name} > NEW.jsonl"
                         raise UserError(self.problem(f"{name} does not have one JSON object a line", remedy))
                     broken = f"not JSON ({record})" if isinstance(record, Exception) else f"a {type(record).__name__}"
-                    self.leave_out(f"{place} is {broken}", "write one JSON object a line, or remove that line")
+                    self.leave_out(f"{place} is {broken}", "correct or remove that line")
                     continue
                 wanted = True
                 try:

@@ -80,8 +80,9 @@ class HubDataset(RowSource):
             # iter(batch_size): plain iteration inside a DataLoader's worker would read only that worker's part
             for batch in part.with_format("arrow").iter(batch_size=_BATCH):
                 self.require_column(batch.schema, "the dataset")
-                head = only if only in batch.column_names else str(only).partition(".")[0]
-                yield batch if only is None else batch.select([head])
+                if only is not None:
+                    batch = batch.select([only if only in batch.column_names else only.partition(".")[0]])
+                yield batch
 
         remedy = "check the network; a run resumes from its newest checkpoint"
         return self.reading(self.arrow_rows(batches(), place, self.first), f"{place}: the stream broke off", remedy)
@@ -92,7 +93,7 @@ class HubDataset(RowSource):
         wanted = self.split or self._SPLIT_OF[split]
         try:
             whole = datasets.load_dataset(self.name, self.config, split=wanted, revision=self.revision, streaming=True)
-        except (*UNREADABLE, RuntimeError) as error:
+        except UNREADABLE as error:
             # unknown names, configurations and splits, loading scripts, a missing network: see the library's message
             remedy = "check name, configuration, split and network; a loading script: try @refs/convert/parquet"
             raise UserError(self.problem(f"the hub dataset does not open: {error}", remedy)) from error

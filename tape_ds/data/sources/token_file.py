@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tape_ds import paths, storage
-from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
+from tape_ds import storage
+from tape_ds.data.sources.base import TokenSource, file_identity
 from tape_ds.errors import Problem, UserError, redacted
 
 FORMAT = 1
@@ -32,19 +32,14 @@ _ENOUGH = 64  # ids that are not all below ``_HIGH`` by chance
 
 @dataclass(frozen=True)
 class TokenFileRecord:
-    width: str
-    """A name of ``WIDTHS``."""
+    width: str  # a name of `WIDTHS`
     tokens: int
     documents: int
-    tokenizer: str
-    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
-    vocabulary: int
-    """Entries of the tokenizer."""
+    tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
+    vocabulary: int  # entries of the tokenizer
     sha256: str
-    sources: dict[str, str]
-    """Fingerprints of the documents' sources by spec."""
-    choice: dict[str, Any]
-    """The rule by which documents were chosen from the sources."""
+    sources: dict[str, str]  # fingerprints of the documents' sources by spec
+    choice: dict[str, Any]  # the rule by which documents were chosen from the sources
     format: int = FORMAT
 
 
@@ -120,10 +115,6 @@ class TokenFile(TokenSource):
     form = "bin:FILE"
     stream = True
 
-    def __init__(self, spec: str, field: str = "data"):
-        super().__init__(spec, field)
-        self.path = paths.of(self.rest)
-
     def check(self) -> list[Problem]:
         """Also look for other formats, and for ids wider than 16 bits, in a file without a record."""
         if not self.rest or not os.path.isfile(self.path):  # unlike Path.is_file, False for a name that is too long
@@ -160,15 +151,12 @@ class TokenFile(TokenSource):
         width = WIDTHS[record.width if record else BARE]
         yield self.path.name, np.memmap(self.path, width, mode="r")
 
-    def check_tokenizer(self, identity: str) -> list[Problem]:
+    def recorded_tokenizer(self) -> str | None:
         record = read_record(self.path)
-        return [] if record is None or record.tokenizer == identity else [self.problem(*OTHER_TOKENIZER)]
+        return None if record is None else record.tokenizer
 
     def fingerprint(self) -> str:
         """Hash the width and the contents (:func:`file_identity` without a record)."""
         record = read_record(self.path)
         parts = (record.width, record.sha256) if record else (BARE, file_identity(self.path))
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
-
-    def identities(self, split: str) -> set[str]:
-        return {self.path.resolve().as_posix()}

@@ -12,9 +12,9 @@ import torch
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
 from tape_ds.cli.evaluate import arithmetic
+from tape_ds.data.generated import TASKS, make
 from tape_ds.data.generated.arithmetic import ARITHMETIC
 from tape_ds.data.generated.task import tokenizer_of
-from tape_ds.data.generated.tasks import TASKS, make
 from tape_ds.scoring import models
 from tape_ds.scoring.exact_match import AnswerCount, judge
 from tests.evaluation.calculators import Calculator, right

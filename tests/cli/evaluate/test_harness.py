@@ -21,6 +21,7 @@ from tape_ds.errors import UserError
 from tape_ds.scoring import harness_tasks, language_model, models
 from tape_ds.scoring.language_model import HarnessModel
 from tests.evaluation import local_tasks
+from tests.evaluation.test_models import found
 
 TEXTS = ["w5 w6 w7 w8 w9 w40", "w50 w51", "w5 w6 w7", "w30 w31 w32 w33 w34 w35 w36 w37 w38 w39", "w5 w6 w7 w8"]
 ANSWERS = [" w41", " w42", " w43 w44 w45"]
@@ -28,8 +29,8 @@ PAIRS = [(text, answer) for text in TEXTS for answer in ANSWERS] + [("", " w9 w8
 GREEDY = {"until": ["w7"], "max_gen_toks": 9, "do_sample": False}
 
 
-def harness_model(folder, options=None, **reading):
-    return HarnessModel(models.find_model(str(folder), **options or {}), **reading)
+def harness_model(folder, *words, **reading):
+    return HarnessModel(found(folder, *words), **reading)
 
 
 def requests(kind, *arguments):
@@ -72,19 +73,19 @@ def test_a_trained_run_has_the_numbers_of_lm_evals_own_class(run, size, monkeypa
     """Its position updates are trained, and its prompts are read in pieces."""
     monkeypatch.setattr(language_model, "CHUNK", 2)
     folder = str(run())
-    found = models.find_model(folder)
-    theirs = HFLM(pretrained=found.load(), tokenizer=found.tokenizer(), max_length=found.native_length)
+    model = found(folder)
+    theirs = HFLM(pretrained=model.load(), tokenizer=model.tokenizer(), max_length=model.native_length)
     close(ask(harness_model(folder, batch_size=size)), ask(theirs))
 
 
 def test_an_encoding_that_follows_the_length_has_the_evaluations(run):
     """However short a request is."""
     folder = str(run("rope", rope_parameters={"rope_type": "default", "rope_theta": 1e4}, trained=("norm",)))
-    found = models.find_model(folder, rope_scaling="yarn")
-    ours = ask(harness_model(folder, {"rope_scaling": "yarn"}, max_length=512))
-    model = found.load()
+    scaled = found(folder, "--rope_scaling", "yarn")
+    ours = ask(harness_model(folder, "--rope_scaling", "yarn", max_length=512))
+    model = scaled.load()
     with models.used_at(model, 512):
-        close(ours, ask(HFLM(pretrained=model, tokenizer=found.tokenizer(), max_length=512)))
+        close(ours, ask(HFLM(pretrained=model, tokenizer=scaled.tokenizer(), max_length=512)))
     assert ours[0] != ask(harness_model(folder, max_length=512))[0]
 
 
@@ -121,7 +122,6 @@ def test_scaling_by_the_longest_text_of_a_batch_takes_one_text(base, tmp_path):
     [
         ("loglikelihood", (TEXTS[3], ANSWERS[2]), None, r"request has 12 tokens.*max_length is 8.*\n.*--max_length 12"),
         ("generate_until", ("w5", GREEDY), "left", "the answer alone has 9 tokens"),
-        ("generate_until", ("w5", {**GREEDY, "repetition_penalti": 2.0}), "left", r"(?s)penalti.*'repetition_penalty'"),
         ("generate_until", ("w5", {**GREEDY, "temperature": "x"}), "left", "could not convert"),
         ("loglikelihood", ("w5", ""), None, "it asks for the likelihood of an empty answer"),
     ],
@@ -138,16 +138,13 @@ def test_what_cannot_be_answered_is_refused_before_the_first_answer(base, monkey
         getattr(unaware, kind)(requests(kind, ("w5", " w6" if kind == "loglikelihood" else asked[1]), asked), True)
 
 
-@pytest.mark.parametrize(
-    ("truncate", "kept"), [("left", "w34 w35 w36 w37 w38 w39"), ("middle", "w30 w31 w32 w37 w38 w39")]
-)
-def test_what_is_cut_is_counted(base, truncate, kept):
+def test_what_is_cut_is_counted(base):
     long, short = (TEXTS[3], ANSWERS[2]), (TEXTS[1], ANSWERS[0])
-    lm = harness_model(base, truncate=truncate, max_length=8)
+    lm = harness_model(base, truncate="left", max_length=8)
     cut, whole = lm.loglikelihood(requests("loglikelihood", long, short), True)
     assert lm.cut == {"requests": 1, "tokens": 4}
     free = harness_model(base)
-    assert free.loglikelihood(requests("loglikelihood", (kept, ANSWERS[2]), short), True) == [
+    assert free.loglikelihood(requests("loglikelihood", ("w34 w35 w36 w37 w38 w39", ANSWERS[2]), short), True) == [
         pytest.approx(cut, abs=1e-5),
         pytest.approx(whole, abs=1e-5),
     ]
@@ -275,7 +272,7 @@ def test_what_was_cut_is_stored_where_all_answers_are_known_already(command, tmp
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    words = ["--max_length", "7", "--truncate", "middle"]
+    words = ["--max_length", "7", "--truncate", "left"]
     with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
         kill.setattr("lm_eval.loggers.EvaluationTracker.save_results_aggregated", killed)
         command(*words, tasks=["own_write"])

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from tape_ds.data.generated import TASKS, check, make
 from tape_ds.data.generated.addressing import AddressingTask
-from tape_ds.data.generated.tasks import TASKS, check, make
 
 CASES = {
     "look_back": ("look_back", {}, (32, 48, 96)),

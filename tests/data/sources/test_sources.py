@@ -50,7 +50,7 @@ def folder(tmp_path):
 def test_a_package_gives_its_file():
     spec = "package:torch/include/pybind11/pybind11.h"
     assert "namespace" in texts(spec)[0] and names(spec) == ["pybind11.h"]
-    for wrong in ("package:torch/absent", "package:absent/x", "package:torch", "package:"):
+    for wrong in ("package:torch/absent", "package:absent/x", "package:torch", "package:", "package:__main__/x"):
         (problem,) = parse(wrong).check()
         assert problem.wrong == "no installed package has this file"
 

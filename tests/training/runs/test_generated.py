@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from tape_ds import TapeForCausalLM, encodings
 from tape_ds.checkpoint import trained
 from tape_ds.config.generated import load
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import ids_of
-from tape_ds.data.generated.tasks import TASKS
 from tape_ds.data.order import collate, item
 from tape_ds.errors import UserError
 from tape_ds.training import report
