@@ -25,8 +25,8 @@ from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models import decoder_configuration
 from tape_ds.models.flops import decoder_shape
-from tape_ds.models.loading import config_file, configuration, extendable, model_folder
-from tape_ds.models.loading.families import TAPE
+from tape_ds.models.loading import config_file, extendable, model_folder
+from tape_ds.models.loading.config_file import TAPE
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Config
 
@@ -186,7 +186,7 @@ def native_config(model: str) -> PreTrainedConfig:
 
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:
-        return configuration.read(path.parent)
+        return extendable.read(path.parent)
     if model.endswith(".gguf"):
-        return configuration.read(model_folder.resolve(model))
-    return configuration.read(model_folder.find_folder(model, with_weights=False))
+        return extendable.read(model_folder.resolve(model))
+    return extendable.read(model_folder.find_folder(model, with_weights=False))

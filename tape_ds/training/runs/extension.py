@@ -25,9 +25,9 @@ from tape_ds.data.tokenized import scored_rows
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
-from tape_ds.models import rows as rows_of_vocabulary
-from tape_ds.models.loading import config_file, configuration, extendable, model_folder
-from tape_ds.models.loading.families import by_class
+from tape_ds.models import convert
+from tape_ds.models.loading import config_file, extendable, model_folder
+from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
@@ -61,7 +61,7 @@ class Extension(Run):
         base, native = resolve_base(recipe)
         recipe = model_config.fitted(recipe, native)
         tokenizer = tokenizers.load(base, "model")
-        raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
+        raise_if_any(convert.check_rows(native, tokenizer))
         return RunContext(
             recipe=recipe,
             base=base,
@@ -157,7 +157,7 @@ class Extension(Run):
         target = recipe.model.target_length
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
-            f"{self.native.max_position_embeddings:,} -> {target:,}{by_class(native)}",
+            f"{self.native.max_position_embeddings:,} -> {target:,}{family_note(native)}",
             "encoding": f"{encodings.described(config)} from "
             + trained_rope.described_change(self.own_rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
@@ -166,7 +166,7 @@ class Extension(Run):
             if recipe.trains
             else "none is read: nothing is trained",
             "held out": ", ".join(document.name for document in self.held_out) or "nothing",
-            "vocabulary": rows_of_vocabulary.rows_note(self.native, self.tokenizer)
+            "vocabulary": convert.rows_note(self.native, self.tokenizer)
             or f"{self.config.vocab_size:,} rows, a token each",
             **tokenizers.bos_note(self.tokenizer, config),
         }
@@ -219,7 +219,7 @@ def untrained_name(rope_parameters: dict[str, Any]) -> str:
 def resolve_base(recipe: ExtensionRecipe | FinetuningRecipe) -> tuple[str, PreTrainedConfig]:
     """Return the folder of a recipe's base model, and its configuration, which suits the recipe."""
     base = model_folder.resolve(base_path(recipe.model.model))
-    native = configuration.read(base)
+    native = extendable.read(base)
     raise_if_any(model_config.check_fit(recipe, native))
     return base, native
 

@@ -36,7 +36,7 @@ from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models import rows as rows_of_vocabulary
+from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.extendable import Config
 from tape_ds.scoring import answers
@@ -132,7 +132,7 @@ class Finetuning(Run):
     def resolve(cls, recipe: FinetuningRecipe) -> RunContext:
         base, native = resolve_base(recipe)
         tokenizer = tokenizers.load(base, "model")
-        raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *cls.fit(recipe, tokenizer)])
+        raise_if_any([*convert.check_rows(native, tokenizer), *cls.fit(recipe, tokenizer)])
         chat = isinstance(recipe, ChatRecipe)
         return RunContext(
             recipe=recipe,
