@@ -61,7 +61,7 @@ class Case(NamedTuple):
         if self.encoding == "cope" and self.backend != "sdpa":
             return "cope counts by the scores"
         if self.biased and self.backend in ("varlen", "triton"):
-            return "cannot add a bias to the scores"
+            return "cannot compute a bias on scores"
         if self.backend == "triton" and self.encoding.startswith(("tape vector", "tape flattened")):
             return "needs a value as wide as the key or twice"
         if (self.encoding, self.backend) == ("tape from alibi", "flex"):
