@@ -129,8 +129,8 @@ def read_tokenizer(options: argparse.Namespace, source: str) -> Any:
     from tape_ds.data import tokenizer as tokenizers
 
     if options.tokenizer is not None:
-        return tokenizers.load(options.tokenizer, "--tokenizer")
+        return tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
-    return tokenizers.load(source, "source")
+    return tokenizers.load_tokenizer(source, "source")

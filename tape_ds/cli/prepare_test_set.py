@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
 
-    tokens = tokenizer.load(options.tokenizer)
+    tokens = tokenizer.load_tokenizer(options.tokenizer)
     choice = {name: getattr(options, name) for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")}
     found = token_file.write(
         path,

@@ -64,7 +64,7 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
         for name, text in code.items():
             (folder / name).write_text(text, encoding="utf-8")
         if source.has_tokenizer:
-            tokenizer = tokenizers.load(str(source.folder), "source")
+            tokenizer = tokenizers.load_tokenizer(str(source.folder), "source")
             tokenizer.model_max_length = source.config.max_position_embeddings
             tokenizers.save(tokenizer, folder)
         (folder / "README.md").write_text(card.text(source, model, wishes, plain=plain), encoding="utf-8")

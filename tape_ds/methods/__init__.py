@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,8 +76,6 @@ class Trained:
 
 def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
     """Choose what ``model`` trains; ``settings`` is the method section of a recipe."""
-    if name not in METHODS:
-        raise UserError(Problem("method", name, "unknown", did_you_mean(name, METHODS)))
     from tape_ds.attention.shifted_groups import use_groups
     from tape_ds.methods import adapters, groups
     from tape_ds.models import decoder_shape

@@ -31,7 +31,7 @@ def begin(run: Run) -> results.Result:
     rows = {
         "model": own.pop("model"),
         "encoding": own.pop("encoding"),
-        "method": f"{run.record.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
+        "method": f"{run.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
         # without the names that peft puts around the model's own
         "trained": summarise(tuple(name.removeprefix("base_model.model.") for name in run.names)) or "nothing",
         **own,
@@ -54,7 +54,7 @@ def begin(run: Run) -> results.Result:
         command=sys.argv,
         seed=arguments.seed,
         config=recipe.as_dict(),
-        data=run.fingerprints_of(recipe, held_out=True),
+        data=run.fingerprints(held_out=True),
         processes=arguments.world_size,
     )
 

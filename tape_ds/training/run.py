@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
 from tape_ds import encodings
+from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.load import Resumed
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config import deepspeed_config
@@ -35,6 +36,7 @@ from tape_ds.methods.distillation import Teacher
 from tape_ds.models import decoder_shape
 from tape_ds.models.flops import training_flops_per_token
 from tape_ds.models.loading import extendable
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.planning.prediction import Plan
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED
@@ -51,23 +53,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """The facts of a run before its data are read. A kind resolves the model (the first fields), and
-    :func:`.runs.assembly.assemble` fills in the rest."""
+class Run(ABC):
+    """A run on its way from its recipe to a trainer: :func:`.runs.assembly.assemble` fills in field after field."""
 
     recipe: Any
     """The kind's own subclass of :class:`Recipe`, checked."""
-    base: str | None = None
-    """Folder of the pretrained model it starts from."""
-    native: Any = None
-    """Configuration of that model, of any transformers class."""
-    origin: Mapping[str, Any] = field(default_factory=lambda: {"base": None})
-    """The base for the record, see :func:`tape_ds.checkpoint.trained.origin`."""
+    base: BaseModel | None = None
+    """The pretrained model that it starts from."""
     config: extendable.Config
     """Configuration of the model that is trained."""
     tokenizer: PreTrainedTokenizerBase
-    bad_rows: BadRows = field(default_factory=BadRows)
-    """Rows that were left out of the data; of a stream, those that this process has read."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Everything that decides the run's numbers, see :mod:`.identity`."""
     arguments: Any = None
@@ -77,18 +72,10 @@ class RunContext:
     """The checkpoint that the run resumes."""
     plan: Plan | None = None
     """Predicted memory."""
-
-    @property
-    def output(self) -> Path:
-        return Path(self.arguments.output_dir)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run(RunContext, ABC):
-    """A run about to start. Its data are read before its model is made, so :meth:`read` returns it without one."""
-
-    sequences: Any
+    sequences: Any = None
     """The run's samples by number, as :class:`tape_ds.data.order.TrainingSequences` serves them."""
+    bad_rows: BadRows = field(default_factory=BadRows)
+    """Rows that were left out of the data; of a stream, those that this process has read."""
     model: Any = None
     names: tuple[str, ...] = ()
     """Exact names of the trained parameters."""
@@ -97,13 +84,12 @@ class Run(RunContext, ABC):
 
     @classmethod
     @abstractmethod
-    def resolve(cls, recipe: Any) -> RunContext:
-        """Resolve the model that a recipe trains: its base, tokenizer and configuration."""
+    def resolve(cls, recipe: Any, base: Any) -> Self:
+        """Resolve the model that a recipe trains: its tokenizer and configuration."""
 
-    @classmethod
     @abstractmethod
-    def read(cls, context: RunContext) -> Self:
-        """Read the held-out documents, then the training sequences."""
+    def read_data(self) -> Self:
+        """Return the run with its held-out documents and training sequences."""
 
     @abstractmethod
     def load_model(self) -> nn.Module:
@@ -114,12 +100,11 @@ class Run(RunContext, ABC):
 
     @abstractmethod
     def outline(self) -> dict[str, str]:
-        """Lines of this kind for the announcement, as name -> text; with ``model``, ``encoding``, ``data``, ``held
-        out``."""
+        """Return lines for the announcement, as name -> text; with ``model``, ``encoding``, ``data``, ``held out``."""
 
     @abstractmethod
     def scoring(self) -> Sequence[TrainerCallback]:
-        """Callbacks that score the model around training; each stores its results."""
+        """Return callbacks that score the model around training; each stores its results."""
 
     @abstractmethod
     def figures(self) -> dict[str, Any]:
@@ -129,19 +114,24 @@ class Run(RunContext, ABC):
     def show(self) -> None:
         """Print the scores, and draw them into the results' folder."""
 
-    @classmethod
-    def fingerprints_of(cls, recipe: Any, *, held_out: bool = False) -> dict[str, str]:
+    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
         """Return the fingerprint of each source of training data, with ``held_out`` of evaluation data too, by spec."""
-        specs = weights.specs_of(recipe.data.train_data) if recipe.trains or held_out else []
-        return {spec: sources.parse(spec).fingerprint() for spec in [*specs, *recipe.data.eval_data * held_out]}
+        data = self.recipe.data
+        specs = weights.specs_of(data.train_data) if self.recipe.trains or held_out else []
+        return {spec: sources.parse(spec).fingerprint() for spec in [*specs, *data.eval_data * held_out]}
+
+    @property
+    def output(self) -> Path:
+        return Path(self.arguments.output_dir)
 
     @property
     def method(self) -> str:
         return "full"
 
-    @property
+    @functools.cached_property
     def record(self) -> TrainedRecord:
-        return TrainedRecord(**self.origin, method=self.method, names=self.names)
+        origin = {"base": None} if self.base is None else trained.origin(self.base.name, self.base.folder)
+        return TrainedRecord(**origin, method=self.method, names=self.names)
 
     @property
     def mean_tokens(self) -> int:

@@ -33,20 +33,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from scipy.signal import fftconvolve
 
-from tape_ds import results, storage
+from tape_ds import paths, results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.config import loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.data import sources, tokenizer
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import FILL
 from tape_ds.data.pose import PoseSequences
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, check_folder, command, raise_if_any
-from tape_ds.models.loading import model_folder
 from tape_ds.training.run import sample_count
-from tape_ds.training.runs.extension import base_path, training_sequences
+from tape_ds.training.runs.extension import training_sequences
 
 NAME = "coverage"
 MADE_UP = 64
@@ -95,7 +95,8 @@ def check(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
 
 def real_sequences(recipe: ExtensionRecipe) -> TrainingSequences | MixedSequences:
     """Return the sequences of the run."""
-    return training_sequences(recipe, tokenizer.load(model_folder.resolve(base_path(recipe.model.model)), "model"))
+    found = tokenizer.load_tokenizer(str(paths.of(recipe.model.model)), "model")
+    return training_sequences(recipe, found, BadRows(recipe.data.skip.bad_rows))
 
 
 def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> TrainingSequences:

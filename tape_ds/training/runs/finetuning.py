@@ -8,19 +8,18 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths, storage
-from tape_ds.checkpoint import trained
 from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
@@ -34,18 +33,18 @@ from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.data.selection import token_counts
 from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
-from tape_ds.encodings import scaling, trained_rope
+from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import rows as rows_of_vocabulary
 from tape_ds.models.loading import extendable
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tape_ds.training import identity, model_config, tables
 from tape_ds.training.callbacks import ScoredAround
 from tape_ds.training.held_out import Variants
-from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
-from tape_ds.training.runs.extension import base_path, resolve_base
+from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/answers.json"
 
@@ -105,10 +104,11 @@ class Finetuning(Run):
     TEXTS: ClassVar[str] = "sequences"
     """Texts that positions are counted in."""
 
-    asked: list[Prompt]
-    cut: Mapping[str, CutText | CutConversations]
-    ends: tuple[int, ...]
-    notes: Mapping[str, str]
+    base: BaseModel
+    asked: list[Prompt] = field(default_factory=list)
+    cut: Mapping[str, CutText | CutConversations] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     @abstractmethod
@@ -129,57 +129,46 @@ class Finetuning(Run):
         """Return ``data`` and ``held out`` for the announcement."""
 
     @classmethod
-    def resolve(cls, recipe: FinetuningRecipe) -> RunContext:
-        base, native = resolve_base(recipe)
-        tokenizer = tokenizers.load(base, "model")
-        raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *cls.fit(recipe, tokenizer)])
-        chat = isinstance(recipe, ChatRecipe)
-        return RunContext(
-            recipe=recipe,
-            base=base,
-            native=native,
-            origin=trained.origin(base_path(recipe.model.model), base),
-            config=model_config.finetuned(recipe, native),
-            tokenizer=tokenizer,
-            bad_rows=BadRows(recipe.data.skip.bad_rows),
-            # the model's own template, or the recipe's
-            identity={"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
-            if chat
-            else {},
-        )
+    def resolve(cls, recipe: FinetuningRecipe, base: BaseModel) -> Self:
+        model_config.require_fit(recipe, base)
+        tokenizer = tokenizers.load_tokenizer(base.folder, "model")
+        raise_if_any([*rows_of_vocabulary.check_rows(base.config, tokenizer), *cls.fit(recipe, tokenizer)])
+        identity = {}
+        if isinstance(recipe, ChatRecipe):  # the model's own template, or the recipe's
+            identity["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
+        config = model_config.finetuned(recipe, base.config)
+        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=identity)
 
-    @classmethod
-    def read(cls, context: RunContext) -> "Finetuning":
-        recipe, native, resumed = context.recipe, context.native, context.resumed
+    def read_data(self) -> Self:
+        recipe, base, resumed = self.recipe, self.base, self.resumed
+        bad_rows = BadRows(recipe.data.skip.bad_rows)
         # a chat template may write today's date: a resumed run keeps that of its first start
         first_day = resumed.manifest.identity.get(identity.DATE) if resumed else None
-        day = date.fromisoformat(context.rank_sync.first(first_day or date.today().isoformat()))
-        found = cls.tokenized(recipe, context.tokenizer, day, context.bad_rows)
-        notes = {**found.notes, **_note_beyond(recipe, found.lengths, native, context.config, cls.TEXTS)}
-        sequences = cls.SERVING(
+        day = date.fromisoformat(self.rank_sync.first(first_day or date.today().isoformat()))
+        found = self.tokenized(recipe, self.tokenizer, day, bad_rows)
+        notes = {**found.notes, **_note_beyond(recipe, found.lengths, base, self.config, self.TEXTS)}
+        sequences = self.SERVING(
             found.sequences,
             samples=sample_count(recipe, len(found.sequences)),
-            seed=context.arguments.seed,
+            seed=self.arguments.seed,
             step_sequences=recipe.global_batch_size,
         )
-        settled = {
-            "config": model_config.finetuned(recipe, native, int(found.lengths.max())),
-            "identity": {**context.identity, **found.identity},
-        }
-        return cls(
-            **(vars(context) | settled),
+        return replace(
+            self,
+            config=model_config.finetuned(recipe, base.config, int(found.lengths.max())),
+            identity={**self.identity, **found.identity},
             sequences=sequences,
             asked=found.asked,
             cut=found.cut,
             ends=found.ends,
             notes=notes,
+            bad_rows=bad_rows,
         )
 
     def load_model(self) -> extendable.Model:
         """Load the base, and name the tokens that end an answer among the ends of its generation, which are saved with
         it."""
-        assert self.base is not None
-        model = extendable.load(self.base, self.config, dtype=weights_dtype(self.arguments))
+        model = extendable.load(self.base.folder, self.config, dtype=weights_dtype(self.arguments))
         generation = model.generation_config
         own = generation.eos_token_id
         known = [] if own is None else own if isinstance(own, list) else [own]
@@ -226,21 +215,21 @@ class Finetuning(Run):
             tables.print_rows({f"answers {when}": template.format(loss) for when, loss in found.items()})
 
 
-def reach(native: PreTrainedConfig, config: Config) -> float:
+def reach(base: BaseModel, config: Config) -> float:
     """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite where its
     encoding is another, or is scaled by the text's length."""
     rope = config.rope_parameters or {}
     if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
         return math.inf
-    return trained_rope.read(native.to_dict(), native.name_or_path).reach
+    return base.rope.reach
 
 
 def _note_beyond(
-    recipe: FinetuningRecipe, lengths: np.ndarray, native: PreTrainedConfig, config: Config, texts: str
+    recipe: FinetuningRecipe, lengths: np.ndarray, base: BaseModel, config: Config, texts: str
 ) -> dict[str, str]:
     """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
     announcement."""
-    reached = reach(native, config)
+    reached = reach(base, config)
     beyond = int((lengths > reached).sum())
     if not beyond:
         return {}
@@ -248,7 +237,7 @@ def _note_beyond(
     wrong = f"{beyond:,} of {len(lengths):,} {texts} are longer than the model's native length, {limit:,} tokens (the "
     wrong += f"longest: {longest:,}), and its RoPE has no scaling for them"
     remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
-    rope = trained_rope.read(native.to_dict(), native.name_or_path)
+    rope = base.rope
     if rope.window is None:  # config.json does not decide it
         wrong += f", unless its {scaling.described(rope.parameters)} begins there"
         remedy += f"; if it does, write max_sequence_length: {round(rope.factor * limit)} into its config.json"
@@ -261,9 +250,8 @@ def _note_beyond(
 class ScrollsTuning(Finetuning):
     """A run that learns to answer the questions of one data set."""
 
-    @classmethod
-    def fingerprints_of(cls, recipe: ScrollsRecipe, *, held_out: bool = False) -> dict[str, str]:
-        data = recipe.data
+    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
+        data = self.recipe.data
         return {
             f"scrolls:{data.dataset}/{split}": examples.fingerprint(data.dataset, split, data.data_dir)
             for split in ([TRAIN, HELD_OUT] if held_out and data.eval_examples else [TRAIN])
@@ -315,9 +303,8 @@ class ChatTuning(Finetuning):
     SERVING = chat_sequences.ChatSequences
     TEXTS = "conversations"
 
-    @classmethod
-    def fingerprints_of(cls, recipe: ChatRecipe, *, held_out: bool = False) -> dict[str, str]:
-        data, found = recipe.data, {}
+    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
+        data, found = self.recipe.data, {}
         for split, specs in {"train": data.train_data, "heldout": data.eval_data}.items():
             if split == "heldout" and not (held_out and data.eval_examples):
                 continue

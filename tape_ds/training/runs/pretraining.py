@@ -1,6 +1,6 @@
 """Runs that pretrain a new model: its tokenizer, sequences packed or streamed, and perplexity on held-out documents."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from tape_ds.methods import init_weights
 from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.held_out import EvalDocument, perplexities, read_perplexities
-from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
+from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/perplexity.json"
 
@@ -32,23 +32,23 @@ SCORES = "results/perplexity.json"
 class Pretraining(Run):
     """A run that trains a model from nothing."""
 
-    held_out: list[EvalDocument]
-    left_out: int
+    held_out: list[EvalDocument] = field(default_factory=list)
+    left_out: int = 0
     """Held-out documents that are too short for the longest length."""
 
     @classmethod
-    def resolve(cls, recipe: PretrainingRecipe) -> RunContext:
+    def resolve(cls, recipe: PretrainingRecipe, base: None) -> "Pretraining":
         tokenizer = choose_tokenizer(recipe)
         config = recipe.model_config(tokenizer)
         raise_if_any(check_model(recipe.scale, config))
-        bad_rows = BadRows(recipe.data.skip.bad_rows)
-        return RunContext(recipe=recipe, config=config, tokenizer=tokenizer, bad_rows=bad_rows)
+        return cls(recipe=recipe, config=config, tokenizer=tokenizer)
 
-    @classmethod
-    def read(cls, context: RunContext) -> "Pretraining":
-        held_out, left_out = held_out_documents(context.recipe, context.tokenizer, context.bad_rows)
-        sequences = training_sequences(context.recipe, context.tokenizer, context.bad_rows)
-        return cls(**vars(context), held_out=held_out, left_out=left_out, sequences=sequences)
+    def read_data(self) -> "Pretraining":
+        recipe, tokenizer = self.recipe, self.tokenizer
+        bad_rows = BadRows(recipe.data.skip.bad_rows)
+        held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
+        sequences = training_sequences(recipe, tokenizer, bad_rows)
+        return replace(self, held_out=held_out, left_out=left_out, sequences=sequences, bad_rows=bad_rows)
 
     def load_model(self) -> nn.Module:
         return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
@@ -102,7 +102,7 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
         return tokenizers.cached(
             weights.specs_of(data.train_data), size, paths.data_cache(data.data_cache), data.skip.bad_rows
         )
-    tokenizer = tokenizers.load(data.tokenizer)
+    tokenizer = tokenizers.load_tokenizer(data.tokenizer)
     if size is not None and size != len(tokenizer):
         wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
         raise UserError(Problem("vocab_size", size, wrong, "leave it out"))

@@ -13,6 +13,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.config.finetuning import load
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.training import report
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import assembly, finetuning
@@ -173,7 +174,7 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 )
 def test_the_length_that_a_base_reaches_with_its_own_scaling(length, rope, expected):
     native = LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=length, rope_parameters=rope)
-    assert finetuning.reach(native, native) == expected
+    assert finetuning.reach(BaseModel("base", "", native), native) == expected
 
 
 def test_the_end_of_an_answer_is_an_end_of_generation(place, tmp_path):

@@ -54,7 +54,7 @@ def documents(
 @cache
 def load(name_or_path: str) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a folder or a hub id, read once."""
-    return tokenizer.load(name_or_path)
+    return tokenizer.load_tokenizer(name_or_path)
 
 
 def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
