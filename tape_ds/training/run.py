@@ -41,9 +41,8 @@ from tape_ds.planning.prediction import Plan
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED
 from tape_ds.scoring import inspection
-from tape_ds.training import parameter_groups
+from tape_ds.training import library_checks, parameter_groups
 from tape_ds.training.callbacks import ApplyMemorySavings, PositionUpdates, Progress, SaveTrained, TokensBySource
-from tape_ds.training.checks import libraries
 from tape_ds.training.environment import keep_trackers_in
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
@@ -199,7 +198,7 @@ def sample_count(recipe: Recipe, sequences: int) -> int:
     steps = recipe.trainer_value("max_steps")
     if steps <= 0:
         steps = math.ceil(recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size)
-        raise_if_any(libraries.check_schedule(recipe, steps) if steps else [])
+        raise_if_any(library_checks.check_schedule(recipe, steps) if steps else [])
     return int(steps * recipe.global_batch_size)
 
 
@@ -215,7 +214,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         set_z3_leaf_modules(run.model, list({type(module) for module in experts}))
     # the sequences hold every epoch already; the trainer would otherwise run its epochs over all of them
     arguments.max_steps = run.steps
-    arguments.warmup_steps = libraries.warmup_steps(arguments.warmup_steps, max(1, run.steps))
+    arguments.warmup_steps = library_checks.warmup_steps(arguments.warmup_steps, max(1, run.steps))
 
     trainer = TapeTrainer(
         record=run.record,

@@ -13,8 +13,7 @@ from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
 from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
-from tape_ds.training import device, execution, model_config
-from tape_ds.training.checks import libraries
+from tape_ds.training import device, execution, library_checks, model_config
 
 LARGE = ["--recipe", "llama2_7b_8k"]
 
@@ -129,8 +128,8 @@ def test_a_gpu_without_triton_s_kernels_is_said_before_the_run(monkeypatch):
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
     assert device.describe(extension.load([])).endswith("slower: Triton needs a C compiler")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("tape_ds.training.checks.libraries.is_torch_cuda_available", lambda: True)
-    monkeypatch.setattr("tape_ds.training.checks.libraries.is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr("tape_ds.training.library_checks.is_torch_cuda_available", lambda: True)
+    monkeypatch.setattr("tape_ds.training.library_checks.is_torch_bf16_gpu_available", lambda: True)
     for flag, value in {"attention_backend": "triton", "torch_compile": "true"}.items():
         with pytest.raises(UserError, match=rf"{flag}.*Triton needs a C compiler"):
-            raise_if_any(libraries.check(extension.load([f"--{flag}", value])))
+            raise_if_any(library_checks.check(extension.load([f"--{flag}", value])))

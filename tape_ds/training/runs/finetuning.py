@@ -76,52 +76,36 @@ def read_scores(path: Path) -> dict[str, AnswerLoss]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenized:
-    """The data of a run, tokenised."""
-
-    sequences: Dataset
-    """Training sequences."""
-    lengths: np.ndarray
-    """Tokens of each text in them, int64 [n]: of sequences, or of the conversations packed into them."""
-    asked: list[Prompt]
-    """Held-out prompts with their answers."""
-    cut: Mapping[str, CutText | CutConversations]
-    """Texts that did not fit, by split."""
-    ends: tuple[int, ...]
-    """Tokens that end an answer."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Further lines of the announcement."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """Further facts that decide the run's numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finetuning(Run):
     """A run that fine-tunes a whole model on answers."""
 
     SERVING: ClassVar[type[AnswerSequences]] = AnswerSequences
-    """Serves the training sequences of :class:`Tokenized`."""
+    """Serves the tokenised training sequences."""
     TEXTS: ClassVar[str] = "sequences"
     """Texts that positions are counted in."""
 
     base: BaseModel
     asked: list[Prompt] = field(default_factory=list)
+    """Held-out prompts with their answers."""
     cut: Mapping[str, CutText | CutConversations] = field(default_factory=dict)
+    """Texts that did not fit, by split."""
     ends: tuple[int, ...] = ()
+    """Tokens that end an answer."""
     notes: Mapping[str, str] = field(default_factory=dict)
+    """Further lines of the announcement."""
 
     @staticmethod
     @abstractmethod
     def fit(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
         """Prepare the model's tokenizer for the recipe's sequences; return why that is impossible."""
 
-    @staticmethod
     @abstractmethod
-    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
+    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         """Tokenise the data; ``day`` is that of the run's first start.
 
-        Raises:
-            UserError: the data.
+        Returns:
+            The run with its prompts and notes; training sequences; tokens of each text in them, int64 [n]: of
+            sequences, or of the conversations packed into them.
         """
 
     @abstractmethod
@@ -133,37 +117,49 @@ class Finetuning(Run):
         model_config.require_fit(recipe, base)
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
         raise_if_any([*rows_of_vocabulary.check_rows(base.config, tokenizer), *cls.fit(recipe, tokenizer)])
-        identity = {}
+        decides = {}
         if isinstance(recipe, ChatRecipe):  # the model's own template, or the recipe's
-            identity["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
+            decides["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
         config = model_config.finetuned(recipe, base.config)
-        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=identity)
+        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=decides)
 
     def read_data(self) -> Self:
-        recipe, base, resumed = self.recipe, self.base, self.resumed
-        bad_rows = BadRows(recipe.data.skip.bad_rows)
+        recipe, resumed = self.recipe, self.resumed
         # a chat template may write today's date: a resumed run keeps that of its first start
         first_day = resumed.manifest.identity.get(identity.DATE) if resumed else None
         day = date.fromisoformat(self.rank_sync.first(first_day or date.today().isoformat()))
-        found = self.tokenized(recipe, self.tokenizer, day, bad_rows)
-        notes = {**found.notes, **_note_beyond(recipe, found.lengths, base, self.config, self.TEXTS)}
+        run, stored, lengths = replace(self, bad_rows=BadRows(recipe.data.skip.bad_rows)).tokenise(day)
         sequences = self.SERVING(
-            found.sequences,
-            samples=sample_count(recipe, len(found.sequences)),
+            stored,
+            samples=sample_count(recipe, len(stored)),
             seed=self.arguments.seed,
             step_sequences=recipe.global_batch_size,
         )
         return replace(
-            self,
-            config=model_config.finetuned(recipe, base.config, int(found.lengths.max())),
-            identity={**self.identity, **found.identity},
+            run,
+            config=model_config.finetuned(recipe, self.base.config, int(lengths.max())),
             sequences=sequences,
-            asked=found.asked,
-            cut=found.cut,
-            ends=found.ends,
-            notes=notes,
-            bad_rows=bad_rows,
+            notes={**run.notes, **self._note_beyond(lengths)},
         )
+
+    def _note_beyond(self, lengths: np.ndarray) -> dict[str, str]:
+        """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
+        announcement."""
+        reached = reach(self.base, self.config)
+        beyond = int((lengths > reached).sum())
+        if not beyond:
+            return {}
+        recipe, rope = self.recipe, self.base.rope
+        limit, longest = int(reached), int(lengths.max())
+        wrong = f"{beyond:,} of {len(lengths):,} {self.TEXTS} are longer than the model's native length, {limit:,} "
+        wrong += f"tokens (the longest: {longest:,}), and its RoPE has no scaling for them"
+        remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
+        if rope.window is None:  # config.json does not decide it
+            wrong += f", unless its {scaling.described(rope.parameters)} begins there"
+            remedy += f"; if it does, write max_sequence_length: {round(rope.factor * limit)} into its config.json"
+        if not recipe.memory.force:
+            raise UserError(Problem("max_tokens", recipe.data.max_tokens, wrong, remedy))
+        return {"length": wrong}
 
     def load_model(self) -> extendable.Model:
         """Load the base, and name the tokens that end an answer among the ends of its generation, which are saved with
@@ -216,34 +212,12 @@ class Finetuning(Run):
 
 
 def reach(base: BaseModel, config: Config) -> float:
-    """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite where its
-    encoding is another, or is scaled by the text's length."""
+    """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite for another
+    encoding, or RoPE that is scaled by the text's length."""
     rope = config.rope_parameters or {}
     if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
         return math.inf
     return base.rope.reach
-
-
-def _note_beyond(
-    recipe: FinetuningRecipe, lengths: np.ndarray, base: BaseModel, config: Config, texts: str
-) -> dict[str, str]:
-    """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
-    announcement."""
-    reached = reach(base, config)
-    beyond = int((lengths > reached).sum())
-    if not beyond:
-        return {}
-    limit, longest = int(reached), int(lengths.max())
-    wrong = f"{beyond:,} of {len(lengths):,} {texts} are longer than the model's native length, {limit:,} tokens (the "
-    wrong += f"longest: {longest:,}), and its RoPE has no scaling for them"
-    remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
-    rope = base.rope
-    if rope.window is None:  # config.json does not decide it
-        wrong += f", unless its {scaling.described(rope.parameters)} begins there"
-        remedy += f"; if it does, write max_sequence_length: {round(rope.factor * limit)} into its config.json"
-    if not recipe.memory.force:
-        raise UserError(Problem("max_tokens", recipe.data.max_tokens, wrong, remedy))
-    return {"length": wrong}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,10 +238,9 @@ class ScrollsTuning(Finetuning):
         remedy = "give a model whose tokenizer names its eos_token"
         return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
 
-    @staticmethod
-    def tokenized(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
-        """A training sequence for each reference answer; of the held-out questions one for each."""
-        data = recipe.data
+    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
+        # a training sequence for each reference answer; of the held-out questions one for each
+        data, tokenizer = self.recipe.data, self.tokenizer
         read = partial(
             scrolls_sequences.tokenize,
             data.dataset,
@@ -275,18 +248,16 @@ class ScrollsTuning(Finetuning):
             tokenizer=tokenizer,
             form=scrolls_sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format),
             cache_dir=paths.data_cache(data.data_cache),
-            bad_rows=bad_rows,
+            bad_rows=self.bad_rows,
         )
         held_out = read(HELD_OUT, questions=data.eval_examples) if data.eval_examples else []
         train = read(TRAIN)
         cut = {"train": scrolls_sequences.cut(train)}
-        return Tokenized(
-            sequences=train,
-            lengths=token_counts(train),
-            asked=[Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
-            cut=cut | ({"held out": scrolls_sequences.cut(held_out)} if held_out else {}),
-            ends=(int(tokenizer.eos_token_id),),
-        )
+        if held_out:
+            cut["held out"] = scrolls_sequences.cut(held_out)
+        asked = [Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out]
+        run = replace(self, asked=asked, cut=cut, ends=(int(tokenizer.eos_token_id),))
+        return run, train, token_counts(train)
 
     def describe_data(self) -> dict[str, str]:
         return {
@@ -317,52 +288,45 @@ class ChatTuning(Finetuning):
     def fit(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
         return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
 
-    @staticmethod
-    def tokenized(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
-        """Packed training sequences, and every answer of the conversations that are held out."""
-        data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
+    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
+        # packed training sequences, and every answer of the conversations that are held out
+        data, tokenizer, bad_rows = self.recipe.data, self.tokenizer, self.bad_rows
+        cache = paths.data_cache(data.data_cache)
         other = None
         if data.eval_examples and data.eval_data:
             other = chat_sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day, bad_rows)
         stored = chat_sequences.rendered(data.train_data, tokenizer, "train", cache, day, bad_rows)
         aside = chat_sequences.held_out(len(stored), data.eval_share)
-        train = chat_sequences.choose(
-            stored, np.setdiff1d(np.arange(len(stored)), aside), data.max_tokens, data.too_long
-        )
+        rest = np.setdiff1d(np.arange(len(stored)), aside)
+        train = chat_sequences.choose(stored, rest, data.max_tokens, data.too_long)
         if len(train.numbers) == 0:
             remedy = "raise it, or give other data"
             raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
 
-        chosen = None
+        cut, asked, chosen = {"train": train.cut}, [], None
         if other is not None:
             chosen = chat_sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
         elif data.eval_examples and data.eval_share:
             chosen = chat_sequences.choose(stored, aside, data.max_tokens, data.too_long)
-        asked = []
         if chosen is not None:
+            cut["held out"] = chosen.cut
             if len(chosen.numbers) == 0:
-                field = "eval_data" if data.eval_data else "eval_share"
+                name = "eval_data" if data.eval_data else "eval_share"
                 wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
-                raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
+                raise UserError(Problem(name, getattr(data, name), wrong, "hold out more, or eval_examples: 0"))
             for conversation in chosen.spread(data.eval_examples):
                 for ids, targets in chat_sequences.answers(conversation):
                     asked.append(Prompt(torch.tensor(ids[None]), targets))
 
         ends, note = _ends(stored, tokenizer)
-        notes, dated = {"end of an answer": note}, template.is_dated(tokenizer)
-        if dated:
+        notes, decides = {"end of an answer": note}, dict(self.identity)
+        if template.is_dated(tokenizer):
             notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
+            decides[identity.DATE] = day.isoformat()
         if unread := chat_sequences.unread(stored):
             notes["not read"] = f"the columns {', '.join(unread)}"
-        return Tokenized(
-            sequences=chat_sequences.packed(train, cache),
-            lengths=train.lengths,
-            asked=asked,
-            cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
-            ends=ends,
-            notes=notes,
-            identity={identity.DATE: day.isoformat()} if dated else {},
-        )
+        run = replace(self, asked=asked, cut=cut, ends=ends, notes=notes, identity=decides)
+        return run, chat_sequences.packed(train, cache), train.lengths
 
     def describe_data(self) -> dict[str, str]:
         data, cut = self.recipe.data, self.cut["train"]

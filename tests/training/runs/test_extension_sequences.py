@@ -133,7 +133,7 @@ def test_a_plain_list_gives_the_sequences_that_it_gave(recipe, tokenizer, tmp_pa
 def test_every_packing_keeps_the_weights(recipe, tokenizer, tmp_path, packing):
     """A document of 10 tokens against one of 25: with ``whole``, sequences of 8 and 2 against 8, 8, 8 and 1."""
     sequences = training_sequences(
-        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing=packing, max_steps=250), tokenizer
+        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing=packing, max_steps=250), tokenizer, BadRows()
     )
     assert isinstance(sequences, MixedSequences) and len(sequences) == 2000
     given = dict.fromkeys((20, 40), 0)
@@ -149,7 +149,7 @@ def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
     """Documents below the window give short sequences, each all of its tokens."""
     data = weighted(tmp_path, n0=1, n3=1)
     sequences = training_sequences(
-        recipe(train_data=data, pose_chunks=2, min_document_tokens=1, max_steps=2500), tokenizer
+        recipe(train_data=data, pose_chunks=2, min_document_tokens=1, max_steps=2500), tokenizer, BadRows()
     )
     assert {len(sequences[index]["input_ids"]) for index in range(50)} == {3, 8}
     short, long = sequences.tokens(20_000).values()

@@ -261,7 +261,7 @@ def test_what_only_the_model_can_tell(place, tmp_path):
 def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
     """It came after hours of it."""
     monkeypatch.setattr(assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
-    monkeypatch.setattr(finetuning.ScrollsTuning, "tokenized", lambda *_: pytest.fail("tokenised"))
+    monkeypatch.setattr(finetuning.ScrollsTuning, "tokenise", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match="too little"):
         assemble(recipe(place))
 
