@@ -29,9 +29,6 @@ class ParameterGroup:
     """At the top of the schedule, which scales that of every group alike."""
     weight_decay: float
 
-    def for_optimizer(self) -> dict[str, Any]:
-        return {"params": [*self.parameters.values()], "lr": self.learning_rate, "weight_decay": self.weight_decay}
-
     def __str__(self) -> str:
         return f"{self.kind}: learning rate {self.learning_rate:g}, weight decay {self.weight_decay:g}"
 
@@ -53,3 +50,10 @@ def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimiz
         ),
     )
     return [group for group in groups if group.parameters]
+
+
+def for_optimizer(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[dict[str, Any]]:
+    return [
+        {"params": [*group.parameters.values()], "lr": group.learning_rate, "weight_decay": group.weight_decay}
+        for group in divide(model, arguments, optimization)
+    ]

@@ -89,8 +89,7 @@ def test_scale_at_the_rate_times_heads_is_the_reference_under_adam():
         scales = [layer.position.attend for layer in model.model.layers[:-1]]
         for scale in scales if reference else []:
             parametrize.register_parametrization(scale, "weight", RowSums())
-        groups = parameter_groups.divide(model, ARGUMENTS, optimization)
-        optimizer = torch.optim.AdamW([group.for_optimizer() for group in groups])
+        optimizer = torch.optim.AdamW(parameter_groups.for_optimizer(model, ARGUMENTS, optimization))
         found = []
         for _ in range(4):
             ids = tokens(2, 12)

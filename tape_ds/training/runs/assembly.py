@@ -73,7 +73,7 @@ def _start(run: Run) -> Run:
     """Join the job, lock the run's folder, and choose the checkpoint to resume."""
     recipe = run.recipe
     folder = None if run.base is None else run.base.folder
-    decides = {**identity.of(recipe, run.tokenizer, run.fingerprints(), folder), **run.identity}
+    decides = {**identity.collect(recipe, run.tokenizer, run.fingerprints(), folder), **run.identity}
     comparison.check(recipe.as_dict(), decides, recipe.trainer_value("ddp_timeout"))  # before a process group is made
     arguments = recipe.training_arguments()
     join_process_group(arguments)
