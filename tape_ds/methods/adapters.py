@@ -1,6 +1,6 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) through peft, with whole groups trained beside them.
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) through peft, with groups that are trained whole.
 
-Targets are given to peft by their full names: it matches by suffix, and a short name would catch more than it says.
+peft matches targets by suffix, so it is given their full names.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
-from tape_ds.errors import Problem, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.methods import groups
 from tape_ds.models.output_head import OutputHead
 
@@ -19,13 +19,10 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on."""
     linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     names = {path.rsplit(".", 1)[-1] for path in linears}
-    raise_if_any(
-        [
-            Problem("lora_targets", target, "no linear layer of this model", did_you_mean(target, names))
-            for target in settings.lora_targets
-            if target not in names
-        ]
-    )
+    for target in settings.lora_targets:
+        if target not in names:
+            wrong = "no linear layer of this model"
+            raise UserError(Problem("lora_targets", target, wrong, did_you_mean(target, names)))
     switches = groups.modules_by_switch(model)
     groups.names(model, settings)  # refuses a group that is on but empty
     whole = [path for switch, modules in switches.items() if getattr(settings, switch) for path in modules]

@@ -35,17 +35,14 @@ class _Copies(CheckpointHiddenStatesOffload):
         overlapping = tensor.numel() > 1 and 0 in tensor.stride()
         return tensor.device.type != "cpu" or self._num_bytes(tensor) < SMALLEST or overlapping
 
-    def forget(self, tensor_id: int) -> None:
-        for held in (self._tracker, self._fwd_stash, self._keep_last):
-            held.pop(tensor_id, None)
-
 
 class _Moved:
     """Autograd's stand-in for a tensor; where it is dropped unread, so is the copy."""
 
     def __init__(self, copies: _Copies, tensor_id: int):
         self.tensor_id = tensor_id
-        weakref.finalize(self, copies.forget, tensor_id).atexit = False
+        for held in (copies._tracker, copies._fwd_stash, copies._keep_last):
+            weakref.finalize(self, held.pop, tensor_id, None).atexit = False
 
 
 class InputOffload:
@@ -61,7 +58,16 @@ class InputOffload:
 
     def __call__(self) -> AbstractContextManager[None]:
         """Return the context for a block's inputs, for :func:`tape_ds.methods.recompute.use_recompute`."""
-        return saved_tensors_hooks(self._pack, self._unpack)
+
+        def pack(tensor: Tensor) -> Tensor | _Moved:
+            # a parameter among a block's inputs is the engine's to place
+            tensor_id = None if isinstance(tensor, nn.Parameter) else self._copies.offload_input(tensor)
+            return tensor if tensor_id is None else _Moved(self._copies, tensor_id)
+
+        def unpack(kept: Tensor | _Moved) -> Tensor:
+            return self._copies.restore_input(kept.tensor_id) if isinstance(kept, _Moved) else kept
+
+        return saved_tensors_hooks(pack, unpack)
 
     @property
     def moved_bytes(self) -> int:
@@ -77,14 +83,6 @@ class InputOffload:
     def held_bytes(self) -> int:
         """In the host's memory now."""
         return sum(copy.numel() * copy.element_size() for copy, *_ in self._copies._tracker.values())
-
-    def _pack(self, tensor: Tensor) -> Tensor | _Moved:
-        # a parameter among a block's inputs is the engine's to place
-        tensor_id = None if isinstance(tensor, nn.Parameter) else self._copies.offload_input(tensor)
-        return tensor if tensor_id is None else _Moved(self._copies, tensor_id)
-
-    def _unpack(self, kept: Tensor | _Moved) -> Tensor:
-        return self._copies.restore_input(kept.tensor_id) if isinstance(kept, _Moved) else kept
 
 
 class MemorySavings:
