@@ -155,13 +155,6 @@ class Run(ABC):
         return None
 
     @property
-    def flops_per_token(self) -> float:
-        total, trained = self.parameter_counts
-        return training_flops_per_token(
-            self.config, self.mean_tokens, trained / total, attention_span=self.attention_span
-        )
-
-    @property
     def parameter_counts(self) -> tuple[int, int]:
         """All parameters and trained ones, ZeRO-3's shards counted whole."""
         sizes = {name: _numel(parameter) for name, parameter in self.model.named_parameters()}
@@ -216,11 +209,13 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     arguments.max_steps = run.steps
     arguments.warmup_steps = library_checks.warmup_steps(arguments.warmup_steps, max(1, run.steps))
 
+    total, trains = run.parameter_counts
+    flops = training_flops_per_token(run.config, run.mean_tokens, trains / total, attention_span=run.attention_span)
     trainer = TapeTrainer(
         record=run.record,
         tokens_per_step=run.tokens_per_step,
         layout=recipe.layout(arguments.world_size),
-        flops_per_token=run.flops_per_token,
+        flops_per_token=flops,
         safety=recipe.safety,
         optimization=recipe.optimization,
         teacher=run.teacher,
@@ -254,8 +249,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
             trainer.add_callback(PositionUpdates(run.sequences[0]))
     if isinstance(run.sequences, MixedSequences):
         trainer.add_callback(TokensBySource(run.sequences, recipe.global_batch_size))
-    for callback in run.scoring():
-        trainer.add_callback(callback)
+    # add_callback warns of two of one class
+    trainer.callback_handler.callbacks += run.scoring()
     trainer.add_callback(Progress(trainer, output / METRICS))
     if run.names and recipe.samples.sample_prompts:  # after Progress, which reads the memory of a step
         trainer.add_callback(WriteSamples(trainer, recipe.samples, run.tokenizer))

@@ -31,12 +31,13 @@ from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import model_config, plots, tables
-from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import (
     EvalDocument,
     Found,
     Scores,
     Variant,
+    loss_by_position,
+    passkey_retrieval,
     passkey_rows,
     read_passkeys,
     read_scores,
@@ -172,10 +173,10 @@ class Extension(Run):
             if self.recipe.trains and encodings.without_updates(self.config):
                 # before the model itself: the trained model comes last in tables
                 after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **made}
-            callbacks.append(LossByPosition(self.held_out, span, self.variants, after, self.output / SCORES))
+            callbacks.append(loss_by_position(self.held_out, span, self.variants, after, self.output / SCORES))
         if self.prompts:
             prompts, file = self.prompts, self.output / PASSKEYS
-            callbacks.append(PasskeyRetrieval(prompts, self.tokenizer, self.variants, made, file))
+            callbacks.append(passkey_retrieval(prompts, self.tokenizer, self.variants, made, file))
         return callbacks
 
     def stored(self) -> tuple[Scores, Found]:

@@ -42,32 +42,26 @@ from tape_ds.models.loading.extendable import Config
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tape_ds.training import identity, model_config, tables
-from tape_ds.training.callbacks import ScoredAround
-from tape_ds.training.held_out import Variants
+from tape_ds.training.held_out import ScoredAround, Variants
 from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/answers.json"
 
 
-class AnswerScores(ScoredAround[AnswerLoss]):
-    """Scores reference answers before and after training."""
+def answer_scores(asked: Sequence[Prompt], file: Path) -> ScoredAround:
+    """Return the callback that scores reference answers before and after training."""
 
-    def __init__(self, asked: Sequence[Prompt], file: Path):
-        super().__init__({"before": None}, {"after": None}, file, read_scores, write_scores)
-        self.questions = asked
+    def measure(model: Any, variants: Variants) -> dict[str, AnswerLoss]:
+        return {when: answers.score(model, asked, each=distributed_map) for when in variants}
 
-    def announcement(self, variants: Variants) -> str:
-        return f"scoring {len(self.questions):,} answers {', '.join(variants)} training"
-
-    def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
-        return {when: answers.score(model, self.questions, each=distributed_map) for when in variants}
-
-    def asked(self, found: AnswerLoss) -> Any:
+    def questions(found: AnswerLoss) -> Any:
         return found.examples, found.targets
 
+    def write(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
+        storage.write_json(path, {when: loss.to_dict() for when, loss in scores.items()})
 
-def write_scores(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
-    storage.write_json(path, {when: loss.to_dict() for when, loss in scores.items()})
+    announcement = (f"scoring {len(asked):,} answers", "training")
+    return ScoredAround(announcement, {"before": None}, {"after": None}, file, measure, questions, read_scores, write)
 
 
 def read_scores(path: Path) -> dict[str, AnswerLoss]:
@@ -193,7 +187,7 @@ class Finetuning(Run):
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        return [AnswerScores(self.asked, self.output / SCORES)] if self.asked else []
+        return [answer_scores(self.asked, self.output / SCORES)] if self.asked else []
 
     def figures(self) -> dict[str, Any]:
         """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""

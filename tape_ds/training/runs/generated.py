@@ -27,7 +27,7 @@ from tape_ds.scoring import exact_match
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.training import tables
-from tape_ds.training.callbacks import ScoredAfter
+from tape_ds.training.held_out import ScoredAfter
 from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SEED = 0

@@ -21,8 +21,7 @@ from tape_ds.data.tokenized import scored_rows, tokenize
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods import init_weights
 from tape_ds.training import tables
-from tape_ds.training.callbacks import ScoredAfter
-from tape_ds.training.held_out import EvalDocument, perplexities, read_perplexities
+from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
 from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/perplexity.json"

@@ -13,7 +13,6 @@ from tape_ds.models.loading import weight_files
 from tape_ds.models.loading.base_model import open_base
 from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training.callbacks import PasskeyRetrieval
 from tape_ds.training.held_out import write_passkeys, write_scores
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import extension
@@ -162,7 +161,7 @@ def test_passkeys_are_asked_of_every_method_alike(model):
     assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
     assert one.prompts == other.prompts
     (asking,) = one.scoring()
-    assert isinstance(asking, PasskeyRetrieval) and list(asking.before) == ["untouched"]
+    assert asking.file.name == "passkey.json" and list(asking.before) == ["untouched"]
     assert list(asking.after) == ["norms, trained"]
     with pytest.raises(UserError, match="without any filler"):
         assemble(recipe(model, passkey_lengths="5"))
