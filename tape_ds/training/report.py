@@ -1,8 +1,6 @@
 """The announcement of a run before it starts, and its report and stored results after it has ended."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tape_ds import results
 from tape_ds.config import deepspeed_config
@@ -61,13 +59,15 @@ def begin(run: Run) -> results.Result:
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
+    # without the first logging step, which warms caches up
+    speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
     folder = run.output / RESULTS
     figures = {
         "train_loss": [{"step": entry["step"], "loss": entry["loss"]} for entry in history],
         "steps": trainer.state.global_step,
         "skipped_steps": trainer.skipped_steps,
         "tokens": trainer.state.global_step * run.tokens_per_step,
-        "tokens_per_second": mean_speed(history),
+        "tokens_per_second": sum(speeds) / len(speeds) if speeds else None,
         "peak_memory_bytes": trainer.peak_memory_bytes,
         "trained": list(run.names),
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
@@ -92,10 +92,3 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     pictures = ", ".join(sorted(file.name for file in folder.glob("*.png"))) or "none"
     print(f"results: {folder}, pictures: {pictures}\ntrained weights: {run.output / TRAINED}")
     print(f"a page of all this: tape-ds evaluate report {run.output} --output {run.output / 'page'}", flush=True)
-
-
-def mean_speed(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return mean tokens per second, without the first logging step, which warms caches up; None if it is the only
-    one."""
-    speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
-    return sum(speeds) / len(speeds) if speeds else None

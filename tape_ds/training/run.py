@@ -31,7 +31,7 @@ from tape_ds.data.sources import weights
 from tape_ds.distributed.cuts import whole_numel
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import raise_if_any
-from tape_ds.methods import liger, liger_forwards
+from tape_ds.methods import init_weights, liger, liger_forwards
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import decoder_shape
 from tape_ds.models.flops import training_flops_per_token
@@ -90,9 +90,9 @@ class Run(ABC):
     def read_data(self) -> Self:
         """Return the run with its held-out documents and training sequences."""
 
-    @abstractmethod
     def load_model(self) -> nn.Module:
-        """Load or initialise the model."""
+        """Load the model; here a new one, whose weights follow from the seed."""
+        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
 
     def load_teacher(self) -> Teacher | None:
         return None

@@ -59,7 +59,6 @@ def test_lora_adapts_targets_and_copies_groups_whole():
         ("tape", "rope", {}, "train_position"),
         ("tape", "tape", {"train_position": False, "train_norms": False}, "method"),
         ("lora", "tape", {"lora_targets": ["query"]}, "lora_targets"),
-        ("tpae", "tape", {}, "method"),
     ],
 )
 def test_nothing_to_train_is_refused(method, encoding, changes, field):

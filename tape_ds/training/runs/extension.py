@@ -33,8 +33,6 @@ from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import model_config, plots, tables
 from tape_ds.training.held_out import (
     EvalDocument,
-    Found,
-    Scores,
     Variant,
     loss_by_position,
     passkey_retrieval,
@@ -179,12 +177,9 @@ class Extension(Run):
             callbacks.append(passkey_retrieval(prompts, self.tokenizer, self.variants, made, file))
         return callbacks
 
-    def stored(self) -> tuple[Scores, Found]:
-        scores = read_scores(self.output / SCORES) if self.held_out else {}
-        return scores, read_passkeys(self.output / PASSKEYS) if self.prompts else {}
-
     def figures(self) -> dict[str, Any]:
-        scores, passkeys = self.stored()
+        scores = read_scores(self.output / SCORES) if self.held_out else {}
+        passkeys = read_passkeys(self.output / PASSKEYS) if self.prompts else {}
         return {
             "native_length": self.base.length,
             "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
@@ -192,14 +187,14 @@ class Extension(Run):
         }
 
     def show(self) -> None:
-        (scores, passkeys), native = self.stored(), self.base.length
-        if scores:
+        native = self.base.length
+        if self.held_out and (scores := read_scores(self.output / SCORES)):
             merged = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
             start = next((name for name in reversed(self.variants) if name in merged), None)
             plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native, start)
             tables.print_loss_by_position(scores, native)
         if self.prompts:
-            tables.print_passkeys(passkeys, native)
+            tables.print_passkeys(read_passkeys(self.output / PASSKEYS), native)
 
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:

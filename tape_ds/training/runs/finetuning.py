@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths, storage
-from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
+from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import conversations, template
@@ -86,12 +86,7 @@ class Finetuning(Run):
     ends: tuple[int, ...] = ()
     """Tokens that end an answer."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Further lines of the announcement."""
-
-    @staticmethod
-    @abstractmethod
-    def fit(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        """Prepare the model's tokenizer for the recipe's sequences; return why that is impossible."""
+    """Lines of the announcement about the data."""
 
     @abstractmethod
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
@@ -102,16 +97,18 @@ class Finetuning(Run):
             sequences, or of the conversations packed into them.
         """
 
-    @abstractmethod
-    def describe_data(self) -> dict[str, str]:
-        """Return ``data`` and ``held out`` for the announcement."""
-
     @classmethod
     def resolve(cls, recipe: FinetuningRecipe, base: BaseModel) -> Self:
         model_config.require_fit(recipe, base)
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        raise_if_any([*rows_of_vocabulary.check_rows(base.config, tokenizer), *cls.fit(recipe, tokenizer)])
-        decides = {}
+        problems, decides = rows_of_vocabulary.check_rows(base.config, tokenizer), {}
+        if isinstance(recipe, ChatRecipe):
+            problems += template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
+        elif tokenizer.eos_token_id is None:
+            wrong = "its tokenizer has no EOS token, so no answer could end"
+            remedy = "give a model whose tokenizer names its eos_token"
+            problems.append(Problem("model", recipe.model.model, wrong, remedy))
+        raise_if_any(problems)
         if isinstance(recipe, ChatRecipe):  # the model's own template, or the recipe's
             decides["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
         config = model_config.finetuned(recipe, base.config)
@@ -181,8 +178,6 @@ class Finetuning(Run):
             "model": f"{self.recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, "
             f"{config.max_position_embeddings:,} positions",
             "encoding": encodings.described(config),
-            **self.describe_data(),
-            **{f"cut, {name}": str(cut) for name, cut in self.cut.items()},
             **self.notes,
         }
 
@@ -225,13 +220,6 @@ class ScrollsTuning(Finetuning):
             for split in ([TRAIN, HELD_OUT] if held_out and data.eval_examples else [TRAIN])
         }
 
-    @staticmethod
-    def fit(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        if tokenizer.eos_token_id is not None:
-            return []
-        remedy = "give a model whose tokenizer names its eos_token"
-        return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
-
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         # a training sequence for each reference answer; of the held-out questions one for each
         data, tokenizer = self.recipe.data, self.tokenizer
@@ -250,15 +238,14 @@ class ScrollsTuning(Finetuning):
         if held_out:
             cut["held out"] = scrolls_sequences.cut(held_out)
         asked = [Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out]
-        run = replace(self, asked=asked, cut=cut, ends=(int(tokenizer.eos_token_id),))
-        return run, train, token_counts(train)
-
-    def describe_data(self) -> dict[str, str]:
-        return {
-            "data": f"{self.recipe.data.named}: {len(self.sequences.lengths):,} sequences",
-            "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
-            **tokenizers.bos_note(self.tokenizer, self.config),
+        notes = {
+            "data": f"{data.named}: {len(train):,} sequences",
+            "held out": f"{len(asked):,} questions of {HELD_OUT}" if asked else "nothing",
+            **tokenizers.bos_note(tokenizer, self.config),
+            **{f"cut, {name}": str(each) for name, each in cut.items()},
         }
+        run = replace(self, asked=asked, cut=cut, ends=(int(tokenizer.eos_token_id),), notes=notes)
+        return run, train, token_counts(train)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,10 +264,6 @@ class ChatTuning(Finetuning):
                 source = conversations.parse(spec, FIELD_OF[split])
                 found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
         return found
-
-    @staticmethod
-    def fit(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
 
     def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         # packed training sequences, and every answer of the conversations that are held out
@@ -312,25 +295,22 @@ class ChatTuning(Finetuning):
                 for ids, targets in chat_sequences.answers(conversation):
                     asked.append(Prompt(torch.tensor(ids[None]), targets))
 
+        packed, decides = chat_sequences.packed(train, cache), dict(self.identity)
         ends, note = _ends(stored, tokenizer)
-        notes, decides = {"end of an answer": note}, dict(self.identity)
+        origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
+        notes = {
+            "data": f"{', '.join(data.train_data)}: {train.cut.taken:,} conversations in {len(packed):,} sequences",
+            "held out": f"{len(asked):,} answers of {origin}" if asked else "nothing",
+            **{f"cut, {name}": str(each) for name, each in cut.items()},
+            "end of an answer": note,
+        }
         if template.is_dated(tokenizer):
             notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
             decides[identity.DATE] = day.isoformat()
         if unread := chat_sequences.unread(stored):
             notes["not read"] = f"the columns {', '.join(unread)}"
         run = replace(self, asked=asked, cut=cut, ends=ends, notes=notes, identity=decides)
-        return run, chat_sequences.packed(train, cache), train.lengths
-
-    def describe_data(self) -> dict[str, str]:
-        data, cut = self.recipe.data, self.cut["train"]
-        assert isinstance(cut, CutConversations)
-        packed = f"{cut.taken:,} conversations in {len(self.sequences.lengths):,} sequences"
-        origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
-        return {
-            "data": f"{', '.join(data.train_data)}: {packed}",
-            "held out": f"{len(self.asked):,} answers of {origin}" if self.asked else "nothing",
-        }
+        return run, packed, train.lengths
 
 
 def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:

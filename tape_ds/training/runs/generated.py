@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import TrainerCallback
 
 from tape_ds import encodings
@@ -20,7 +19,6 @@ from tape_ds.data.generated.sequences import GeneratedSequences
 from tape_ds.data.generated.task import GeneratedSample, Test
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.errors import raise_if_any
-from tape_ds.methods import init_weights
 from tape_ds.models.llama import evaluated_at
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match
@@ -28,7 +26,7 @@ from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.exact_match import AnswerCount
 from tape_ds.training import tables
 from tape_ds.training.held_out import ScoredAfter
-from tape_ds.training.run import Run, sample_count, weights_dtype
+from tape_ds.training.run import Run, sample_count
 
 SEED = 0
 """Seed of the tests, the same in every run."""
@@ -54,9 +52,6 @@ class GeneratedRun(Run):
             step_sequences=recipe.global_batch_size,
         )
         return replace(self, sequences=sequences)
-
-    def load_model(self) -> nn.Module:
-        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
 
     @property
     def is_arithmetic(self) -> bool:

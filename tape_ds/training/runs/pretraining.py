@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths
@@ -19,10 +18,9 @@ from tape_ds.data.sources import weights
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows, tokenize
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.methods import init_weights
 from tape_ds.training import tables
 from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
-from tape_ds.training.run import Run, sample_count, weights_dtype
+from tape_ds.training.run import Run, sample_count
 
 SCORES = "results/perplexity.json"
 
@@ -37,7 +35,16 @@ class Pretraining(Run):
 
     @classmethod
     def resolve(cls, recipe: PretrainingRecipe, base: None) -> "Pretraining":
-        tokenizer = choose_tokenizer(recipe)
+        data, size = recipe.data, recipe.model.vocab_size
+        if data.tokenizer is None:  # one trained on its data, and cached
+            assert size is not None, "checked with the recipe"
+            cache = paths.data_cache(data.data_cache)
+            tokenizer = tokenizers.cached(weights.specs_of(data.train_data), size, cache, data.skip.bad_rows)
+        else:
+            tokenizer = tokenizers.load_tokenizer(data.tokenizer)
+            if size is not None and size != len(tokenizer):
+                wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
+                raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
         config = recipe.model_config(tokenizer)
         raise_if_any(check_model(recipe.scale, config))
         return cls(recipe=recipe, config=config, tokenizer=tokenizer)
@@ -48,9 +55,6 @@ class Pretraining(Run):
         held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
         sequences = training_sequences(recipe, tokenizer, bad_rows)
         return replace(self, held_out=held_out, left_out=left_out, sequences=sequences, bad_rows=bad_rows)
-
-    def load_model(self) -> nn.Module:
-        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
 
     def outline(self) -> dict[str, str]:
         data, config = self.recipe.data, self.config
@@ -91,21 +95,6 @@ class Pretraining(Run):
     def show(self) -> None:
         if self.held_out:
             tables.print_perplexity(read_perplexities(self.output / SCORES), self.recipe.window)
-
-
-def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
-    """Return the recipe's tokenizer; where it names none, one trained on its data and cached."""
-    data, size = recipe.data, recipe.model.vocab_size
-    if data.tokenizer is None:
-        assert size is not None, "checked with the recipe"
-        return tokenizers.cached(
-            weights.specs_of(data.train_data), size, paths.data_cache(data.data_cache), data.skip.bad_rows
-        )
-    tokenizer = tokenizers.load_tokenizer(data.tokenizer)
-    if size is not None and size != len(tokenizer):
-        wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
-        raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
-    return tokenizer
 
 
 def training_sequences(
