@@ -36,8 +36,8 @@ from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
-from tape_ds.methods import assert_trainable
 from tape_ds.methods.distillation import Teacher
+from tape_ds.methods.prepare import assert_trainable
 from tape_ds.resilience import guards
 from tape_ds.resilience.guards import NonFinite, SkipCounter, StoppedByGuard
 from tape_ds.resilience.spikes import Spike, SpikeDetector

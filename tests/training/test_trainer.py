@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from tape_ds import TapeForCausalLM, methods
+from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization
@@ -16,6 +16,7 @@ from tape_ds.data.order import collate
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import UserError
 from tape_ds.methods.distillation import Teacher
+from tape_ds.methods.prepare import prepare
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.scoring.passkey import score
 from tape_ds.training.callbacks import PositionUpdates, Progress
@@ -57,7 +58,7 @@ def build(
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
-    prepared = methods.prepare(method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha))
+    prepared = prepare(method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha))
     arguments = TrainingArguments(
         **{
             "output_dir": str(folder),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from tape_ds import checkpoint, methods
+from tape_ds import checkpoint
 from tape_ds.checkpoint import load
 from tape_ds.config import deepspeed_config
 from tape_ds.config.extension import ExtensionRecipe
@@ -23,6 +23,7 @@ from tape_ds.data.sources.base import dated_identities
 from tape_ds.distributed import comparison
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.methods.prepare import prepare
 from tape_ds.models.loading.base_model import open_base
 from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
@@ -64,7 +65,7 @@ def assemble(recipe: Recipe) -> Run:
     run = run.read_data()  # hours where text is tokenised, so everything that can refuse a run comes before
     # after the process group: under ZeRO-3 weights are sharded as they are made or loaded
     section = run.recipe.method if isinstance(run.recipe, ExtensionRecipe) else None
-    prepared = methods.prepare(run.method, run.load_model(), section)
+    prepared = prepare(run.method, run.load_model(), section)
     run = replace(run, model=prepared.model, names=prepared.names)
     return replace(run, teacher=run.load_teacher())
 

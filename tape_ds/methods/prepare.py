@@ -1,8 +1,7 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) through peft, with groups that are trained whole.
+"""Choose what of a model is trained: whole groups of parameters, low-rank adapters (LoRA, Hu et al. 2021,
+arXiv:2106.09685) through peft, or everything."""
 
-peft matches targets by suffix, so it is given their full names.
-"""
-
+from dataclasses import dataclass
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
@@ -10,13 +9,44 @@ from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
+from tape_ds.attention.shifted_groups import use_groups
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.methods import groups
+from tape_ds.methods import METHODS, groups
+from tape_ds.models import decoder_shape
 from tape_ds.models.output_head import OutputHead
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model ready for training, and the exact names of its trained parameters."""
+
+    model: nn.Module
+    names: tuple[str, ...]
+
+
+def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
+    """Choose what ``model`` trains; ``settings`` is the method section of a recipe."""
+    method = METHODS[name]
+    prepared = model.requires_grad_(method.trains == "everything")
+    for router in decoder_shape.routers(model).values():
+        router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
+    if method.trains == "groups":
+        for parameter in map(model.get_parameter, groups.names(model, settings)):
+            parameter.requires_grad_(True)
+    elif method.trains == "adapters":
+        prepared = attach(model, settings)
+    if method.grouped:
+        use_groups(model, settings.group_tokens)
+    names = tuple(name for name, parameter in prepared.named_parameters() if parameter.requires_grad)
+    if not names and method.trains != "nothing":
+        remedy = "set train_position, train_norms or train_embeddings, or choose another method"
+        raise UserError(Problem("method", name, "there is nothing to train", remedy))
+    return Trained(prepared, names)
 
 
 def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on."""
+    # peft matches targets by suffix, so it is given their full names
     linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     names = {path.rsplit(".", 1)[-1] for path in linears}
     for target in settings.lora_targets:
@@ -45,3 +75,11 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
                 head: Any = OutputHead.of(copied)
                 head.out_features, head.in_features = head.weight.shape
     return wrapped
+
+
+def assert_trainable(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise RuntimeError unless exactly ``names`` require gradients: a wrapper may have changed that."""
+    found = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if found != set(names):
+        extra, lost = sorted(found - set(names)), sorted(set(names) - found)
+        raise RuntimeError(f"trainable parameters changed: not meant to train {extra}, meant to train {lost}")
