@@ -1,8 +1,8 @@
 """Registry of extension methods: what of a model is trained, and from which RoPE parameters and encoding it starts.
 
-A method is a line of :data:`METHODS`, which the checks of a recipe read without torch. :mod:`.prepare` receives a loaded
-model with its final encoding, decides by exact parameter names what is trained, and freezes the rest. The names are the
-contract: they are printed, asserted, and are what a checkpoint holds.
+A method is a line of :data:`METHODS`, which the checks of a recipe read without torch. :mod:`.prepare` decides by exact
+parameter names what of a loaded model is trained, and freezes the rest. The names are the contract: they are printed,
+asserted, and are what a checkpoint holds.
 """
 
 from collections.abc import Mapping

@@ -364,9 +364,9 @@ def prompts_of(length):
     return [PasskeyPrompt(length, 0, 5, 0.5, "", tuple(tokens(1, length)[0].tolist()))]
 
 
-def asking_for(length, file, rope, after):
-    """One prompt of this length, before training asked of the model as plain RoPE."""
-    return passkey_retrieval(prompts_of(length), Letters(), {"untouched": rope}, {after: None}, file)
+def asking_for(prompts, file, rope, after):
+    """Before training asked of the model as plain RoPE."""
+    return passkey_retrieval(prompts, Letters(), {"untouched": rope}, {after: None}, file)
 
 
 def test_passkeys_are_asked_for_before_training_and_after(tmp_path, capsys):
@@ -376,14 +376,15 @@ def test_passkeys_are_asked_for_before_training_and_after(tmp_path, capsys):
     file.write_text("an earlier run's")
     trainer = build(tmp_path, max_steps=2, learning_rate=1.0)
     rope = {"rope_type": "default", "rope_theta": 100.0}
-    callback = asking_for(40, file, rope, "trained")
+    prompts = prompts_of(40)
+    callback = asking_for(prompts, file, rope, "trained")
     with trainer.model.with_rope_parameters(rope):
-        before = score(trainer.model, Letters(), prompts_of(40))
+        before = score(trainer.model, Letters(), prompts)
     trainer.add_callback(callback)
     trainer.train()
     found = read_passkeys(file)
     assert list(found) == ["untouched", "trained"] and before != found["trained"]
-    assert found == {"untouched": before, "trained": score(trainer.model, Letters(), prompts_of(40))}
+    assert found == {"untouched": before, "trained": score(trainer.model, Letters(), prompts)}
     printed = capsys.readouterr().out
     assert [f"asking {name} for 1 passkeys in prompts of 40 tokens" in printed for name in found] == [True, True]
 
@@ -394,7 +395,7 @@ def test_a_resumed_run_keeps_the_passkeys_of_its_first_part(tmp_path):
     file = tmp_path / "passkey.json"
     first = build(tmp_path)
     rope = dict(first.model.config.rope_parameters)
-    first.add_callback(asking_for(40, file, rope, "first"))
+    first.add_callback(asking_for(prompts_of(40), file, rope, "first"))
     first.train()
     stored = file.read_text()
     for length, old, kept in (
@@ -404,7 +405,7 @@ def test_a_resumed_run_keeps_the_passkeys_of_its_first_part(tmp_path):
     ):
         file.write_text(old)
         resumed = build(tmp_path)
-        resumed.add_callback(asking_for(length, file, rope, "resumed"))
+        resumed.add_callback(asking_for(prompts_of(length), file, rope, "resumed"))
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
         assert set(read_passkeys(file)) == kept | {"resumed"}
 
