@@ -25,7 +25,7 @@ from tape_ds.kernels import jit
 UNKNOWN = 10**9
 """Steps of a run over epochs of data that are not counted yet: more than any warm-up or decay."""
 LOOKED_AT = 1000
-"""Steps of a schedule whose rates are looked at, besides the borders of its phases."""
+"""Steps of a schedule whose rates are checked, as well as the borders of its phases."""
 _NEED_THE_MODEL = ("galore", "apollo", "lomo", "adalomo")
 
 

@@ -1,8 +1,8 @@
 """The optimizer's groups of parameters: which learning rate and weight decay reach which of them.
 
-Weight decay pulls on matrices, embeddings among them; never on vectors and numbers (norms, biases, scales), whose size
-is not a matter of complexity. transformers goes by names instead. An encoding's own parameters, of any shape, are a
-group of their own, also where nothing sets it apart: so a run can be resumed with another learning rate for them.
+Matrices decay, embeddings among them; vectors and numbers (norms, biases, scales) do not. transformers chooses by names
+instead. An encoding's parameters, of any shape, are always a separate group, so that a run can be resumed with another
+learning rate for them.
 """
 
 from collections.abc import Mapping

@@ -28,7 +28,15 @@ class WriteSamples(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.asked.sample_steps is None or state.global_step % self.asked.sample_steps:
             return
-        texts = self.write(kwargs["model"])
+        model: Any = kwargs["model"]
+        ends, texts = ends_of(model, self.tokenizer), []
+        devices = [args.device] if args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            for prompt in self.asked.sample_prompts:  # one by one: some encodings would see padding as another text
+                self.trainer.beat("scoring")
+                ids = prompt_ids(prompt, self.tokenizer)
+                (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
+                texts.append(self.tokenizer.decode(new))
         if state.is_world_process_zero:
             pairs = list(zip(self.asked.sample_prompts, texts, strict=True))
             for prompt, text in pairs:
@@ -42,14 +50,3 @@ class WriteSamples(TrainerCallback):
                     rows = [[state.global_step, prompt, text] for prompt, text in pairs]
                     table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
                     wandb.log({NAME: table, "train/global_step": state.global_step})
-
-    def write(self, model: Any) -> list[str]:
-        ends, texts = ends_of(model, self.tokenizer), []
-        devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            for prompt in self.asked.sample_prompts:  # one by one: padding would be another text to some encodings
-                self.trainer.beat("scoring")
-                ids = prompt_ids(prompt, self.tokenizer)
-                (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
-                texts.append(self.tokenizer.decode(new))
-        return texts

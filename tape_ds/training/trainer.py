@@ -151,7 +151,7 @@ class TapeTrainer(Trainer):
         self.watchdog: Watchdog | None = None
         """Ends the process where it makes no progress; set for training."""
         self._protection: SkipCounter | None = None
-        """Of an optimizer that would step on gradients that are not finite."""
+        """Skips steps of an optimizer that would step on gradients that are not finite."""
         self._skipped = 0
         """Steps left out before this one."""
         self._spike: Spike | None = None

@@ -153,8 +153,7 @@ class Finetuning(Run):
         return {"length": wrong}
 
     def load_model(self) -> extendable.Model:
-        """Load the base, and name the tokens that end an answer among the ends of its generation, which are saved with
-        it."""
+        """Load the base, and add the tokens that end an answer to those that end its generation."""
         model = extendable.load(self.base.folder, self.config, dtype=weights_dtype(self.arguments))
         generation = model.generation_config
         own = generation.eos_token_id

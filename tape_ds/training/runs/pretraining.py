@@ -124,7 +124,7 @@ def held_out_documents(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> tuple[list[EvalDocument], int]:
     """Return documents for perplexity, ``eval_tokens`` at most, and how many were too short for the longest length.
-    Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens."""
+    Each is cut to whole blocks of the longest length, so that all lengths that divide it read the same tokens."""
     longest, room = max(recipe.evaluation.eval_lengths), recipe.evaluation.eval_tokens
     documents: list[EvalDocument] = []
     if not recipe.data.eval_data:
