@@ -69,15 +69,15 @@ class Extension(Run):
         return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer)
 
     def read_data(self) -> "Extension":
-        recipe, tokenizer, evaluation = self.recipe, self.tokenizer, self.recipe.evaluation
+        recipe, tokenizer, asked = self.recipe, self.tokenizer, self.recipe.evaluation
         bad_rows = BadRows(recipe.data.skip.bad_rows)
         held_out = held_out_documents(recipe, tokenizer, bad_rows)
         prompts = passkey.draw(  # the same for every method
             tokenizer,
-            evaluation.passkey_lengths,
-            evaluation.passkey_trials,
+            asked.passkey_lengths,
+            asked.passkey_trials,
             self.arguments.seed,
-            evaluation.passkey_form,
+            asked.passkey_form,
         )
         sequences: Any = training_sequences(recipe, tokenizer, bad_rows) if recipe.trains else []
         return replace(self, held_out=held_out, prompts=prompts, sequences=sequences, bad_rows=bad_rows)
