@@ -6,13 +6,13 @@
     python -m benchmarks --list                             groups, shapes and implementations; nothing is run
     python -m benchmarks choose --results FOLDER            take in what a campaign measured
     python -m benchmarks campaign --part 1                  everything that a GPU should answer, in stages
-    python -m benchmarks collect                            what a machine without a network lacks for that
+    python -m benchmarks collect                            wheels for a machine without a network
 
 Every implementation is checked against fp64 before it is timed; a wrong one gets no time. Those of one shape run in
 turn, in one process. Each group writes ``GROUP_DEVICE.jsonl``, a line at once for each row, and after every shape a
 ``.md`` to the folder ``--out``; where that is a ``.jsonl``, all groups add their lines to it.
 
-Exit codes: 0 done; 1 an implementation of ours is wrong; 2 something to mend, nothing was started.
+Exit codes: 0 done; 1 an implementation of ours is wrong; 2 invalid options, nothing was started.
 """
 
 import argparse
@@ -23,21 +23,21 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks import campaign, carried, choose, table
+from benchmarks import campaign, choose, table
 from benchmarks.benchmark_case import REFUSED, TIMED, WRONG, Setting, run
-from benchmarks.groups import GROUPS, Group, toys
+from benchmarks.groups import GROUPS, REPEATS, Group
+from benchmarks.shapes import Shape
 from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
-from tape_ds.attention.names import ENVIRONMENT
+from tape_ds.attention import ENVIRONMENT
 from tape_ds.errors import Problem, check_folder, command, did_you_mean, raise_if_any
 from tape_ds.kernels import jit
 
 DTYPES = ("float32", "float16", "bfloat16")
-COMMANDS = {"choose": choose.main, "campaign": campaign.main, "collect": carried.main}
+COMMANDS = {"choose": choose.main, "campaign": campaign.main, "collect": campaign.collect}
 OURS = ("ours", "attend")  # prefixes of this project's implementations
 
 
@@ -49,20 +49,26 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     check(options)
     setting = Setting(torch.device(options.device), getattr(torch, options.dtype))
-    wanted = {name: known(options)[name] for name in options.groups}
     if options.list:
-        print(listing(wanted, setting))
+        for name in options.groups:
+            shapes = GROUPS[name].shapes(options.device, options.toys)
+            entries = GROUPS[name].case(shapes[0], setting).entries if shapes else []
+            print(f"{name}: {GROUPS[name].about}")
+            print("\n".join([f"  shape {shape.label}" for shape in shapes] or [f"  nothing on {options.device}"]))
+            print("".join(f"  implementation {entry.encoding}: {entry.implementation}\n" for entry in entries), end="")
         return 0
+
     origin = table.provenance(setting)
+    device = "cpu" if origin["chip"] == "cpu" else origin["device"]
     wrong = []
-    for name, group in wanted.items():
+    for name in options.groups:
         shared = options.out.suffix == ".jsonl"
-        path = options.out if shared else options.out / f"{table.stem(name, table.name_of(setting.device))}.jsonl"
+        path = options.out if shared else options.out / f"{table.stem(name, device)}.jsonl"
         if not shared:
             path.unlink(missing_ok=True)
         rows = {}
-        for shape in chosen_shapes(group, options):
-            for row in measure(name, group, shape, setting, options.repeats, origin, options.only):
+        for shape in chosen_shapes(GROUPS[name], options):
+            for row in measure(name, shape, setting, options.repeats, origin, options.only):
                 table.append(dataclasses.asdict(row), path)
                 rows[row.shape, row.encoding, row.implementation] = row
             if not shared:
@@ -96,9 +102,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    problems = below_one(options, "repeats") + check_folder(
-        "--out", options.out.parent if options.out.suffix else options.out
-    )
+    folder = options.out.parent if options.out.suffix else options.out
+    problems = below_one(options, "repeats") + check_folder("--out", folder)
     named = [*(("groups", name, [*GROUPS, *COMMANDS]) for name in options.groups)]
     named += [("device", options.device, ["cpu", "cuda"]), ("dtype", options.dtype, [*DTYPES])]
     for field, name, names in named:
@@ -113,52 +118,31 @@ def check(options: argparse.Namespace) -> None:
         wrong = "Triton interprets its kernels: their times mean nothing"
         problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, "unset it"))
     if options.toys and options.out.resolve() == choose.RESULTS:
-        problems.append(
-            Problem("out", str(options.out), "is the folder of results, and toys give none", "name another folder")
-        )
-    if not problems and not any(chosen_shapes(known(options)[name], options) for name in options.groups):
+        wrong = "is the folder of results, and toys give none"
+        problems.append(Problem("out", str(options.out), wrong, "name another folder"))
+    if not problems and not any(chosen_shapes(GROUPS[name], options) for name in options.groups):
         remedy = "see python -m benchmarks --list"
         problems.append(Problem("shapes", options.shapes, f"no shape of these groups on {options.device}", remedy))
     raise_if_any(problems)
 
 
-def known(options: argparse.Namespace) -> dict[str, Group]:
-    return toys() if options.toys else GROUPS
-
-
-def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Any]:
-    wanted = "" if options.toys else options.shapes
-    return [shape for shape in group.shapes(options.device) if re.search(wanted, shape.label)]
+def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Shape]:
+    pattern = "" if options.toys else options.shapes
+    return [shape for shape in group.shapes(options.device, options.toys) if re.search(pattern, shape.label)]
 
 
 def measure(
-    name: str,
-    group: Group,
-    shape: Any,
-    setting: Setting,
-    repeats: int | None,
-    origin: dict[str, str],
-    implementations: str = "",
+    name: str, shape: Shape, setting: Setting, repeats: int | None, origin: dict[str, str], implementations: str = ""
 ) -> Iterator[table.BenchmarkRow]:
     """Run one group at one shape; of its implementations those in whose name ``implementations`` is found."""
-    repeats = repeats or group.samples(setting.device.type)
+    group = GROUPS[name]
+    repeats = repeats or group.repeats or REPEATS[setting.device.type, group.single]
     print(f"{name}, {shape.label}", file=sys.stderr, flush=True)
     torch.compiler.reset()  # after 8 shapes a compiled function would run uncompiled
     case = group.case(shape, setting)
     case = case._replace(entries=[entry for entry in case.entries if re.search(implementations, entry.implementation)])
     for finding in run(case, setting, repeats, head_start=group.single, warm_up=min(3, repeats // 10)):
         yield table.row_of(name, shape.label, setting, finding, origin)
-
-
-def listing(wanted: dict[str, Group], setting: Setting) -> str:
-    lines = []
-    for name, group in wanted.items():
-        shapes = group.shapes(setting.device.type)
-        lines.append(f"{name}: {group.about}")
-        lines += [f"  shape {shape.label}" for shape in shapes] or [f"  nothing on {setting.device.type}"]
-        entries = group.case(shapes[0], setting).entries if shapes else []
-        lines += [f"  implementation {entry.encoding}: {entry.implementation}" for entry in entries]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 TAPE's value is ``[v | e]``, twice as wide as the key. Implementations of equal widths are called twice with the same
 queries and keys and one half each, without copies. Memory layouts are those of projections, [B, T, H, K], except that
-``[v | e]`` in one tensor is contiguous, as after the model's concatenation.
+``[v | e]`` in one tensor is contiguous, as after the model's concatenation. All are causal; where documents are packed
+into a sequence, each is attended to alone.
 
 Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K head size, V value width.
 """
@@ -10,21 +11,46 @@ Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import calls
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import (
+    BASELINE,
+    BenchmarkCase,
+    CaseEntry,
+    Setting,
+    Truth,
+    expected_from,
+    operation,
+    truth_of,
+)
 from benchmarks.measure import Runner, bytes_of
-from benchmarks.shapes import AttentionShape
+from benchmarks.shapes import Shape, document_lengths
 from tape_ds import attention
+from tape_ds.attention.attend import attend as attend_in_model
+from tape_ds.attention.document_layout import DocumentLayout, layout_of_packed_sequences
 
-Parts = tuple[Tensor, ...]
-Make = Callable[[], Callable[..., Any]]
+Call = Callable[..., tuple[Tensor, ...]]  # of queries, keys and pieces of the value; gives the output's pieces
+SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+# Most scores for those with whole T x S matrices: on a GPU 12 heads of 8 sequences of 1,024
+# tokens, on a CPU of one
+MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
+# Backends of the model that come first: a run may be cut short, and the others compile for long or are missing
+USUAL = ("varlen", "triton", "sdpa", "auto")
+
+# Those that ``choose`` chooses from, and what it has chosen
+DECODING = {"cuda": ("triton", "sdpa", "flash", "auto"), "cpu": ("auto",)}
 
 
 class AttentionInputs(NamedTuple):
@@ -37,144 +63,202 @@ class AttentionInputs(NamedTuple):
     dv: Tensor
     de: Tensor
 
-    def double(self) -> "AttentionInputs":
-        return AttentionInputs(*(x.double() for x in self))
-
-
-class PackingLayout(NamedTuple):
-    """The pieces in which an implementation takes its value and gives its output."""
-
-    values: Callable[[Tensor, Tensor], Parts]
-    at_once: bool = False
-    """One call for all pieces; otherwise a call for each."""
-
-
-def _joined(parts: Parts) -> Tensor:
-    return torch.cat(parts, dim=-1)
-
-
-PLAIN = PackingLayout(lambda v, e: (v,))
-APART = PackingLayout(lambda v, e: (v, e))
-ALONE = PLAIN._replace(at_once=True)
-TOGETHER = APART._replace(at_once=True)
-WIDE = PackingLayout(lambda v, e: (_joined((v, e)),))
-# Backends of the model that come first: a run may be cut short, and the others compile for long or are missing
-USUAL = ("varlen", "triton", "sdpa", "auto")
-
 
 class Implementation(NamedTuple):
     encoding: str
     name: str
-    layout: PackingLayout
-    make: Make
+    make: Callable[[], Call]
     """Makes the call; raises where the machine lacks something."""
+    joined: bool = False
+    """Whether TAPE's value is one tensor."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """The context that it runs in, forward and backward."""
 
-
-def implementations(shape: AttentionShape, device: torch.device) -> Iterator[Implementation]:
-    documents = calls.documents_of(shape, device)
-    on_cpu = device.type == "cpu"
-    others = () if on_cpu else tuple(name for name in attention.available() if name not in USUAL)
-    attends = ("auto", "sdpa", "reference") if on_cpu else USUAL
-    by_torch = () if documents is not None else calls.ON_CPU if on_cpu else tuple(calls.SDPA)
-
-    def attended(name: str) -> Iterator[Implementation]:
-        make = functools.partial(calls.attend, name, documents)
-        yield Implementation(BASELINE, f"attend {name}", ALONE, make)
-        yield Implementation("tape", f"attend {name}", TOGETHER, make)
-
-    for name in attends:
-        yield from attended(name)
-    for name in by_torch:
-        make = functools.partial(calls.sdpa, name)
-        yield Implementation(BASELINE, f"sdpa {name}", PLAIN, make)
-        yield Implementation("tape", f"two calls, sdpa {name}", APART, make)
-        if name != "flash":  # takes a single width
-            yield Implementation("tape", f"one call, sdpa {name}", WIDE, make)
-    for name in others:
-        yield from attended(name)
+    def pieces(self, v: Tensor, e: Tensor) -> tuple[Tensor, ...]:
+        if self.encoding == BASELINE:
+            return (v,)
+        return (torch.cat((v, e), dim=-1),) if self.joined else (v, e)
 
 
-def case(shape: AttentionShape, setting: Setting) -> BenchmarkCase:
-    return between(implementations(shape, setting.device), shape, setting)
+def lengths_of(shape: Shape) -> tuple[int, ...] | None:
+    """Return the lengths of the documents in each sequence; None where every sequence is one text."""
+    return document_lengths(shape.tokens, shape.documents) if shape.documents else None
 
 
-def between(asked: Iterable[Implementation], shape: AttentionShape, setting: Setting) -> BenchmarkCase:
-    inputs = draw(shape, setting)
-    documents = calls.documents_of(shape, setting.device)
+def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with whole matrices in the tensors' precision; causal, queries at the end of the keys."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if q.shape[2] > 1:
+        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(unseen, -torch.inf)
+    return scores.softmax(dim=-1) @ v
+
+
+def sdpa(name: str) -> Call:
+    """Return torch's attention, limited to one backend, called for each piece of the value."""
+
+    def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        _refuse_large_matrices(q, k, name == "math")
+        group = q.shape[1] // k.shape[1]
+        if group > 1 and name == "efficient":  # refuses grouped queries: a user would repeat keys and values
+            k, values = k.repeat_interleave(group, 1), tuple(value.repeat_interleave(group, 1) for value in values)
+            group = 1
+        causal, grouped = q.shape[2] > 1, group > 1
+        with sdpa_kernel(SDPA[name]):
+            return tuple(
+                F.scaled_dot_product_attention(q, k, value, is_causal=causal, enable_gqa=grouped) for value in values
+            )
+
+    return call
+
+
+def attend(backend: str, lengths: Sequence[int] | None = None) -> Call:
+    """Return the model's attention by one of its backends; as in its layers, the layout of documents is ready."""
 
     @functools.cache
-    def leaves(layout: PackingLayout) -> Parts:
-        values = layout.values(inputs.v, inputs.e)
-        return tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
+    def layout(sequences: int, device: torch.device) -> DocumentLayout | None:
+        if lengths is None:
+            return None
+        borders = torch.tensor([0, *accumulate((*lengths,) * sequences)], dtype=torch.int32, device=device)
+        return layout_of_packed_sequences(borders, max(lengths), sequences, sum(lengths))
 
-    entries = [CaseEntry(each.name, each.encoding, functools.partial(_runner, each, leaves, inputs)) for each in asked]
-    lengths = (shape.tokens,) if documents is None else documents.lengths
-    truth = {name: functools.partial(truth_of, inputs, name, lengths) for name in (BASELINE, "tape")}
+    def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        _refuse_large_matrices(q, k, backend == "reference")
+        return attend_in_model(q, k, values, layout=layout(len(q), q.device), backend=backend)
+
+    return call
+
+
+def _refuse_large_matrices(q: Tensor, k: Tensor, whole: bool) -> None:
+    entries = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if whole and entries > MATRIX_ENTRIES[q.device.type]:
+        raise ValueError(f"not asked: its matrix of scores would have {entries:.1e} entries")
+
+
+def implementations(shape: Shape, device: torch.device) -> list[Implementation]:
+    lengths = lengths_of(shape)
+    on_cpu = device.type == "cpu"
+    first = ("auto", "sdpa", "reference") if on_cpu else USUAL
+    last = () if on_cpu else tuple(name for name in attention.available() if name not in USUAL)
+    ours = []
+    for name in (*first, *last):
+        make = functools.partial(attend, name, lengths)
+        ours += [Implementation(encoding, f"attend {name}", make) for encoding in (BASELINE, "tape")]
+    by_torch = []
+    for name in () if lengths is not None else ("flash", "math") if on_cpu else SDPA:
+        make = functools.partial(sdpa, name)
+        by_torch.append(Implementation(BASELINE, f"sdpa {name}", make))
+        by_torch.append(Implementation("tape", f"two calls, sdpa {name}", make))
+        if name != "flash":  # takes a single width
+            by_torch.append(Implementation("tape", f"one call, sdpa {name}", make, joined=True))
+    return ours[: 2 * len(first)] + by_torch + ours[2 * len(first) :]
+
+
+def case(shape: Shape, setting: Setting, compared: Sequence[Implementation] | None = None) -> BenchmarkCase:
+    """Return the implementations, by default all :func:`implementations`, with their truth."""
+    compared = implementations(shape, setting.device) if compared is None else compared
+    inputs = draw(shape, setting)
+    shared: dict[tuple[str, bool], tuple[Tensor, ...]] = {}  # leaves, of all implementations with the same pieces
+
+    def build(implementation: Implementation) -> Runner:
+        call = implementation.make()
+        key = (implementation.encoding, implementation.joined)
+        if key not in shared:
+            values = implementation.pieces(inputs.v, inputs.e)
+            shared[key] = tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
+        leaves, returned = shared[key], implementation.pieces(inputs.dv, inputs.de)
+
+        def forward() -> tuple[Tensor, ...]:
+            with implementation.around():
+                return call(*leaves)
+
+        def backward(out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            with implementation.around():
+                return torch.autograd.grad(out, leaves, returned)
+
+        def outcome() -> dict[str, Tensor]:
+            out = forward()
+            dq, dk, *dvalues = backward(out)
+            return {"out": torch.cat(out, dim=-1), "dq": dq, "dk": dk, "dv": torch.cat(dvalues, dim=-1)}
+
+        return Runner(forward, backward, outcome, bytes_of(leaves))
+
+    entries = [CaseEntry(each.name, each.encoding, functools.partial(build, each)) for each in compared]
+    lengths = lengths_of(shape) or (shape.tokens,)
+    truth = {name: functools.partial(attention_truth, inputs, name, lengths) for name in (BASELINE, "tape")}
     return BenchmarkCase(entries, truth)
 
 
-def draw(shape: AttentionShape, setting: Setting) -> AttentionInputs:
+def draw(shape: Shape, setting: Setting) -> AttentionInputs:
     generator = torch.Generator(setting.device).manual_seed(0)
-
-    def one(heads: int) -> Tensor:
+    drawn = []
+    for heads in (shape.heads, *3 * [shape.groups], *2 * [shape.heads]):
         size = (shape.batch, shape.tokens, heads, shape.width)
-        drawn = torch.randn(size, generator=generator, device=setting.device)
-        return drawn.to(setting.dtype).transpose(1, 2)
-
-    return AttentionInputs(*(one(heads) for heads in (shape.heads, *3 * [shape.groups], *2 * [shape.heads])))
-
-
-def _runner(
-    implementation: Implementation, leaves: Callable[[PackingLayout], tuple[Tensor, ...]], inputs: AttentionInputs
-) -> Runner:
-    call, layout = implementation.make(), implementation.layout
-    own = leaves(layout)
-    q, k, *values = own
-    returned = layout.values(inputs.dv, inputs.de)
-
-    def forward() -> Parts:
-        with implementation.around():
-            return call(q, k, *values) if layout.at_once else tuple(call(q, k, value) for value in values)
-
-    def backward(out: Parts) -> tuple[Tensor, ...]:
-        with implementation.around():
-            return torch.autograd.grad(out, own, returned)
-
-    def outcome() -> dict[str, Tensor]:
-        out = forward()
-        dq, dk, *dvalues = backward(out)
-        return {"out": _joined(out), "dq": dq, "dk": dk, "dv": _joined(tuple(dvalues))}
-
-    return Runner(forward, backward, outcome, bytes_of(own))
+        x_BTHK = torch.randn(size, generator=generator, device=setting.device).to(setting.dtype)
+        drawn.append(x_BTHK.transpose(1, 2))
+    return AttentionInputs(*drawn)
 
 
-def truth_of(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> Truth:
+def attention_truth(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> Truth:
     """Compute the truth by plain matrices in fp64, and the error of the same in the inputs' precision."""
-    with_state = encoding != BASELINE
-    exact, plain = (_by_heads(each, with_state, lengths) for each in (inputs.double(), inputs))
-    return expected_from(exact, plain, inputs.q.dtype)
+    exact = _by_heads(AttentionInputs(*(x.double() for x in inputs)), encoding, lengths)
+    return expected_from(exact, _by_heads(inputs, encoding, lengths), inputs.q.dtype)
 
 
-def _by_heads(inputs: AttentionInputs, with_state: bool, lengths: Sequence[int]) -> dict[str, Tensor]:
+def _by_heads(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> dict[str, Tensor]:
     """Compute plain attention, whose matrix is whole, for one document, head and sequence at a time."""
     batch, heads = inputs.q.shape[:2]
     group = heads // inputs.k.shape[1]
-    v = _joined((inputs.v, inputs.e)) if with_state else inputs.v
-    returned = _joined((inputs.dv, inputs.de)) if with_state else inputs.dv
+    v = inputs.v if encoding == BASELINE else torch.cat((inputs.v, inputs.e), dim=-1)
+    returned = inputs.dv if encoding == BASELINE else torch.cat((inputs.dv, inputs.de), dim=-1)
     whole = {"out": torch.empty_like(returned)}
     whole |= {name: torch.zeros_like(x) for name, x in (("dq", inputs.q), ("dk", inputs.k), ("dv", v))}
-    ends = list(accumulate(lengths))
-    places = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-    for row, head, place in itertools.product(range(batch), range(heads), places):
-        own = (slice(row, row + 1), slice(head, head + 1), place)
-        shared = (own[0], slice(head // group, head // group + 1), place)
-        leaves = [x.detach().requires_grad_() for x in (inputs.q[own], inputs.k[shared], v[shared])]
-        out = calls.plain_attention(*leaves)
-        whole["out"][own] = out.detach()
-        for name, at, gradient in zip(
-            ("dq", "dk", "dv"), (own, shared, shared), torch.autograd.grad(out, leaves, returned[own]), strict=True
-        ):
-            whole[name][at] += gradient
+    documents = [slice(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    for row, head, document in itertools.product(range(batch), range(heads), documents):
+        mine = (slice(row, row + 1), slice(head, head + 1), document)
+        shared = (mine[0], slice(head // group, head // group + 1), document)
+        leaves = [x.detach().requires_grad_() for x in (inputs.q[mine], inputs.k[shared], v[shared])]
+        out = plain_attention(*leaves)
+        whole["out"][mine] = out.detach()
+        dq, dk, dv = torch.autograd.grad(out, leaves, returned[mine])
+        whole["dq"][mine] += dq
+        whole["dk"][shared] += dk
+        whole["dv"][shared] += dv
     return whole
+
+
+def decode(shape: Shape, setting: Setting) -> BenchmarkCase:
+    """Compare one new token over a long cache, forward only: what a step of generation costs.
+
+    The cache holds TAPE's value as the model keeps it, ``[v | e]`` in one tensor; its halves are read as views.
+    """
+    generator = torch.Generator(setting.device).manual_seed(0)
+
+    def draw(heads: int, tokens: int, width: int) -> Tensor:
+        size = (shape.batch, heads, tokens, width)
+        return torch.randn(size, generator=generator, device=setting.device).to(setting.dtype)
+
+    q = draw(shape.heads, 1, shape.width)
+    k, wide = (draw(shape.groups, shape.keys, width) for width in (shape.width, 2 * shape.width))
+    values = {BASELINE: wide[..., : shape.width].contiguous(), "tape": wide}
+    inputs = {encoding: {"q": q, "k": k, "v": value} for encoding, value in values.items()}
+
+    def build(encoding: str, backend: str | None) -> Runner:
+        if backend is None:
+            return operation(plain_attention, inputs[encoding])
+        function = attend(backend)
+
+        def call(q: Tensor, k: Tensor, value: Tensor) -> Tensor:
+            return torch.cat(function(q, k, *value.split(shape.width, dim=-1)), dim=-1)
+
+        return operation(call, inputs[encoding])
+
+    entries = [
+        CaseEntry(f"attend {backend}" if backend else "plain matrices", name, functools.partial(build, name, backend))
+        for backend in (None, *DECODING[setting.device.type])
+        for name in inputs
+    ]
+    truth = {name: functools.partial(truth_of, plain_attention, own, setting.dtype) for name, own in inputs.items()}
+    return BenchmarkCase(entries, truth)

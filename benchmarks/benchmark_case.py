@@ -1,7 +1,6 @@
-"""One case: implementations of one shape are checked against the truth, then timed in turn.
+"""Check implementations of one shape against the truth, then time them in turn.
 
-One that computes something else is listed as wrong, with its error, and gets no time; one that its library refuses is
-listed with the library's reason.
+A wrong one is listed with its error and gets no time; one that its library refuses is listed with the library's reason.
 """
 
 import functools
@@ -99,19 +98,19 @@ def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtyp
 
 def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returned: Tensor | None = None) -> Runner:
     """Return a runner of a call with these inputs, in their order, and of the gradients that they require."""
-    wanted = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
+    leaves = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
 
     def forward() -> Tensor:
         return call(*inputs.values())
 
     def backward(out: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(out, list(wanted.values()), returned)
+        return torch.autograd.grad(out, list(leaves.values()), returned)
 
     def outcome() -> dict[str, Tensor]:
         out = forward()
-        return {"out": out.detach()} | (dict(zip(wanted, backward(out), strict=True)) if wanted else {})
+        return {"out": out.detach()} | (dict(zip(leaves, backward(out), strict=True)) if leaves else {})
 
-    return Runner(forward, backward if wanted else None, outcome, bytes_of(list(inputs.values())))
+    return Runner(forward, backward if leaves else None, outcome, bytes_of(list(inputs.values())))
 
 
 def truth_of(
@@ -136,19 +135,16 @@ def fused_operation(
     returned: Tensor,
     dtype: torch.dtype,
 ) -> BenchmarkCase:
-    makers: dict[str, Callable[[], Callable[..., Tensor]]] = {
-        "ours": lambda: ours,
-        "eager": lambda: formula,
-        "compiled": lambda: torch.compile(formula, dynamic=False),
-    }
+    """Compare our operation with its plain formula, eager and compiled; ``inputs`` by encoding."""
 
-    def build(encoding: str, make: Callable[[], Callable[..., Tensor]]) -> Runner:
-        return operation(make(), inputs[encoding], returned)
+    def build(encoding: str, name: str) -> Runner:
+        call = torch.compile(formula, dynamic=False) if name == "compiled" else formula
+        return operation(ours if name == "ours" else call, inputs[encoding], returned)
 
     entries = [
-        CaseEntry(name, encoding, functools.partial(build, encoding, make))
+        CaseEntry(name, encoding, functools.partial(build, encoding, name))
         for encoding in inputs
-        for name, make in makers.items()
+        for name in ("ours", "eager", "compiled")
     ]
     truth = {name: functools.partial(truth_of, formula, own, dtype, returned) for name, own in inputs.items()}
     return BenchmarkCase(entries, truth)
@@ -163,18 +159,12 @@ def worst(outcome: Mapping[str, Tensor], truth: Truth) -> tuple[str, float, floa
 
 
 def run(
-    case: BenchmarkCase,
-    setting: Setting,
-    repeats: int,
-    *,
-    head_start: bool,
-    warm_up: int = 0,
+    case: BenchmarkCase, setting: Setting, repeats: int, *, head_start: bool, warm_up: int = 0
 ) -> Iterator[Finding]:
-    """Check every implementation, and yield what came of it as soon as it has a few samples: a run may be cut short.
+    """Check every implementation, and yield its finding as soon as it has a few samples: a run may be cut short.
 
-    Then all that are right are timed in turn, so that a drift of the machine affects all of them, and
-    yielded again. Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more
-    follow.
+    Then all that are right are timed in turn, so that a drift of the machine affects all of them, and yielded again.
+    Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more follow.
     """
     truths: dict[str, Truth] = {}
     runners: dict[str, Runner] = {}
@@ -185,7 +175,7 @@ def run(
         assert key not in findings, f"{key} is there twice"
         if entry.encoding not in truths:
             truths[entry.encoding] = case.truth[entry.encoding]()
-            _tidy(setting.device)
+            _free_memory(setting.device)
         finding, runner = _check(entry, truths[entry.encoding], setting)
         if runner is not None:
             try:
@@ -194,22 +184,22 @@ def run(
                 runners[key] = runner
             except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
                 finding = finding._replace(status=REFUSED, reason=_reason(error, []))
-                _tidy(setting.device)
+                _free_memory(setting.device)
         print(f"  {key}: {finding.status} {finding.reason}".rstrip(), file=sys.stderr, flush=True)
         findings[key] = finding
         yield finding
     truths.clear()
-    _tidy(setting.device)
+    _free_memory(setting.device)
     if repeats > FIRST and runners:
-        for key, taken in interleaved(runners, repeats, take, 0).items():
-            yield _timed(findings[key], runners[key], taken)
+        for key, samples in interleaved(runners, repeats, take, 0).items():
+            yield _timed(findings[key], runners[key], samples)
 
 
-def _timed(finding: Finding, runner: Runner, taken: Sequence[TimedSample]) -> Finding:
-    parts = {"total": [each.forward + each.backward for each in taken]}
+def _timed(finding: Finding, runner: Runner, samples: Sequence[TimedSample]) -> Finding:
+    parts = {"total": [sample.forward + sample.backward for sample in samples]}
     if runner.backward is not None:
-        parts |= {"forward": [each.forward for each in taken], "backward": [each.backward for each in taken]}
-    return finding._replace(times={part: summarise(values) for part, values in parts.items()}, repeats=len(taken))
+        parts |= {"forward": [sample.forward for sample in samples], "backward": [each.backward for each in samples]}
+    return finding._replace(times={part: summarise(values) for part, values in parts.items()}, repeats=len(samples))
 
 
 def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:
@@ -219,8 +209,8 @@ def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, R
             runner = entry.build()
             outcome = runner.outcome()
         except Exception as error:  # a library may raise anything
-            _tidy(setting.device)
-            reason = _reason(error, [str(each.message) for each in warned])
+            _free_memory(setting.device)
+            reason = _reason(error, [str(warning.message) for warning in warned])
             return Finding(entry.implementation, entry.encoding, REFUSED, reason), None
     name, error_, allowed = worst(outcome, truth)
     finding = Finding(entry.implementation, entry.encoding, TIMED, "", error_, allowed)
@@ -230,7 +220,7 @@ def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, R
     return finding, runner
 
 
-def _tidy(device: torch.device) -> None:
+def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

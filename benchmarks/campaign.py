@@ -1,14 +1,13 @@
-"""Everything that a GPU should answer, in stages: for a machine that is lent for minutes and gives one folder back.
+"""Measure everything on a GPU in stages: for a machine that is lent for minutes and gives one folder back.
 
-    python -m benchmarks collect                                       here: what such a machine lacks, in .carried
+    python3.12 -m benchmarks collect --out .carried                    here: wheels that such a machine lacks
     python -m benchmarks campaign --part 1 --carried .carried          there; then parts 2 and 3
     python -m benchmarks campaign --part 1 --rehearse                  every stage in small, on a CPU
     python -m benchmarks choose --results FOLDER                       here: take in the folder that came back
 
 Each stage is a process group with a limit; time that it does not use is left to the next ones. A stage that fails or is
 late never stops the next. ``campaign_PART.jsonl`` gets each row when it is known, and a line after each stage;
-``campaign_PART.tar.gz`` holds the logs, written again after each stage. With ``--results``, the folder of an earlier
-try, stages that were done there are not run again.
+``campaign_PART.tar.gz`` holds the logs, written again after each stage.
 
 Exit codes: 0 every stage is done; 1 one failed or was late; 2 invalid options, nothing started.
 """
@@ -16,6 +15,7 @@ Exit codes: 0 every stage is done; 1 one failed or was late; 2 invalid options, 
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -29,19 +29,20 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import carried, table
+from benchmarks import table
 from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, check_folder, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, raise_if_any
 from tape_ds.installation import ROOT, environment
-from tape_ds.kernels import jit
 from tape_ds.results import now
 
+# Needs of a launcher beyond an image with torch, transformers, accelerate and peft
+WHEELS = ["deepspeed", "hjson", "msgpack", "ninja", "py-cpuinfo", "einops", "liger-kernel"]
+WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 WORK = ROOT / ".cache"
-LEAST_SECONDS = 5  # a stage is not begun with less
 GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
 REHEARSAL = 4  # factor of all limits in a rehearsal
 LOGGED = 1 << 20  # bytes that are kept of a log: its end
-DONE, FAILED, LATE, SKIPPED = "done", "failed", "late", "skipped"
+DONE, FAILED, LATE = "done", "failed", "late"
 
 
 class Stage(NamedTuple):
@@ -60,11 +61,11 @@ _SANITIZED = "-m benchmarks attention decode position_mix rotate --toys --only '
 _PROFILED = "-m benchmarks attention --shapes 'B1 H32 G32' --only triton --repeats 1 --device cuda --out {work}/profile"
 _KERNELS = "--clock-control none --set full --kernel-name 'regex:^(forward|values|keys)_kernel' --launch-count 6"
 _TESTS = "-m pytest -v --tb=short -rf -m 'not slow' -p no:cacheprovider -o faulthandler_timeout=40"
-_TESTS += " -p benchmarks.kernel_tests tests/kernels"
+_TESTED = [f"tests/kernels/test_{name}.py" for name in ("tape_attention", "position_mix", "rotate", "decode_attention")]
 STAGES = (
     Stage(1, "machine", 20, "-m benchmarks.machine --device {device} --out {rows}"),
     Stage(1, "smoke", 60, f"-m benchmarks smoke {_GROUPS}"),
-    Stage(1, "kernels", 90, f"{_TESTS} --ignore tests/kernels/test_compile.py", f"{_TESTS}/test_decode_attention.py"),
+    Stage(1, "kernels", 90, f"{_TESTS} {' '.join(_TESTED)}", f"{_TESTS} {_TESTED[-1]}"),
     Stage(1, "attention", 150, f"-m benchmarks attention --shapes 'H32 G32 T8192 K128' {_GROUPS}"),
     Stage(1, "recipe", 180, f"-m benchmarks recipe {_GROUPS}"),
     Stage(1, "deepspeed", 40, "-m benchmarks.train --work {work} --out {rows} {toys}"),
@@ -86,22 +87,42 @@ STAGES = (
 PARTS = sorted({stage.part for stage in STAGES})
 
 
-def main(argv: list[str]) -> int:
+def collect(argv: Sequence[str]) -> int:
+    """Get the wheels. Run it with the machine's version of Python."""
+    parser = Parser(prog="python -m benchmarks collect", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / ".carried", help="folder to fill; default: %(default)s")
+    options = parser.parse_args(argv)
+    raise_if_any(check_folder("--out", options.out))
+    pins = dict(re.findall(r"^([\w-]+)(==[\w.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    names = [name + pins.get(name, "") for name in WHEELS]
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(options.out), *names]
+    # a package that is only source is built, without its compiled parts
+    if subprocess.run(pip, env=os.environ | {"DS_BUILD_OPS": "0"}).returncode != 0:
+        raise UserError(Problem("wheels", " ".join(names), "pip could not get them", "see pip's messages"))
+    print(f"{options.out}: {len(list(options.out.glob('*.whl')))} wheels")
+    return 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog="python -m benchmarks campaign", description=__doc__)
+    out = Path(os.environ.get("OUT") or "runs/campaign")
+    parser.add_argument("--part", type=int, choices=PARTS, help="nine minutes each; default: all of them")
+    parser.add_argument("--out", type=Path, default=out, help="of rows and logs; default: $OUT, else %(default)s")
+    parser.add_argument("--carried", type=Path, help="folder of python -m benchmarks collect")
+    parser.add_argument("--rehearse", action="store_true", help=f"in small on a CPU, with {REHEARSAL} times the limits")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
     options = parse(argv)
-    if options.list:
-        print("\n".join(f"{each.part}  {each.seconds:>4} s  {each.name}: {each.words}" for each in STAGES))
-        return 0
     problems = check_folder("--out", options.out)
-    if options.part not in (None, *PARTS):
-        problems.append(Problem("part", options.part, "unknown part", f"give one of {', '.join(map(str, PARTS))}"))
-    if not options.minutes > 0:
-        problems.append(Problem("minutes", options.minutes, "no time", "give more than 0"))
-    for field in ("carried", "results"):
-        if (folder := getattr(options, field)) is not None and not folder.is_dir():
-            problems.append(Problem(field, str(folder), "no such folder", "name an existing one, or leave it out"))
+    if options.carried is not None and not options.carried.is_dir():
+        remedy = "name an existing one, or leave it out"
+        problems.append(Problem("carried", str(options.carried), "no such folder", remedy))
     if not options.rehearse and not torch.cuda.is_available():
         problems.append(Problem("rehearse", False, "torch sees no CUDA device", "give --rehearse to try the stages"))
     raise_if_any(problems)
+
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a stage must not outlive it
     try:
         ends = [end for number in ([options.part] if options.part else PARTS) for end in Part(number, options).run()]
@@ -110,39 +131,26 @@ def main(argv: list[str]) -> int:
     return 1 if {FAILED, LATE} & set(ends) else 0
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="python -m benchmarks campaign", description=__doc__)
-    out = Path(os.environ.get("OUT") or "runs/campaign")
-    parser.add_argument("--part", type=int, help="of --list; default: all of them")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for each part; default: %(default)g")
-    parser.add_argument("--out", type=Path, default=out, help="of rows and logs; default: $OUT, else %(default)s")
-    parser.add_argument("--carried", type=Path, help="folder of python -m benchmarks collect")
-    parser.add_argument("--results", type=Path, help="folder of an earlier try: stages done there are not run again")
-    parser.add_argument("--rehearse", action="store_true", help=f"in small on a CPU, with {REHEARSAL} times the limits")
-    parser.add_argument("--list", action="store_true", help="print the stages, their parts and limits")
-    return parser.parse_args(argv)
-
-
 class Part:
     def __init__(self, number: int, options: argparse.Namespace):
         self.number, self.rehearse, self.out = number, options.rehearse, options.out.resolve()
         self.slower = REHEARSAL if self.rehearse else 1
         self.work = WORK / ("rehearsal" if self.rehearse else "campaign")
-        self.rows, self.logs = self.out / f"campaign_{number}.jsonl", self.work / f"logs_{number}"
-        for former in (self.logs, self.work / carried.SITE):  # the latter may be another Python's
+        self.rows, self.logs, self.site = (
+            self.out / f"campaign_{number}.jsonl",
+            self.work / f"logs_{number}",
+            self.work / "site",
+        )
+        for former in (self.logs, self.site):  # the packages may be another Python's
             shutil.rmtree(former, ignore_errors=True)
         for folder in (self.out, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        earlier = [] if options.results is None else sorted(options.results.glob("*.jsonl"))
-        lines = [line for path in earlier for line in table.lines(path)]
-        self.done = {line["stage"]: line["at"] for line in lines if line.get("end") == DONE}
-
-        self.kernels_are_built = False
-        self.until = time.time() + 60 * options.minutes * self.slower
-        if options.carried is not None:
-            unpacked = carried.unpack(options.carried, self.work)
-            table.append({"carried": unpacked}, self.rows)
-            self.kernels_are_built = bool(unpacked["kernels"] and unpacked["same_triton"])
+        wheels = sorted(map(str, options.carried.glob("*.whl"))) if options.carried is not None else []
+        if wheels:
+            pip = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(self.site)]
+            installed = subprocess.run([sys.executable, "-m", *pip, *wheels], capture_output=True, text=True)
+            names = [Path(wheel).name for wheel in wheels]
+            table.append({"carried": {"wheels": names, "pip": installed.stderr[-500:]}}, self.rows)
 
     def run(self) -> list[str]:
         """Run stage after stage, write each one's line and the archive at once; return how each ended."""
@@ -153,19 +161,13 @@ class Part:
                 continue
             began, limit = time.time(), stage.seconds * self.slower
             allowed += limit
-            seconds = min(allowed, self.until) - began
-            if stage.name in self.done:
-                end, why = SKIPPED, f"done at {self.done[stage.name]}"
-            elif seconds < LEAST_SECONDS:
-                end, why = LATE, "no time was left to begin it"
-            else:
-                end, why = self.run_stage(stage, seconds)
+            end, why = self.run_stage(stage, allowed - began)
             line = {"stage": stage.name, "end": end, "seconds": round(time.time() - began, 1), "limit": limit}
             table.append(line | {"why": why, "at": now()}, self.rows)
             print(f"part {self.number} {end:<7} {stage.name}, {line['seconds']} of {limit} s: {why}", flush=True)
             ends.append(end)
 
-            # aside first: the folder may be taken away at any moment
+            # built elsewhere, then moved: the folder may be taken away at any moment
             archived = self.work / f"campaign_{self.number}.tar.gz"
             with tarfile.open(archived, "w:gz") as archive:
                 for log in sorted(self.logs.iterdir()):
@@ -177,13 +179,20 @@ class Part:
 
     def run_stage(self, stage: Stage, seconds: float) -> tuple[str, str]:
         """Return how a stage ended, and the last line that it printed."""
+        variables = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+        if stage.name == "deepspeed":  # other stages use the packages that the machine had
+            variables["PYTHONPATH"] += os.pathsep + str(self.site)
+        if self.rehearse:
+            variables |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+            if stage.name != "kernels":  # compiling would take longer than all else
+                variables["TORCH_COMPILE_DISABLE"] = "1"
         log, late = self.logs / f"{stage.name.replace(' ', '_')}.log", False
         with open(log, "wb") as file:
             try:  # in a new session, so that all its children can be ended together
                 process = subprocess.Popen(
                     self.command(stage),
                     cwd=ROOT,
-                    env=self.variables(stage),
+                    env=variables,
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -213,16 +222,3 @@ class Part:
         filled_in["device"], filled_in["toys"] = ("cpu", "--toys") if self.rehearse else ("cuda", "")
         words = f"python {words}" if words.startswith("-") else words
         return [sys.executable if word == "python" else word for word in shlex.split(words.format(**filled_in))]
-
-    def variables(self, stage: Stage) -> dict[str, str]:
-        found = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "BENCHMARK_ROWS": str(self.rows)}
-        found["TRITON_CACHE_DIR"] = str(self.work / carried.CACHE)
-        if self.kernels_are_built:  # such a machine may have no C compiler
-            found[jit.KERNELS_ARE_BUILT] = "1"
-        if stage.name == "deepspeed":  # other stages use the packages that the machine had
-            found["PYTHONPATH"] += os.pathsep + str(self.work / carried.SITE)
-        if self.rehearse:
-            found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-            if "pytest" not in stage.words:  # compiling would take longer than all else
-                found["TORCH_COMPILE_DISABLE"] = "1"
-        return found

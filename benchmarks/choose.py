@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import table
 from benchmarks.benchmark_case import BASELINE, TIMED
-from benchmarks.shapes import parse
+from benchmarks.shapes import read as read_shape
 from tape_ds import attention, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
@@ -50,75 +50,59 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--table", type=Path, default=TABLE, help="the file to write; default: %(default)s")
     options = parser.parse_args(argv)
     if options.results.resolve() != options.stored.resolve():
-        take_in(options.results, options.stored)
+        # a table for each group and device, joined over the files
+        taken: dict[str, list[table.BenchmarkRow]] = defaultdict(list)
+        for path in sorted(options.results.glob("*.jsonl")):
+            for row in table.read(path):
+                taken[table.stem(row.group, "cpu" if row.chip == "cpu" else row.device)].append(row)
+        for name, rows in taken.items():
+            path = options.stored / f"{name}.jsonl"
+            storage.write_text(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
+            storage.write_text(path.with_suffix(".md"), table.markdown(table.read(path)))
     stored = {path.name: table.read(path) for path in sorted(options.stored.glob("*.jsonl"))}
     stored = {name: rows for name, rows in stored.items() if rows and rows[0].group in GROUPS}
     if not stored:
         remedy = "run python -m benchmarks attention decode first"
         raise UserError(Problem("results", str(options.results), f"no rows of {' or '.join(GROUPS)}", remedy))
-    rows = choose(stored)
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    storage.write_text(options.table, f"[\n{lines}\n]\n" if rows else "[]\n")
-    for row in rows:
-        packed = ", packed" if row["packed"] else ""
-        print(
-            "{device} {dtype} {key_width}/{value_width} T {min_tokens}-{max_tokens}{}: {backend}".format(packed, **row)
-        )
-    print(f"{len(rows)} rows from {', '.join(stored)} written to {options.table}")
+    chosen = choose(stored)
+    lines = [json.dumps(row) for row in chosen]
+    storage.write_text(options.table, "[\n  " + ",\n  ".join(lines) + "\n]\n" if lines else "[]\n")
+    print("\n".join([*lines, f"{len(lines)} rows from {', '.join(stored)} written to {options.table}"]))
     return 0
 
 
-def take_in(folder: Path, stored: Path) -> None:
-    """Write a table for each group and device that the folder has rows of, joined over its files."""
-    found: dict[str, list[table.BenchmarkRow]] = defaultdict(list)
-    for path in sorted(folder.glob("*.jsonl")):
-        for row in table.read(path):
-            found[table.stem(row.group, "cpu" if row.chip == "cpu" else row.device)].append(row)
-    for name, rows in found.items():
-        path = stored / f"{name}.jsonl"
-        storage.write_text(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
-        storage.write_text(path.with_suffix(".md"), table.markdown(table.read(path)))
-
-
 def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str, Any]]:
-    measured: dict[ShapeKind, dict[int, dict[str, list[table.BenchmarkRow]]]] = defaultdict(lambda: defaultdict(dict))
+    # milliseconds, by kind and length, then by shape and backend
+    measured: dict[tuple[ShapeKind, int], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     sources: dict[tuple[ShapeKind, int], str] = {}
     for name, rows in stored.items():
         for row in rows:
             if row.chip == "cpu" or not row.implementation.startswith(PREFIX):
                 continue
-            sizes = parse(row.shape)
-            wide = 1 if row.encoding == BASELINE else 2
-            kind = ShapeKind(row.chip, row.dtype, sizes["K"], wide * sizes["K"], "N" in sizes)
-            measured[kind][sizes["T"]].setdefault(row.shape, []).append(row)
-            sources[kind, sizes["T"]] = f"{name}, {row.date[:10]}"
-    found = []
-    for kind in sorted(measured):
-        own: list[dict[str, Any]] = []  # ascending and without overlap
-        before = 0
-        for tokens in sorted(measured[kind]):
-            backend = fastest(list(measured[kind][tokens].values()))
-            if backend is None:
-                continue
-            least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
-            if own:  # never below another measured length
-                least = max(least, before + 1)
-                own[-1]["max_tokens"] = min(own[-1]["max_tokens"], least - 1)
-            spans = {"min_tokens": least, "max_tokens": most, "backend": backend}
-            own.append(kind._asdict() | spans | {"source": sources[kind, tokens]})
-            before = tokens
-        found += own
-    return found
+            shape = read_shape(row.shape)
+            value_width = shape.width if row.encoding == BASELINE else 2 * shape.width
+            kind = ShapeKind(row.chip, row.dtype, shape.width, value_width, shape.documents > 0)
+            times = measured[kind, shape.tokens][row.shape]
+            if row.status == TIMED and row.total_p50:
+                times[row.implementation.removeprefix(PREFIX)] = row.total_p50
+            sources[kind, shape.tokens] = f"{name}, {row.date[:10]}"
 
-
-def fastest(shapes: list[list[table.BenchmarkRow]]) -> str | None:
-    times = [
-        {
-            row.implementation.removeprefix(PREFIX): row.total_p50
-            for row in rows
-            if row.status == TIMED and row.total_p50
+    chosen: list[dict[str, Any]] = []
+    previous: tuple[ShapeKind, int] | None = None
+    for kind, tokens in sorted(measured):
+        shapes = list(measured[kind, tokens].values())
+        mean_log = {
+            name: sum(math.log(times[name]) for times in shapes)
+            for name in attention.available()
+            if all(name in times for times in shapes)
         }
-        for rows in shapes
-    ]
-    candidates = [name for name in attention.available() if all(name in each for each in times)]
-    return min(candidates, key=lambda name: sum(math.log(each[name]) for each in times), default=None)
+        if not mean_log:
+            continue
+        least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
+        if previous is not None and previous[0] == kind:  # spans do not overlap, nor reach another measured length
+            least = max(least, previous[1] + 1)
+            chosen[-1]["max_tokens"] = min(chosen[-1]["max_tokens"], least - 1)
+        spans = {"min_tokens": least, "max_tokens": most, "backend": min(mean_log, key=mean_log.__getitem__)}
+        chosen.append(kind._asdict() | spans | {"source": sources[kind, tokens]})
+        previous = kind, tokens
+    return chosen

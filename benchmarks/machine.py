@@ -6,8 +6,6 @@ Versions, a C compiler and Python.h, a sum over one rank of NCCL, a Triton kerne
 multiply-adds of a matrix product, both on random numbers: zeros run faster than data do.
 """
 
-import hashlib
-import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -15,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 from benchmarks import table
 from benchmarks.benchmark_case import Setting
+from benchmarks.measure import Runner, clock, interleaved
 from tape_ds import results
 from tape_ds.arguments import Parser
 from tape_ds.kernels import jit
-from tape_ds.kernels.jit import triton
 from tape_ds.kernels.rotate import rotate
 
 COPIED_BYTES = {"cuda": 1 << 32, "cpu": 1 << 20}
@@ -38,8 +36,12 @@ def main() -> int:
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found: dict[str, Any] = {**table.provenance(Setting(device, dtype)), "hardware": results.hardware()}
-    found |= {"compiler": jit.no_compiler() or "found, with Python.h", "triton_key": triton_key()}
+    found["compiler"] = jit.no_compiler() or "found, with Python.h"
     failed = list(filter(None, [jit.no_compiler()]))
+
+    def seconds(run: Callable[[], object]) -> float:
+        samples = interleaved({"": Runner(run, None, dict, 0)}, 10, clock(device, head_start=True), warm_up=1)[""]
+        return 1e-3 * sorted(sample.forward for sample in samples)[5]
 
     def sum_over_one_rank() -> float:
         began = time.perf_counter()
@@ -62,12 +64,12 @@ def main() -> int:
     def copied() -> float:
         source = torch.randint(256, (COPIED_BYTES[device.type],), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        return 2 * len(source) / seconds(lambda: target.copy_(source), device)
+        return 2 * len(source) / seconds(lambda: target.copy_(source))
 
     def multiplied() -> float:
         rows = PRODUCT_ROWS[device.type]
         left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-        return 2 * rows**3 / seconds(lambda: left @ right, device)
+        return 2 * rows**3 / seconds(lambda: left @ right)
 
     checks: dict[str, Callable[[], float]] = {
         "sum_over_one_rank_seconds": sum_over_one_rank,
@@ -84,23 +86,6 @@ def main() -> int:
     print("\n".join(f"{name}: {value}" for name, value in found.items()))
     print("; ".join(failed) or f"{found['device']}: complete")
     return 1 if failed else 0
-
-
-def triton_key() -> str | None:
-    """Return a short name of the compiler, since Triton's cache serves no other."""
-    if triton is None:
-        return None
-    cache = importlib.import_module("triton.runtime.cache")
-    key = getattr(cache, "triton_key", None) or triton.compiler.compiler.triton_key  # newer Triton, older
-    return hashlib.sha256(key().encode()).hexdigest()[:16]
-
-
-def seconds(function: Callable[[], Tensor], device: torch.device) -> float:
-    if device.type == "cuda":  # the median of many runs, each with an empty second-level cache
-        return 1e-3 * float(triton.testing.do_bench(function, return_mode="median"))
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

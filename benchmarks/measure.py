@@ -48,22 +48,21 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
-    return _cuda_clock(device, head_start) if device.type == "cuda" else _cpu_sample
+    """Return a function that takes one sample."""
 
+    def on_cpu(runner: Runner) -> TimedSample:
+        began = time.perf_counter()
+        out = runner.forward()
+        turned = time.perf_counter()
+        if runner.backward is not None:
+            runner.backward(out)
+        return TimedSample(1e3 * (turned - began), 1e3 * (time.perf_counter() - turned))
 
-def _cpu_sample(runner: Runner) -> TimedSample:
-    began = time.perf_counter()
-    out = runner.forward()
-    turned = time.perf_counter()
-    if runner.backward is not None:
-        runner.backward(out)
-    return TimedSample(1e3 * (turned - began), 1e3 * (time.perf_counter() - turned))
-
-
-def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
+    if device.type != "cuda":
+        return on_cpu
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
 
-    def sample(runner: Runner) -> TimedSample:
+    def on_gpu(runner: Runner) -> TimedSample:
         began, turned, ended = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         flushed.zero_()
         if head_start:
@@ -77,7 +76,7 @@ def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Ti
         ended.synchronize()
         return TimedSample(began.elapsed_time(turned), turned.elapsed_time(ended))
 
-    return sample
+    return on_gpu
 
 
 def interleaved(
@@ -96,26 +95,23 @@ def interleaved(
 
 def peak_bytes(runner: Runner, device: torch.device) -> int:
     """Return the most bytes alive at once in a forward and backward, inputs and parameters included."""
-    if device.type != "cuda":
-        return runner.held + _cpu_peak(runner.run)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    runner.run()
-    torch.cuda.synchronize(device)
-    return runner.held + torch.cuda.max_memory_allocated(device) - before
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        runner.run()
+        torch.cuda.synchronize(device)
+        return runner.held + torch.cuda.max_memory_allocated(device) - before
 
-
-def _cpu_peak(run: Callable[[], object]) -> int:
-    """Return the most bytes that ``run`` has allocated and not yet freed, from the events of torch's CPU allocator."""
+    # of a CPU, from the events of torch's allocator
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        run()
+        runner.run()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     alive = highest = 0
     for event in sorted(events, key=lambda each: each.start_ns()):
         alive += event.nbytes()
         highest = max(highest, alive)
-    return highest
+    return runner.held + highest
 
 
 def bytes_of(tensors: Sequence[Tensor | None]) -> int:

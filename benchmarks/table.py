@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from benchmarks.benchmark_case import BASELINE, TIMED, Finding, Setting
-from benchmarks.shapes import parse
+from benchmarks.measure import Summary
+from benchmarks.shapes import read as read_shape
 from tape_ds import results
 from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
-QUANTILES = ("p20", "p50", "p80")
 OURS = "ours"  # the baseline where nothing is RoPE
 SPEEDS = ("recipe", "encodings")  # groups with a column of tokens a second
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
@@ -62,12 +62,12 @@ class BenchmarkRow:
 
 def provenance(setting: Setting) -> dict[str, str]:
     if setting.device.type == "cuda":
-        device = name_of(setting.device)
+        device = torch.cuda.get_device_name(setting.device)
         chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
     else:
         device, chip = f"{results.hardware()['cpu']}, {torch.get_num_threads()} threads", "cpu"
     found = {name: version for name, version in results.versions().items() if name in SHOWN_PACKAGES}
-    if setting.device.type == "cuda":
+    if chip != "cpu":
         found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
     commit = results.commit()
     shown_commit = "unknown" if commit is None else commit["hash"][:12] + ("-dirty" if commit["dirty"] else "")
@@ -77,21 +77,16 @@ def provenance(setting: Setting) -> dict[str, str]:
 
 def row_of(group: str, shape: str, setting: Setting, finding: Finding, origin: dict[str, str]) -> BenchmarkRow:
     fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(BenchmarkRow)}
-    fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch.")}
-    own = finding._asdict()
-    for part, summary in own.pop("times").items():
-        own |= {f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()}
+    fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch."), **finding._asdict()}
+    for part, summary in fields.pop("times").items():
+        fields |= {f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()}
     for name in ("error", "allowed"):
-        own[name] = None if own[name] is None else float(f"{own[name]:.3g}")
-    return BenchmarkRow(**fields | own | origin)
+        fields[name] = None if fields[name] is None else float(f"{fields[name]:.3g}")
+    return BenchmarkRow(**fields | origin)
 
 
 def stem(group: str, device: str) -> str:
     return f"{group}_{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}"
-
-
-def name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def append(found: object, path: Path) -> None:
@@ -145,41 +140,34 @@ fp64, and the most that is allowed: twice that of plain PyTorch in the same prec
 
 
 def _section(rows: Sequence[BenchmarkRow]) -> str:
+    """Write the rows of one shape, each compared with the fastest RoPE, or with ours where nothing is RoPE."""
     timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
-    bases = baseline(timed)
+    plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
+    base, name = next((row for row in timed if row.implementation == OURS), None), OURS
+    if plain:
+        base = min(plain, key=lambda row: row.total_p50 or 0.0)
+        name = f"fastest RoPE ({base.implementation})"
     parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
     speed = rows[0].group in SPEEDS
-    header = ["encoding", "implementation", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
-    header += [*(f"peak / {name}" for name in bases), *(["tokens/s"] if speed else []), "error (allowed)"]
+    header = ["encoding", "implementation", *parts, *([f"/ {name}"] if base else []), "peak MiB"]
+    header += [*([f"peak / {name}"] if base else []), *(["tokens/s"] if speed else []), "error (allowed)"]
+
+    def ratio(mine: float | None, whole: float | None) -> str:
+        return f"{mine / whole:.3f}" if mine and whole else ""
+
     lines = []
     for row in timed:
-        cells = [row.encoding, row.implementation, *(_time(row, part) for part in parts)]
-        cells += [_ratio(row.total_p50, base.total_p50) for base in bases.values()]
-        cells += ["" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}"]
-        cells += [_ratio(row.peak_bytes, base.peak_bytes) for base in bases.values()]
+        cells = [row.encoding, row.implementation]
+        for part in parts:
+            low, middle, high = (getattr(row, f"{part}_{quantile}") for quantile in Summary._fields)
+            cells.append("" if middle is None else f"{middle:,.3f} ({low:,.3f}–{high:,.3f})")
+        cells += [ratio(row.total_p50, base.total_p50)] if base else []
+        cells.append("" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}")
+        cells += [ratio(row.peak_bytes, base.peak_bytes)] if base else []
         if speed and row.total_p50:
-            sizes = parse(row.shape)
-            cells += [f"{1e3 * sizes['B'] * sizes['T'] / row.total_p50:,.0f}"]
+            shape = read_shape(row.shape)
+            cells.append(f"{1e3 * shape.batch * shape.tokens / row.total_p50:,.0f}")
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
     table = markdown_table(header, lines, "llr") if timed else "No implementation has a time."
-    others = [
-        f"- {row.status}: {row.encoding}, {row.implementation}: {row.reason}" for row in rows if row.status != TIMED
-    ]
+    others = [f"- {row.status}: {row.encoding}, {row.implementation}: {row.reason}" for row in rows if row not in timed]
     return "\n".join([table, *([""] if others else []), *others])
-
-
-def baseline(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
-    plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
-    if not plain:
-        return {row.implementation: row for row in timed if row.implementation == OURS}
-    fastest = min(plain, key=lambda row: row.total_p50 or 0.0)
-    return {f"fastest RoPE ({fastest.implementation})": fastest}
-
-
-def _time(row: BenchmarkRow, part: str) -> str:
-    low, middle, high = (getattr(row, f"{part}_{quantile}") for quantile in QUANTILES)
-    return "" if middle is None else f"{middle:,.3f} ({low:,.3f}–{high:,.3f})"
-
-
-def _ratio(mine: float | None, base: float | None) -> str:
-    return f"{mine / base:.3f}" if mine and base else ""

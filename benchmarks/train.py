@@ -1,4 +1,4 @@
-"""Three real steps of DeepSpeed and a resume, by the launcher: layers of 7B's width with random weights, 8k packed.
+"""Train three steps with DeepSpeed and resume, by the launcher: layers of 7B's width with random weights, 8k packed.
 
     python -m benchmarks.train --work /tmp/campaign --out runs/campaign/campaign_1.jsonl
 
@@ -24,9 +24,9 @@ from tape_ds.installation import environment
 from tools.experiment.runs import Starting
 
 STEPS, SAVED = 3, 2
-SIZES = LLAMA_2_7B | {"num_hidden_layers": 2}
 VOCABULARY = 400  # tokens of the text; a model may have embeddings for more
 FIELDS = {
+    "recipe": "llama2_7b_8k",
     "train_data": "stdlib:typing.py",
     "eval_data": "stdlib:this.py",
     "deepspeed": "zero1",
@@ -35,6 +35,7 @@ FIELDS = {
     "global_batch_size": 1,
     "warmup_steps": 0,
     "logging_steps": 1,
+    "max_steps": STEPS,
     "save_steps": SAVED,
     "save_total_limit": 2,
 }
@@ -49,37 +50,33 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file of lines that the steps are added to")
     parser.add_argument("--toys", action="store_true", help="a toy, on a CPU")
     options = parser.parse_args()
-    folder, run = options.work / ("toy" if options.toys else "model"), options.work / "run"
-    if not folder.exists():
-        make_model(folder, TINY | {"vocab_size": VOCABULARY} if options.toys else SIZES)
-    fields: dict[str, Any] = {"recipe": "llama2_7b_8k", "model": folder, **FIELDS, "data_cache": options.work / "data"}
-    fields |= {"output_dir": run, "max_steps": STEPS} | (TOY_FIELDS if options.toys else {})
+    model, run = options.work / ("toy" if options.toys else "model"), options.work / "run"
+    if not model.exists():  # a Llama with random weights, and a small tokenizer; complete or not at all
+        sizes = TINY | {"vocab_size": VOCABULARY} if options.toys else LLAMA_2_7B | {"num_hidden_layers": 2}
+        aside = model.with_name(f"{model.name}.part")
+        shutil.rmtree(aside, ignore_errors=True)
+        tokenizer.train(["stdlib:typing.py"], VOCABULARY, aside)
+        torch.manual_seed(0)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).save_pretrained(aside)
+        aside.rename(model)
+
+    fields: dict[str, Any] = FIELDS | {"model": model, "data_cache": options.work / "data", "output_dir": run}
+    fields |= TOY_FIELDS if options.toys else {}
+    variables = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
     shutil.rmtree(run, ignore_errors=True)  # of an earlier try
-    found = {}
+    losses = []
     for name, more in (("trained", {}), ("resumed", {"resume": run / f"checkpoint-{SAVED}"})):
         words = [word for field, value in (fields | more).items() for word in (f"--{field}", str(value))]
-        own = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
         command = Starting(1, "deepspeed --num_accelerators 1").line(["launch", "launchers/extend_llama.py", *words])
-        code = subprocess.run(command, env=own).returncode
+        code = subprocess.run(command, env=variables).returncode
         if code != 0:
             return code
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        found[name] = steps
         table.append({"train": name, "steps": steps}, options.out)
-    losses = [next(x["loss"] for x in reversed(steps) if x["step"] == STEPS) for steps in found.values()]
+        losses.append(next(x["loss"] for x in reversed(steps) if x["step"] == STEPS))
     print(f"loss of step {STEPS}: {losses[0]:.6f} trained, {losses[1]:.6f} resumed")
     return 0 if math.isfinite(losses[0]) and losses[0] == losses[1] else 1
-
-
-def make_model(folder: Path, sizes: dict[str, Any]) -> None:
-    """Write a Llama with random weights in bf16, and a small tokenizer; complete or not at all."""
-    aside = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    tokenizer.train(["stdlib:typing.py"], VOCABULARY, aside)
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).save_pretrained(aside)
-    aside.rename(folder)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from tape_ds.registration import register
 
 if TYPE_CHECKING:
     from tape_ds.models.configuration import TapeConfig
-    from tape_ds.models.gptj import ScaledGPTJForCausalLM, ScaledGPTJModel
-    from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+    from tape_ds.models.gptj import ScaledGPTJConfig, ScaledGPTJForCausalLM, ScaledGPTJModel
     from tape_ds.models.llama import TapeForCausalLM, TapeModel
 
 __version__ = "0.1.0"
@@ -27,7 +26,7 @@ __all__ = [
     "register",
 ]
 HOMES = {
-    "ScaledGPTJConfig": "tape_ds.models.gptj_configuration",
+    "ScaledGPTJConfig": "tape_ds.models.gptj",
     "ScaledGPTJForCausalLM": "tape_ds.models.gptj",
     "ScaledGPTJModel": "tape_ds.models.gptj",
     "TapeConfig": "tape_ds.models.configuration",

@@ -1,15 +1,13 @@
 """The parser of every command, and the options that several commands share."""
 
 import argparse
-import difflib
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tape_ds import numbers
-from tape_ds.errors import GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
+from tape_ds.errors import Problem, did_you_mean, report
 from tape_ds.exit_codes import ExitCode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -35,9 +33,8 @@ class Parser(argparse.ArgumentParser):
                 continue
             follows = words[number + 1 : number + 2]
             shown = " ".join([word, *(each for each in follows if "=" not in word and not each.startswith("-"))])
-            named = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            close = difflib.get_close_matches(name[2:], named, n=1)
-            self.error(f"{shown}: unknown option; " + (f"did you mean '--{close[0]}'?" if close else "see --help"))
+            remedy = did_you_mean(name, [option for option in self._option_string_actions if option[:2] == "--"])
+            self.error(f"{shown}: unknown option; {remedy}")
         return super().parse_args(words, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -46,10 +43,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line from rank 0, and exit as for any mistake of a user."""
-        if is_main_process():
-            print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(GRACE_SECONDS)
+        report(message)
         raise SystemExit(ExitCode.USER_ERROR)
 
 
@@ -59,6 +53,15 @@ def add_base_anyway(parser: Any) -> None:
         action="store_true",
         help="load trained weights onto the base that is found now, although it is not the one they were trained on",
     )
+
+
+def add_new_folder(parser: Parser, source: str) -> None:
+    """Add what commands take that write a model's folder: the ``source``, the folder, dtype and base."""
+    parser.add_argument(source)
+    parser.add_argument("out", help="a new folder")
+    help = "of the weights; auto: as the base model's are stored"
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help=help)
+    add_base_anyway(parser)
 
 
 def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:

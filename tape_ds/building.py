@@ -32,7 +32,7 @@ def folder(
         cache_dir: created if necessary; may be read-only if it has the folder.
         name: derived from everything that determines the contents.
         build: creates and fills the folder of the given path, whose parent is temporary. If it raises, nothing is kept.
-        field: what names the cache, for messages.
+        field: name of the cache in messages.
         remedy: for a disk that is full or read-only.
     """
     finished = Path(cache_dir) / name
@@ -48,10 +48,8 @@ def folder(
 
 
 def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:
-    """Build a folder that a user named, where another process's result is not the same.
-
-    ``build`` is as for :func:`folder`; ``field`` names the folder in messages.
-    """
+    """Build a folder that a user named, where another process's result is not the same; ``build`` and ``field`` as for
+    :func:`folder`."""
     remedy = "name a new folder"
     with disk(field, finished):
         finished.parent.mkdir(parents=True, exist_ok=True)

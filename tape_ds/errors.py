@@ -86,7 +86,7 @@ class UserError(ValueError):
 
 
 class DiskError(UserError):
-    """Raised if a disk is full, read-only or another user's after work had begun."""
+    """Raised if a disk is full, read-only or not writable after work had begun."""
 
     on_one_rank = True
     outcome = "what was written before stays, and nothing is half written"
@@ -118,9 +118,7 @@ def disk_error(
     error: BaseException, field: str = "disk", folder: str | Path | None = None, remedy: str | None = None
 ) -> DiskError | None:
     """Return the error to raise if a disk's refusal caused ``error`` (:func:`tape_ds.storage.refusal`), else None.
-
-    ``folder`` is the one written to, by default the refused file's; ``remedy`` is added to making room.
-    """
+    ``folder`` is the one written to, by default the refused file's; ``remedy`` is added to making room."""
     refused = storage.refusal(error)
     if refused is None:
         return None
@@ -161,6 +159,14 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def report(message: str, everywhere: bool = False) -> None:
+    """Print an error from rank 0, or from every rank; a rank that does not print waits until rank 0 has."""
+    if is_main_process() or everywhere:
+        print(f"error: {redacted(message)}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(GRACE_SECONDS)
+
+
 def command(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a command's ``main``: a :class:`UserError`, or a disk that refuses a write, is printed by rank 0 alone (or
     where it was found) and becomes exit code 2. On a broken pipe, exit with 1 silently."""
@@ -171,8 +177,6 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             code = main(*args, **kwargs) or 0
             sys.stdout.flush()
             return code
-        except UserError as error:
-            return _report(error)
         except BrokenPipeError:
             poll = select.poll()
             poll.register(sys.stdout.fileno(), 0)
@@ -181,17 +185,10 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
             return ExitCode.FAILURE
         except Exception as error:
-            refused = disk_error(error)
-            if refused is None:
+            mistake = error if isinstance(error, UserError) else disk_error(error)
+            if mistake is None:
                 raise
-            return _report(refused)
+            report(str(mistake), mistake.on_one_rank)
+            return mistake.exit_code
 
     return wrapped
-
-
-def _report(error: UserError) -> int:
-    if is_main_process() or error.on_one_rank:
-        print(f"\nerror: {redacted(str(error))}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(GRACE_SECONDS)
-    return error.exit_code

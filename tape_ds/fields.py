@@ -28,8 +28,7 @@ DERIVED: Any = None
 
 
 class Fact(Enum):
-    """What is true of a field, to stand in its ``Annotated``; this stack's own fields are fixed without one of the
-    first two."""
+    """A fact of a field, in its ``Annotated``; this stack's own fields are fixed without one of the first two."""
 
     RISKY = "a resumed run may change it with resume_anyway: the numbers change from there on, nothing breaks"
     FREE = "a resumed run may change it: it changes no number, or a fingerprint of what it names is compared"
@@ -133,7 +132,18 @@ class Section(BaseModel):
                 if own in cls.model_fields and (inner := _section(cls.model_fields[own])) and len(each["loc"]) > 1:
                     section, own = inner, str(each["loc"][1])
                     name = f"{name}_{own}"
-                found.setdefault(name, _problem(section.model_fields, name, own, flat.get(name), dict(each)))
+                value, kind, cause = flat.get(name), each["type"], each.get("ctx", {}).get("error")
+                if kind == "extra_forbidden":
+                    problem = Problem(name, value, "unknown field", did_you_mean(own, section.model_fields))
+                elif kind == "missing":
+                    problem = Problem(name, None, "missing", f"write {name}: in the recipe, or --{name} VALUE")
+                elif isinstance(cause, WrongValueError):
+                    problem = Problem(name, value, str(cause), cause.remedy)
+                else:
+                    # an item of a list has its bounds in the error
+                    bounds = each.get("ctx", {}) if kind.startswith(("greater_than", "less_than")) else None
+                    problem = _wrong(name, value, section.model_fields[own], bounds)
+                found.setdefault(name, problem)
             return list(found.values())
         return []
 
@@ -183,24 +193,15 @@ _RANGES = {
 """Bounds that fields have -> the remedy."""
 
 
-def _problem(fields: Mapping[str, FieldInfo], name: str, own: str, value: Any, error: Mapping[str, Any]) -> Problem:
-    """Return pydantic's error as a problem with a remedy."""
-    if error["type"] == "extra_forbidden":
-        return Problem(name, value, "unknown field", did_you_mean(own, fields))
-    if error["type"] == "missing":
-        return Problem(name, None, "missing", f"write {name}: in the recipe, or --{name} VALUE")
-    cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, WrongValueError):
-        return Problem(name, value, str(cause), cause.remedy)
-    field = fields[own]
-    if error["type"].startswith(("greater_than", "less_than")):
-        marks = [(kind, getattr(mark, kind, None)) for mark in field.metadata for kind in ("ge", "gt", "le", "lt")]
-        # an item of a list has its bounds in the error
-        bounds = {kind: bound for kind, bound in marks if bound is not None} or error["ctx"]
-        optional = ", or null" if takes(field.annotation, type(None)) else ""
-        return Problem(name, value, "out of range", _RANGES[tuple(sorted(bounds))].format(**bounds) + optional)
-    quotes = " (in quotes if it looks like a number)" if takes(field.annotation, str) else ""
-    return Problem(name, value, "wrong type", f"give {spelled(field.annotation)}{quotes}")
+def _wrong(name: str, value: Any, field: FieldInfo, bounds: Mapping[str, Any] | None) -> Problem:
+    """Return the problem of a value outside of ``bounds``; None: of another type."""
+    if bounds is None:
+        quotes = " (in quotes if it looks like a number)" if takes(field.annotation, str) else ""
+        return Problem(name, value, "wrong type", f"give {spelled(field.annotation)}{quotes}")
+    marks = [(kind, getattr(mark, kind, None)) for mark in field.metadata for kind in ("ge", "gt", "le", "lt")]
+    bounds = {kind: bound for kind, bound in marks if bound is not None} or bounds
+    optional = ", or null" if takes(field.annotation, type(None)) else ""
+    return Problem(name, value, "out of range", _RANGES[tuple(sorted(bounds))].format(**bounds) + optional)
 
 
 _WORDS = {

@@ -30,23 +30,8 @@ SCHEMA = 1
 WITHOUT_UPDATES = "updates off"
 """Suffix of a variant's name: a trained model with its position state left at its start."""
 PACKAGES = (
-    "tape_ds",
-    "torch",
-    "triton",
-    "deepspeed",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "sentencepiece",
-    "gguf",
-    "numpy",
-    "lm-eval",
-    "rouge-score",
-    "wandb",
-    "flash-attn",
+    *("tape_ds", "torch", "triton", "deepspeed", "transformers", "tokenizers", "datasets", "peft", "accelerate"),
+    *("safetensors", "sentencepiece", "gguf", "numpy", "lm-eval", "rouge-score", "wandb", "flash-attn"),
     "liger-kernel",
 )
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -98,8 +83,20 @@ def collect(
     processes: int = 1,
 ) -> Result:
     """Return a result at its start, without figures; ``command`` defaults to this process's."""
+    shown = []
+    secret_follows = False  # the value of an option such as --hub_token
+    for argument in sys.argv if command is None else command:
+        option, equals, value = argument.partition("=")
+        names_secret = option.startswith("-") and bool(SECRET_NAME.search(option.lstrip("-")))
+        if secret_follows and not argument.startswith("--"):
+            shown.append(REDACTED)
+        elif names_secret and equals and value:
+            shown.append(f"{option}={REDACTED}")
+        else:
+            shown.append(redacted(argument))
+        secret_follows = names_secret and not equals
     return Result(
-        command=_redact_command(sys.argv if command is None else command),
+        command=shown,
         started=now(),
         seed=seed,
         versions=versions(),
@@ -187,20 +184,18 @@ def load(path: str | Path) -> Result:
     content.setdefault("model", None)  # results stored before there were evaluations
 
     hints = get_type_hints(Result)
-    names = list(hints)
     problems = []
     for name, hint in hints.items():
         # of list[str] the list alone
-        expected = tuple(
-            get_origin(kind) or kind for kind in (get_args(hint) if get_origin(hint) is UnionType else (hint,))
-        )
+        kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        expected = tuple(get_origin(kind) or kind for kind in kinds)
         if name not in content:
             problems.append(Problem(name, None, "is missing", "the file was not written by tape_ds.results.save"))
         elif not isinstance(content[name], expected) or isinstance(content[name], bool):
             types = " or ".join("null" if kind is NoneType else kind.__name__ for kind in expected)
             problems.append(Problem(name, content[name], f"is not of type {types}", "restore the file"))
-    for name in sorted(set(content) - set(names)):
-        problems.append(Problem(name, content[name], "is not a field of a result", did_you_mean(name, names)))
+    for name in sorted(set(content) - set(hints)):
+        problems.append(Problem(name, content[name], "is not a field of a result", did_you_mean(name, hints)))
     raise_if_any(problems)
     return Result(**{**content, "figures": _with_numbers(content["figures"])})
 
@@ -248,23 +243,6 @@ def _redact_texts(value: Any, name: str = "", *, by_name: bool = False) -> Any:
     if not isinstance(value, str):
         return value
     return REDACTED if value and by_name and SECRET_NAME.search(name) else redacted(value)
-
-
-def _redact_command(command: Sequence[str]) -> list[str]:
-    """Return a command line with the values of options such as ``--hub_token`` replaced."""
-    shown = []
-    secret_follows = False
-    for argument in command:
-        option, equals, value = argument.partition("=")
-        names_secret = option.startswith("-") and bool(SECRET_NAME.search(option.lstrip("-")))
-        if secret_follows and not argument.startswith("--"):
-            shown.append(REDACTED)
-        elif names_secret and equals and value:
-            shown.append(f"{option}={REDACTED}")
-        else:
-            shown.append(redacted(argument))
-        secret_follows = names_secret and not equals
-    return shown
 
 
 def passkeys_of(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:

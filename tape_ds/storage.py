@@ -145,11 +145,16 @@ def refusal(error: BaseException) -> OSError | None:
     *read* is no refusal.
     """
     for cause in _causes(error):
-        if isinstance(cause, OSError) and cause.errno is not None:
-            if cause.errno in (*FULL, errno.EROFS) or (cause.errno in READ_ONLY and _was_for_writing(cause)):
+        if not isinstance(cause, OSError) or cause.errno is None:
+            if found := _ANY_MESSAGE.search(str(cause)):
+                return OSError(*_MESSAGES[found.group()])
+        elif cause.errno in (*FULL, errno.EROFS):
+            return cause
+        elif cause.errno in READ_ONLY and isinstance(cause.filename, str | bytes):
+            # a missing permission to write: the file can be read, or does not exist yet
+            path = Path(os.fsdecode(cause.filename))
+            if os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK)):
                 return cause
-        elif found := _ANY_MESSAGE.search(str(cause)):
-            return OSError(*_MESSAGES[found.group()])
     return None
 
 
@@ -162,14 +167,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(cause))
             yield cause
             waiting += [cause.__context__, cause.__cause__]
-
-
-def _was_for_writing(error: OSError) -> bool:
-    """Return whether a missing permission is one to write: the file can be read, or does not exist yet."""
-    if not isinstance(error.filename, str | bytes):
-        return False
-    path = Path(os.fsdecode(error.filename))
-    return os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK))
 
 
 def explain(error: OSError, folder: Path) -> str:

@@ -20,7 +20,10 @@ def parser():
     [
         (["--length", "2"], "--length 2: unknown option; did you mean '--lengths'?"),
         (["m", "--length=2"], "--length=2: unknown option; did you mean '--lengths'?"),
-        (["m", "--lengths", "2", "--zzz", "--dtype"], "--zzz: unknown option; see --help"),
+        (
+            ["m", "--lengths", "2", "--zzz", "--dtype"],
+            "--zzz: unknown option; one of: --dtype, --help, --lengths, --prompt",
+        ),
         (
             ["m", "--lengths", "2", "--dtype", "float3"],
             "argument --dtype: 'float3' is unknown; did you mean 'float32'?",

@@ -1,18 +1,16 @@
-"""Compile every Triton kernel as models launch it, without a GPU, and refuse what would run slowly or not at all.
+"""Compile every Triton kernel as models launch it, without a GPU; find register spills and excess shared memory.
 
     python -m tools.compile_kernels                                    every operator, sm_80, sm_90, bf16, fp16
     python -m tools.compile_kernels --once                             each launch of a table once: a quick look
     python -m tools.compile_kernels --kernels rotate --capability 90   one operator, one kind of GPU
     python -m tools.compile_kernels --kernels my.module                any module with ``calls(dtype)``
-    python -m tools.compile_kernels --only "keys_kernel .*G=32 K=128"  what this matches
+    python -m tools.compile_kernels --only "keys_kernel .*G=32 K=128"  kernels and calls that this matches
 
-The operators run on meta tensors (``tools/compile_gate``): every launch of a table's row is specialised by Triton, and
-each specialisation is compiled once. Its line has blocks, warps and stages; registers of a thread; spills inside loops
-+ outside; bytes of shared memory; tensor-core instructions of a warp (mma) and of four warps together (wgmma).
+The operators run on meta tensors (``tools/compile_gate``): Triton specialises every launch of a table's row, and each
+specialisation is compiled once. Its line has blocks, warps and stages, spills inside loops, and bytes of shared memory.
 
-Failures, repeated at the end and in exit code 1: a spill in a loop, more shared memory than the GPU has, a matrix
-product off the tensor cores, wgmma serialised by the assembler, a kernel that does not compile, and, unless an operator
-is named, a kernel or a table's row that no call reaches.
+Exit code 1, with the failures repeated at the end: a spill in a loop, more shared memory than the GPU has, or a kernel
+that does not compile.
 
 Triton's cache (TRITON_CACHE_DIR) makes a second run quicker.
 """
@@ -38,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="one call, in one dtype, for each launch and head size")
     parser.add_argument("--workers", type=int, default=workers, help=f"processes, here {workers}")
     options = parser.parse_args(argv)
-    from tools.compile_gate import gate
+    from tools.compile_gate import gate  # seconds: not for --help
 
     return gate.run(options)
 

@@ -42,7 +42,7 @@ def attend(
         values: one or more [B, G, S, V], of any widths V >= 1, that share one softmax.
         layout: which document every key belongs to, and which keys are padding; of the keys up to the last query.
             None: one document, no padding.
-        offset: place of the first query on the key axis; default S - T. Keys behind the last query (the unused end of
+        offset: place of the first query on the key axis; default S - T. Keys after the last query (the unused end of
             a static cache) are never seen.
         scale: factor on the scores; default K ** -0.5.
         score_bias: what is added to the scaled scores; never held for all queries at once.

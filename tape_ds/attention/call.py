@@ -1,4 +1,4 @@
-"""The arguments of one attention call, and the mask that they stand for.
+"""The arguments of one attention call, and its mask.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width.
 """
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tape_ds.attention import NEEDS
 from tape_ds.attention.document_layout import DocumentLayout
-from tape_ds.attention.names import NEEDS
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
 
 
@@ -20,7 +20,7 @@ class AttentionCall(NamedTuple):
     q: Tensor
     k: Tensor
     values: tuple[Tensor, ...]
-    """One or more, each [B, G, S, V] of a width of its own: all are weighted by the same softmax."""
+    """One or more [B, G, S, V], of any widths: all are weighted by the same softmax."""
     layout: DocumentLayout | None
     offset: int | Tensor
     scale: float

@@ -1,8 +1,8 @@
-"""Where documents begin and end in the sequences of one forward: worked out once, and handed ready to every layer.
+"""Borders of the documents in the sequences of one forward: computed once, and passed to every layer.
 
 Masks read the ids of documents. Kernels for packed sequences (``torch.nn.attention.varlen``, flash-attn) read where
-each document begins in one long sequence of tokens, and how long the longest is. Working that out from ids makes a GPU
-wait for the host, so it happens in front of the layers, or not at all where the collator says it (``cu_seq_lens_q``).
+each document begins in one long sequence of tokens, and the longest length. Computing that from ids makes a GPU wait
+for the host: it happens before the layers, or not at all where the collator gives it (``cu_seq_lens_q``).
 
 Shape letters: B batch, T queries of a sequence, S keys of a sequence, N documents, P tokens of all documents, without
 padding.
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 Made = TypeVar("Made")
 
 FEW_QUERIES = 16
-"""Up to this many queries in a sequence are a step of decoding: a mask for them is small, and nothing is worked out."""
+"""Up to this many queries in a sequence are a step of decoding: a mask is small, and borders are not needed."""
 
 
 class PackedLayout(NamedTuple):
@@ -44,7 +44,7 @@ class DocumentLayout:
         ids_BS: integers, the document of each key; below 0 is padding.
         queries: T.
         offset: place of the first query among the keys; a tensor inside a compiled graph, where only masks are made.
-        packed: what the caller knows already; None: worked out when it is first asked for.
+        packed: None: computed when it is first read.
     """
 
     def __init__(self, ids_BS: Tensor, queries: int, offset: int | Tensor = 0, packed: PackedLayout | None = None):
@@ -77,11 +77,12 @@ class DocumentLayout:
             return self
 
         def moved(_: "DocumentLayout") -> "DocumentLayout":
-            def there(x: Any) -> Any:
-                return x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x
-
-            packed = PackedLayout(*map(there, self.packed)) if self.known else None
-            return DocumentLayout(ids_BS, self.queries, there(self.offset), packed)
+            given: list[Any] = [self.offset, *(self.packed if self.known else ())]
+            for index, value in enumerate(given):
+                if isinstance(value, Tensor):
+                    given[index] = value.to(device, non_blocking=non_blocking)
+            packed = PackedLayout(*given[1:]) if self.known else None
+            return DocumentLayout(ids_BS, self.queries, given[0], packed)
 
         return self.cached(ids_BS.device, moved)
 
@@ -94,10 +95,8 @@ class DocumentLayout:
 
 
 def layout_of_ids(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> DocumentLayout | None:
-    """Return the borders of sequences whose documents are told by their ids.
-
-    None where no sequence has padding or a second document; a compiled graph cannot look and always gets borders.
-    """
+    """Return the layout of sequences from the documents' ids; None where no sequence has padding or a second document
+    (a compiled graph cannot look, and always gets a layout)."""
     if not torch.compiler.is_compiling() and bool(((ids_BS == ids_BS[:, :1]) & (ids_BS >= 0)).all()):
         return None
     return DocumentLayout(ids_BS, queries, offset)
@@ -128,7 +127,7 @@ def check_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, to
     """Raise ValueError for borders that do not ascend from 0 to B x T, leave out a sequence's, or have a longer
     document.
 
-    Looked at on a CPU alone, and in no compiled graph: on a GPU a look is a wait.
+    Only CPU tensors are checked, and not in a compiled graph: on a GPU the check would wait.
     """
     if cu_seq_lens.device.type != "cpu" or torch.compiler.is_compiling():
         return

@@ -1,7 +1,7 @@
-"""Attention of every document on its own, over the tokens of all documents one after the other.
+"""Attention within each document, over the tokens of all documents one after the other.
 
-So work and memory follow the documents' lengths, not T x S, and what a layer moves beside attention itself does not
-grow with their number: tokens are gathered once where padding is between them, and not at all where it does not.
+Work and memory follow the documents' lengths, not T x S, and what a layer moves besides attention does not grow with
+their number: tokens are gathered once where padding is between them, and not at all where there is none.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width, P tokens of all
 documents, without padding.
@@ -9,7 +9,6 @@ documents, without padding.
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,13 +17,8 @@ from torch.nn import functional as F
 from tape_ds.attention.call import AttentionCall
 from tape_ds.attention.document_layout import PackedLayout
 
-
-class Attention(Protocol):
-    """Attention of packed tokens."""
-
-    def __call__(self, q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: PackedLayout) -> Tensor:
-        """[P, H, K], [P, G, K], [P, G, V] and where documents are -> [P, H, V]."""
-        ...
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of packed tokens: [P, H, K], [P, G, K], [P, G, V] -> [P, H, V]."""
 
 
 def attention_by_documents(
@@ -35,12 +29,15 @@ def attention_by_documents(
     ``one_width``: ``attention`` takes values only as wide as the key, and is called for every K columns.
     """
     q_PHK, k_PGK = _gathered(call.q, packed.query_order), _gathered(call.k, packed.key_order)
-    outs = []
+    (batch, _, queries, width), outs = call.q.shape, []
     for value in call.values:
         v_PGV = _gathered(value, packed.key_order)
-        of_part = functools.partial(attention, q_PHK, k_PGK, packed=packed)
-        out_PHV = by_key_width(of_part, v_PGV, call.q.shape[-1]) if one_width else of_part(v_PGV)
-        outs.append(_put_back(out_PHV, packed.query_order, call.q))
+        of_part = functools.partial(attention, q_PHK, k_PGK)
+        out_PHV = by_key_width(of_part, v_PGV, width) if one_width else of_part(v_PGV)
+        if packed.query_order is not None:
+            padded = out_PHV.new_zeros(batch * queries, *out_PHV.shape[1:])
+            out_PHV = padded.index_copy(0, packed.query_order, out_PHV)
+        outs.append(out_PHV.unflatten(0, (batch, queries)).transpose(1, 2))
     return tuple(outs)
 
 
@@ -65,22 +62,8 @@ def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: in
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
 
 
-def whole_sequences(call: AttentionCall) -> PackedLayout:
-    (sequences, _, queries, _), keys = call.q.shape, call.k.shape[2]
-    counted = torch.arange(sequences + 1, device=call.q.device, dtype=torch.int32)
-    return PackedLayout(counted * queries, counted * keys, queries, keys, None, None)
-
-
 def _gathered(x_BHTK: Tensor, order: Tensor | None) -> Tensor:
-    """[B, H, T, K] -> [P, H, K]: a view where nothing is left out and tokens lie before heads, as projections leave
-    them."""
+    """[B, H, T, K] -> [P, H, K]: a view where nothing is left out and memory is [B, T, H, K], as projections leave
+    it."""
     tokens = x_BHTK.transpose(1, 2).flatten(0, 1)
     return tokens if order is None else tokens.index_select(0, order)
-
-
-def _put_back(out_PHV: Tensor, order: Tensor | None, q_BHTK: Tensor) -> Tensor:
-    batch, _, queries, _ = q_BHTK.shape
-    if order is not None:
-        padded = out_PHV.new_zeros(batch * queries, *out_PHV.shape[1:])
-        out_PHV = padded.index_copy(0, order, out_PHV)
-    return out_PHV.unflatten(0, (batch, queries)).transpose(1, 2)

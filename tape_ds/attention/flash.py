@@ -1,7 +1,7 @@
-"""Attention by the package flash-attn, version 2, 3 or 4, where it is installed: one call per K columns of the value.
+"""FlashAttention over the tokens of all documents, one call per K columns of the value, however many documents.
 
-Its kernels want one width for q, k and v, so the scores of a wide value are computed more than once. Documents go
-through its varlen functions.
+The backend ``varlen`` is torch's own (``torch.nn.attention.varlen``); ``flash`` is the package flash-attn, version 2, 3
+or 4, where it is installed. Both take one width for q, k and v: the scores of a wide value are computed more than once.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, P tokens of all documents,
 without padding.
@@ -10,29 +10,84 @@ without padding.
 import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import attention as torch_attention
+from torch.nn.attention.varlen import varlen_attn
 
-from tape_ds.attention.call import AttentionCall
+from tape_ds.attention.call import AttentionCall, has_flash
 from tape_ds.attention.document_layout import PackedLayout
-from tape_ds.attention.documents import attention_by_documents, by_key_width
-from tape_ds.attention.documents import why_not as why_not_documents
+from tape_ds.attention.documents import attention_by_documents, by_key_width, why_not
 
 logger = logging.getLogger(__name__)
 
+# Later versions than torch 2.11 need an argument for grouped heads.
+_ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+_WIDEST = 256
+"""Columns of a head that torch's kernels take."""
+
+
+def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
+    """Compute a call that :func:`why_not_varlen` does not refuse; a sequence without a layout is one document."""
+    if call.layout is None:
+        (sequences, _, queries, _), keys = call.q.shape, call.k.shape[2]
+        counted = torch.arange(sequences + 1, device=call.q.device, dtype=torch.int32)
+        packed = PackedLayout(counted * queries, counted * keys, queries, keys, None, None)
+    else:
+        packed = call.layout.packed
+    if call.q.is_cuda and not torch.compiler.is_compiling():
+        use_flash_attention_3()
+
+    def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor) -> Tensor:
+        grouped: dict[str, Any] = {"enable_gqa": q_PHK.shape[1] != k_PGK.shape[1]} if _ASKS_FOR_GROUPS else {}
+        lengths = packed.cu_queries, packed.cu_keys, packed.longest_queries, packed.longest_keys
+        window = (-1 if call.window is None else call.window - 1, 0)
+        out_PHK = varlen_attn(q_PHK, k_PGK, v_PGV, *lengths, scale=call.scale, window_size=window, **grouped)
+        assert isinstance(out_PHK, Tensor)  # no log-sum-exp
+        return out_PHK
+
+    return attention_by_documents(call, packed, attention, one_width=True)
+
+
+@functools.cache
+def use_flash_attention_3() -> None:
+    """Let torch's FlashAttention operators run version 3 in this process, on a Hopper GPU with its package installed. A
+    version that is already active stays."""
+    has_package = importlib.util.find_spec("flash_attn_interface") is not None
+    if not has_package or torch.cuda.get_device_capability() != (9, 0):
+        return
+    if (active := torch_attention.current_flash_attention_impl()) is None:
+        active = "FA3"
+        try:
+            torch_attention.activate_flash_attention_impl(active)
+        except (ImportError, RuntimeError) as error:  # built for another torch, or without a backward
+            logger.warning("attention: flash_attn_interface is installed and torch cannot use it: %s", error)
+            return
+    logger.info("attention: torch runs FlashAttention by %s", active)
+
+
+def why_not_varlen(call: AttentionCall) -> str | None:
+    if (reason := why_not(call)) is not None:
+        return reason
+    if not has_flash(call.q):
+        return "needs a GPU of compute capability 8.0 or newer"
+    width = call.q.shape[-1]
+    return f"takes heads of a multiple of 8 up to {_WIDEST}, not {width}" if width % 8 or width > _WIDEST else None
+
 
 class Release(NamedTuple):
-    """One of Dao's packages."""
+    """A package of flash-attn."""
 
     name: str
     module: str
     """With ``flash_attn_func`` and ``flash_attn_varlen_func``."""
     distribution: str | None
-    """What must be installed for the module to be this release; None: the module's name says enough."""
+    """What must be installed for the module to be this release; None: the module's name is enough."""
     capabilities: tuple[int, ...]
     """Major compute capabilities whose forward and backward it has."""
     windows_and_caps: bool
@@ -54,60 +109,52 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
         options["window_size"] = (call.window - 1, 0)
     if call.softcap is not None:
         options["softcap"] = call.softcap
+
+    def only_output(answer: Any) -> Any:
+        return answer[0] if isinstance(answer, tuple) else answer  # versions 3 and 4 may return the log-sum-exp too
+
     if call.layout is None:
         q_BTHK, k_BSGK = call.q.transpose(1, 2), call.k.transpose(1, 2)
 
-        def dense(part_BSGK: Tensor) -> Tensor:
-            return _output(flash_functions().dense(q_BTHK, k_BSGK, part_BSGK, **options))
+        def dense(part_BSGK: Tensor) -> Any:
+            return only_output(flash_functions()[0](q_BTHK, k_BSGK, part_BSGK, **options))
 
         width = call.q.shape[-1]
         return tuple(by_key_width(dense, value.transpose(1, 2), width).transpose(1, 2) for value in call.values)
 
-    def packed_attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: PackedLayout) -> Tensor:
+    packed = call.layout.packed
+
+    def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor) -> Any:
         lengths = {
             "cu_seqlens_q": packed.cu_queries,
             "cu_seqlens_k": packed.cu_keys,
             "max_seqlen_q": packed.longest_queries,
             "max_seqlen_k": packed.longest_keys,
         }
-        return _output(flash_functions().varlen(q_PHK, k_PGK, v_PGV, **lengths, **options))
+        return only_output(flash_functions()[1](q_PHK, k_PGK, v_PGV, **lengths, **options))
 
-    return attention_by_documents(call, call.layout.packed, packed_attention, one_width=True)
-
-
-def why_not(call: AttentionCall) -> str | None:
-    release = flash_functions().release if call.needs else None
-    if release is not None and not release.windows_and_caps:
-        return f"has no window and no soft cap in {release.name}, whose first versions left them out of the gradients"
-    return why_not_documents(call)
-
-
-def _output(answer: Any) -> Tensor:
-    """Versions 3 and 4 may return the log-sum-exp too."""
-    out: Tensor = answer[0] if isinstance(answer, tuple) else answer
-    return out
-
-
-class Functions(NamedTuple):
-    """The two functions of a flash-attn version that are used here; both also take ``window_size`` and ``softcap``."""
-
-    dense: Any
-    """(q [B, T, H, K], k, v, *, softmax_scale, causal)."""
-    varlen: Any
-    """(q [P, H, K], k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)."""
-    release: Release
+    return attention_by_documents(call, packed, attention, one_width=True)
 
 
 @functools.cache
-def flash_functions() -> Functions:
-    """Return those of the fastest installed release for this GPU; one that is broken is left out with a warning."""
+def flash_functions() -> tuple[Any, Any, Release]:
+    """Return ``flash_attn_func``, ``flash_attn_varlen_func`` and their release, the fastest installed one for this GPU;
+    one that is broken is left out with a warning."""
     capability = torch.cuda.get_device_capability()[0]
     for release in RELEASES:
-        if capability not in release.capabilities or not installed(release):
+        if capability not in release.capabilities:
+            continue
+        try:
+            # a module of that name may be another package's
+            if importlib.util.find_spec(release.module) is None:
+                continue
+            if release.distribution is not None:
+                version(release.distribution)
+        except (ModuleNotFoundError, PackageNotFoundError):  # the first: of the package that the module would be in
             continue
         try:
             module = importlib.import_module(release.module)
-            return Functions(module.flash_attn_func, module.flash_attn_varlen_func, release)
+            return module.flash_attn_func, module.flash_attn_varlen_func, release
         except (ImportError, AttributeError) as error:  # built for another torch; another package of that name
             logger.warning("attention: %s is installed and cannot be used: %s", release.module, error)
     raise ModuleNotFoundError(
@@ -115,7 +162,7 @@ def flash_functions() -> Functions:
     )
 
 
-def missing() -> str | None:
+def missing_flash() -> str | None:
     try:
         flash_functions()
     except ModuleNotFoundError:
@@ -123,10 +170,7 @@ def missing() -> str | None:
     return None
 
 
-def installed(release: Release) -> bool:
-    """Return whether the package is installed, not another one with a module of that name."""
-    name = release.distribution
-    try:
-        return importlib.util.find_spec(release.module) is not None and (name is None or bool(version(name)))
-    except (ModuleNotFoundError, PackageNotFoundError):  # the first: of the package that the module would be in
-        return False
+def why_not_flash(call: AttentionCall) -> str | None:
+    if call.needs and not (release := flash_functions()[2]).windows_and_caps:
+        return f"has no window and no soft cap in {release.name}, whose first versions left them out of the gradients"
+    return why_not(call)

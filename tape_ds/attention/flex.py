@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from tape_ds.attention.call import AttentionCall, blank_padding
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
 from tape_ds.kernels import reference
 
-# FlexAttention chooses its blocks by the key's width alone: beside a value of 256 columns they exceed the shared
+# FlexAttention chooses its blocks by the key's width alone: with a value of 256 columns they exceed the shared
 # memory of sm_80 and sm_90. These need about 74 KB by their sizes.
 SMALL_BLOCKS = {
     "fwd_BLOCK_M": 64,
@@ -31,30 +31,45 @@ SMALL_BLOCKS = {
 WIDE_COLUMNS = 256
 """Of a key and a value together: beyond, the blocks are small."""
 FLEX_QUERIES = 128
-"""One block of queries; with fewer, FlexAttention takes another kernel, with blocks of its own."""
+"""One block of queries; with fewer, FlexAttention takes another kernel, with other blocks."""
 
 
 def attention_by_flex(call: AttentionCall) -> Tensor:
-    """torch's FlexAttention, compiled: bias, causality and documents are part of the kernel.
-
-    What a block skips is not read, but the rest of a block is multiplied by 0: padding is zeroed here too.
-    """
+    # Blocks without a visible key are skipped, but the rest of a block is multiplied by 0: NaN would stay.
     return flex_attend(blank_padding(call), compiled=True)
 
 
 def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
-    """-> [B, H, T, V], of a call whose padding is finite."""
-    q, k, v, bias = call.q, call.k, call.v, call.bias
+    """Return the output [B, H, T, V] of a call whose padding is finite; bias, causality and documents are part of the
+    kernel."""
+    q, k, v, bias, softcap = call.q, call.k, call.v, call.bias, call.softcap
     if isinstance(bias, ContentBias) or (bias is not None and bias.element is None):
         raise ValueError("FlexAttention needs a bias that is a function of one query and one key")
+
+    document_ids, offset, window = call.document_ids, call.offset, call.window
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = key <= query + offset
+        if window is not None:
+            seen = seen & (key > query + offset - window)
+        if document_ids is None:
+            return seen
+        document = document_ids[batch, query + offset]
+        return seen & (document == document_ids[batch, key]) & (document >= 0)
+
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return reference.capped(score, softcap)
+
+    change = None if softcap is None else capped
+    batch, lengths = (None if document_ids is None else len(q)), (q.shape[2], k.shape[2])
     function: Any = _compiled() if compiled else flex_attention
     with_sums = {} if call.sinks is None else {"return_aux": AuxRequest(lse=True)}
     answer = function(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
-        score_mod=_capped(call.softcap) if bias is None else score_mod(bias),
-        block_mask=_block_mask(call, compiled),
+        score_mod=change if bias is None else score_mod(bias),
+        block_mask=create_block_mask(allowed, batch, None, *lengths, device=q.device, _compile=compiled),
         scale=call.scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=kernel_options(q.shape[2], k.shape[-1] + v.shape[-1]),
@@ -85,29 +100,6 @@ def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tens
         return score + element(query_mark, key_mark, head)
 
     return modified
-
-
-def _capped(softcap: float | None) -> Callable[..., Tensor] | None:
-    if softcap is None:
-        return None
-    return lambda score, batch, head, query, key: reference.capped(score, softcap)
-
-
-def _block_mask(call: AttentionCall, compiled: bool) -> BlockMask:
-    document_ids, offset, window = call.document_ids, call.offset, call.window
-
-    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        seen = key <= query + offset
-        if window is not None:
-            seen = seen & (key > query + offset - window)
-        if document_ids is None:
-            return seen
-        document = document_ids[batch, query + offset]
-        return seen & (document == document_ids[batch, key]) & (document >= 0)
-
-    batch = None if document_ids is None else len(call.q)
-    lengths = call.q.shape[2], call.k.shape[2]
-    return create_block_mask(allowed, batch, None, *lengths, device=call.q.device, _compile=compiled)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Attention by this project's Triton kernels: scores computed once for the value and the position state beside it.
+"""Attention by this project's Triton kernels: scores computed once for the value and the position state.
 
 A value no wider than the key needs no kernel of ours, except for a step of decoding: torch's own answer it (``varlen``
 where documents would be a call each), so that the backend ``triton`` serves every layer of a model.
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from tape_ds.attention.call import AttentionCall
 from tape_ds.attention.document_layout import FEW_QUERIES
+from tape_ds.attention.flash import attention_by_varlen, why_not_varlen
 from tape_ds.attention.sdpa import attention_by_sdpa
-from tape_ds.attention.varlen import attention_by_varlen
-from tape_ds.attention.varlen import why_not as why_not_varlen
 from tape_ds.kernels import decode_attention, tape_attention
 
 
@@ -26,11 +25,9 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
         packed = call.q.device.type != "cpu" and call.layout is not None and call.q.shape[2] > FEW_QUERIES
         return attention_by_varlen(call) if packed and why_not_varlen(call) is None else attention_by_sdpa(call)
     else:
-        documents = (
-            None
-            if call.layout is None
-            else call.layout.cached("kernels", lambda layout: tape_attention.document_borders(layout.ids_BS))
-        )
+        documents = None
+        if call.layout is not None:
+            documents = call.layout.cached("kernels", lambda layout: tape_attention.document_borders(layout.ids_BS))
         outs = tape_attention.tape_attention(
             call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
         )
@@ -46,7 +43,7 @@ def why_not(call: AttentionCall) -> str | None:
         return f"needs a scale above 0, not {call.scale}"
     if [half.shape[-1] for half in halves] != [width, width]:
         columns = sum(half.shape[-1] for half in halves)
-        return f"needs a value as wide as the key or twice, not {columns} beside {width}"
+        return f"needs a value as wide as the key or twice, not {columns} for {width}"
     return tape_attention.why_not(call.q, call.k, *halves)
 
 

@@ -44,8 +44,9 @@ def matrix_attention(
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Three plain steps in the dtype of k and v, which must be fp32 or wider; grouped queries lie side by side instead
-    of repeated keys; 0 for a query that may see no key. The bias may be a function of the scaled scores."""
+    """Compute attention in three plain steps in the dtype of k and v, at least fp32; 0 for a query without
+    a visible key. The bias may be a function of the scaled scores."""
+    # The queries of a group are concatenated, instead of repeating its keys.
     groups, queries = k_BGSK.shape[1], q_BHTK.shape[2]
     q_BGXK = reference.upcast(q_BHTK).unflatten(1, (groups, -1)).flatten(2, 3)
     scores_BGXS = q_BGXK @ k_BGSK.transpose(-1, -2) * scale
@@ -59,19 +60,3 @@ def matrix_attention(
         weights_BHTS = weights_BHTS.masked_fill(~allowed_B1TS, 0.0)
     out_BGXV = weights_BHTS.unflatten(1, (groups, -1)).flatten(2, 3) @ v_BGSV
     return out_BGXV.unflatten(2, (-1, queries)).flatten(1, 2).to(q_BHTK.dtype)
-
-
-def few_queries(q_BGXK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return a handful of queries to each key/value head: no key is copied, padded or repeated. Products are in the
-    inputs' own dtype, the softmax in fp32 at least. ``mask`` is as torch's attention takes it."""
-    own = v_BGSV.shape[-1]
-    # keys on the left: their rows are read in place
-    scores_BGXS = reference.upcast((k_BGSK[..., :own] @ q_BGXK[..., :own].mT).mT)
-    if k_BGSK.shape[-1] > own:
-        # Products of columns that an encoding added may be large and differ by little (fox): bf16 would round that off.
-        added_BGSE, reads_BGXE = reference.upcast(k_BGSK[..., own:]), reference.upcast(q_BGXK[..., own:])
-        scores_BGXS = scores_BGXS + (added_BGSE @ reads_BGXE.mT).mT
-    scores_BGXS = scores_BGXS * scale
-    if mask is not None:
-        scores_BGXS = scores_BGXS.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores_BGXS + mask
-    return scores_BGXS.softmax(dim=-1).to(v_BGSV.dtype) @ v_BGSV

@@ -29,7 +29,7 @@ class ScoreBias(NamedTuple):
     """Marks of t queries and s keys -> fp32 [B or 1, H or 1, t, s], differentiable wherever it depends on a
     parameter or a state."""
     element: ElementFunction | None = None
-    """The same for one query, one key and one head, as FlexAttention's ``score_mod`` wants it: scalar marks (N = 1,
+    """The same for one query, one key and one head, as FlexAttention's ``score_mod`` takes it: scalar marks (N = 1,
     heads = 1) and the head's number as a scalar tensor. None: the bias has no such form."""
     learned: bool = False
     """Whether gradients flow into the bias."""

@@ -9,7 +9,6 @@ Shape letters: B batch, T tokens, H query heads, G key/value heads, K head size,
 length, g tokens of a group; h and j heads of one half.
 """
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -57,14 +56,24 @@ def attend_in_groups(
         )
     if tokens <= group // 2:
         return attend(q_BHTK, k_BGTK, [v_BGTV], layout=layout, scale=scale, backend=backend)[0]
-    halves_BThV = []
+    halves_BThV, heads_per_group = [], heads // k_BGTK.shape[1]
     for first, last, shifted in _halves(heads):
-        q_BhTK, k_BjTK, v_BjTV = _heads(q_BHTK, k_BGTK, v_BGTV, first, last)
+        # Views, unless a key/value head serves heads on both sides of the border between the halves: then key/value
+        # heads are repeated, so that each copy serves a number of heads that divides both sides.
+        served = math.gcd(heads_per_group, first, last)
+        low, high, copies = first // heads_per_group, -(-last // heads_per_group), heads_per_group // served
+        kept = slice(first // served - low * copies, last // served - low * copies)
+        q_BhTK = q_BHTK[:, first:last]
+        k_BjTK, v_BjTV = (
+            x[:, low:high, None].expand(-1, -1, copies, -1, -1).flatten(1, 2)[:, kept] for x in (k_BGTK, v_BGTV)
+        )
         parts_BthV = []
         for piece in _pieces(tokens, group, shifted):
-            q, k, v = (_as_sequences(x, piece) for x in (q_BhTK, k_BjTK, v_BjTV))
-            own = None if layout is None else _cut(layout, piece)
-            (out_RhgV,) = attend(q, k, [v], layout=own, scale=scale, backend=backend)
+            # [B, G, T, C] -> [B N, G, g, C]; no copy where tokens are before heads in memory, as projections leave
+            # them, and the piece is the whole sequence (or there is one sequence).
+            q, k, v = (piece.cut(x, 2).transpose(1, 2).flatten(0, 1) for x in (q_BhTK, k_BjTK, v_BjTV))
+            documents = None if layout is None else _cut(layout, piece)
+            (out_RhgV,) = attend(q, k, [v], layout=documents, scale=scale, backend=backend)
             parts_BthV.append(out_RhgV.transpose(1, 2).reshape(len(q_BHTK), -1, *out_RhgV.shape[1:4:2]))
         halves_BThV.append(parts_BthV[0] if len(parts_BthV) == 1 else torch.cat(parts_BthV, dim=1))
     return torch.cat(halves_BThV, dim=2).transpose(1, 2)
@@ -123,31 +132,9 @@ def _halves(heads: int) -> list[tuple[int, int, bool]]:
     return [(0, middle, False), (middle, heads, True)][: 1 if heads == 1 else 2]
 
 
-def _heads(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTV: Tensor, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query heads ``first .. last`` with the key/value heads they read. Views, unless a key/value head serves heads on
-    both sides of the border: then heads are repeated so that each copy serves as many as divide both sides."""
-    heads_per_group = q_BHTK.shape[1] // k_BGTK.shape[1]
-    served = math.gcd(heads_per_group, first, last)
-    low, high, copies = first // heads_per_group, -(-last // heads_per_group), heads_per_group // served
-    before = low * copies
-    k, v = (
-        x[:, low:high, None]
-        .expand(-1, -1, copies, -1, -1)
-        .flatten(1, 2)[:, first // served - before : last // served - before]
-        for x in (k_BGTK, v_BGTV)
-    )
-    return q_BHTK[:, first:last], k, v
-
-
-def _as_sequences(x_BGTC: Tensor, piece: _Piece) -> Tensor:
-    """[B, G, T, C] -> [B N, G, g, C]; no copy where tokens lie before heads, as projections leave them, and the piece
-    is the whole sequence (or there is one sequence)."""
-    return piece.cut(x_BGTC, 2).transpose(1, 2).flatten(0, 1)
-
-
 def cut_ahead(layout: DocumentLayout | None, attention: Any) -> None:
-    """Work out the borders of groups in front of the layers, so that none of them waits for the device; ``attention``
-    is any layer's."""
+    """Find the borders of groups before the layers run, so that none of them waits for the device; ``attention`` is
+    that of any layer."""
     group: int | None = attention.group_tokens if attention.training else None
     if layout is None or group is None or torch.compiler.is_compiling():
         return
@@ -157,20 +144,21 @@ def cut_ahead(layout: DocumentLayout | None, attention: Any) -> None:
 
 
 def _cut(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
-    return layout.cached(piece, functools.partial(_cut_anew, piece=piece))
+    """Return the documents within the groups of a piece, computed once for all layers."""
 
+    def cut(whole: DocumentLayout) -> DocumentLayout:
+        sequences, tokens = whole.ids_BS.shape
+        ids_RT = piece.cut(whole.ids_BS, 1).reshape(-1, piece.length)
+        if torch.compiler.is_compiling() or whole.packed.key_order is not None:
+            return DocumentLayout(ids_RT, piece.length)
+        # Both kinds of border in one order, without counting them, which would wait for the device: where two meet, a
+        # document is empty, which every kernel allows.
+        length = piece.length * piece.groups
+        number, place = whole.packed.cu_keys // tokens, whole.packed.cu_keys % tokens
+        inside = number * length + (place - piece.start).clamp(0, length)
+        groups = torch.arange(0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
+        cu = torch.cat((inside, groups)).sort().values
+        longest = min(piece.length, whole.packed.longest_keys)
+        return DocumentLayout(ids_RT, piece.length, packed=PackedLayout(cu, cu, longest, longest, None, None))
 
-def _cut_anew(layout: DocumentLayout, piece: _Piece) -> DocumentLayout:
-    sequences, tokens = layout.ids_BS.shape
-    ids_RT = piece.cut(layout.ids_BS, 1).reshape(-1, piece.length)
-    if torch.compiler.is_compiling() or layout.packed.key_order is not None:
-        return DocumentLayout(ids_RT, piece.length)
-    # Both kinds of border in one order, without a look at how many there are: where two meet, a document is empty,
-    # which no kernel minds.
-    length = piece.length * piece.groups
-    number, place = layout.packed.cu_keys // tokens, layout.packed.cu_keys % tokens
-    inside = number * length + (place - piece.start).clamp(0, length)
-    groups = torch.arange(0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
-    cu = torch.cat((inside, groups)).sort().values
-    longest = min(piece.length, layout.packed.longest_keys)
-    return DocumentLayout(ids_RT, piece.length, packed=PackedLayout(cu, cu, longest, longest, None, None))
+    return layout.cached(piece, cut)

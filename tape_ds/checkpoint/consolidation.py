@@ -7,6 +7,7 @@ than one weight in memory.
 """
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -19,18 +20,46 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tape_ds import building, storage
+from tape_ds import building, checkpoint, paths, storage
 from tape_ds.checkpoint import engine_state, trained
 from tape_ds.checkpoint.engine_state import EngineState
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.loading import weight_files
 
 KEPT = (".json", ".jinja", ".txt", ".model")
-"""Endings of the files that come along: configurations and the tokenizer's; never a pickle."""
+"""Endings of the files that are copied: configurations and the tokenizer's; never a pickle."""
 OF_THE_RUN = re.compile(r"manifest\.json|trainer_state\.json|rank_state_\d+\.json|.*\.index\.json")
-"""Files with such endings that are the run's, or the weights', and do not."""
+"""Files with such endings that are not copied."""
 
 _CHUNK = 2**20
+
+
+def verify(source: Path) -> None:
+    """Read all of a checkpoint; refuse it if it is not whole."""
+    try:
+        manifest = checkpoint.read(source)
+        found = checkpoint.missing_files(source, manifest) or checkpoint.corrupt_files(source, manifest)
+    except ValueError as error:
+        found = [str(error) if os.path.isdir(source) else "there is no such folder"]
+    if found:
+        raise UserError(Problem("checkpoint", str(source), "; ".join(found), alternatives(source)))
+
+
+def alternatives(source: Path) -> str:
+    """Return the remedy for a folder that is no whole checkpoint: the checkpoints in it, or next to it."""
+    for folder in (source, source.parent):
+        if os.path.isdir(folder) and (names := [each.name for each in checkpoint.committed(folder) if each != source]):
+            return f"give a checkpoint of its run: {', '.join(names)}"
+    return "restore it from a copy" if os.path.isdir(source) else "give a run's folder checkpoint-N"
+
+
+def check_out(out: Path, source: Path) -> list[Problem]:
+    """Return why ``out`` cannot be the new folder."""
+    found = paths.check_new("out", out)
+    if not found and out.resolve().is_relative_to(source.resolve()):
+        wrong = "it is inside the checkpoint, which must not change"
+        found = [Problem("out", str(out), wrong, "name a new folder")]
+    return found
 
 
 @dataclass(frozen=True)
@@ -52,20 +81,28 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
     files = sorted(source.glob("*.safetensors"))
     raise_if_any([problem for file in files for problem in weight_files.check_file(file, "checkpoint")])
     whole = any(file.match(trained.WHOLE_WEIGHTS) for file in files)
-    name = (
-        weight_files.WHOLE if whole or not files else files[0].name
-    )  # several files become one, which every reader takes
+    name = weight_files.WHOLE if whole or not files else files[0].name  # one file instead of several
     forms: dict[str, Tensor] = {}
+    states: list[EngineState] = []  # by tensor-parallel rank
 
     def build(folder: Path) -> None:
         folder.mkdir()
-        _copy_rest(source, folder, forms if whole else {})
+        for path in sorted(source.iterdir()):
+            if path.is_file() and path.suffix in KEPT and not OF_THE_RUN.fullmatch(path.name):
+                shutil.copyfile(path, folder / path.name)
+        if whole and forms:  # the configuration of a whole model names the dtype of its weights
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config["dtype"] = str(next(iter(forms.values())).dtype).removeprefix("torch.")
+            storage.write_json(folder / "config.json", config)
         if files:
             _write(folder / name, files, forms, states, names)
 
     try:
-        states = _engine(source)
-        dtype = torch.float32 if states and dtype is None else dtype
+        engine = engine_state.engine_folder(source)
+        if engine is not None and any(engine_state.PARTS.fullmatch(path.name) for path in engine.iterdir()):
+            states.append(EngineState(engine))
+            states += [EngineState(engine, tensor) for tensor in range(1, states[0].tensor_size)]
+            dtype = dtype or torch.float32
         for file in files:
             with safe_open(file, framework="pt") as saved:
                 for key in saved.keys():  # noqa: SIM118 - it is no dict
@@ -73,9 +110,9 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
                     forms[key] = torch.empty_like(held, dtype=dtype or held.dtype, device="meta")
         names = _engine_names(forms, states, set(record.names)) if states else {}
         if not files and record.names:
-            raise ValueError("it holds no safetensors file, which tells the names of the weights")
+            raise ValueError("it holds no safetensors file, which would name the weights")
         need, free = 2 * sum(form.nbytes for form in forms.values()), storage.free_bytes(out.parent)
-        if free < need:  # laid aside, and in the file
+        if free < need:  # for the temporary files of `_write`, and the result
             wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
             raise UserError(Problem("out", str(out), wrong, "make room, or name a folder on another disk"))
         building.build_aside(out, build, "out")
@@ -89,16 +126,6 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         ranks, cut = sum(len(state.parts) for state in states), f", tensor_parallel_size {len(states)}"
         origin = f"masters of ZeRO-{states[0].stage} on {ranks} ranks{cut if len(states) > 1 else ''}"
     return Consolidated(out / name, forms, origin)
-
-
-def _engine(source: Path) -> list[EngineState]:
-    """Return the engine's state, by tensor-parallel rank; none where it holds no better weights than the trained
-    ones."""
-    folder = engine_state.engine_folder(source)
-    if folder is None or not any(engine_state.PARTS.fullmatch(path.name) for path in folder.iterdir()):
-        return []
-    first = EngineState(folder)
-    return [first, *(EngineState(folder, tensor) for tensor in range(1, first.tensor_size))]
 
 
 def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
@@ -119,17 +146,6 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
     return found
 
 
-def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
-    """Copy record, configurations and tokenizer; the configuration of a whole model names the dtype of its weights."""
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in KEPT and not OF_THE_RUN.fullmatch(path.name):
-            shutil.copyfile(path, folder / path.name)
-    if whole:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config["dtype"] = str(next(iter(whole.values())).dtype).removeprefix("torch.")
-        storage.write_json(folder / "config.json", config)
-
-
 def _write(
     made: Path, files: list[Path], forms: Mapping[str, Tensor], states: list[EngineState], names: Mapping[str, str]
 ) -> None:
@@ -142,7 +158,15 @@ def _write(
                 for key in saved.keys():  # noqa: SIM118 - it is no dict
                     tensor = rounded = saved.get_tensor(key)
                     if states:
-                        tensor = _whole(states, names[key])
+                        dim = states[0].cuts.get(names[key])
+                        tensor = states[0].whole(names[key])
+                        if dim is not None:  # else every tensor-parallel rank has all of it
+                            try:
+                                pieces = [tensor, *(state.whole(names[key]) for state in states[1:])]
+                                tensor = torch.cat(pieces, dim=dim)
+                            except (LookupError, RuntimeError) as error:
+                                wrong = f"the pieces of {names[key]} do not fit the cuts that the files record"
+                                raise ValueError(wrong) from error
                         pairs = zip(*(each.flatten().split(_CHUNK) for each in (tensor, rounded)), strict=False)
                         if tensor.shape != rounded.shape or not all(
                             torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8))
@@ -157,14 +181,3 @@ def _write(
                     tensors[key] = laid.view(tensor.shape)
         save_file(tensors, made, metadata={"format": "pt"})
     storage.sync(made)
-
-
-def _whole(states: list[EngineState], name: str) -> Tensor:
-    """Return a parameter's fp32 weights; where it was not cut over tensor-parallel ranks, those of the first."""
-    dim = states[0].cuts.get(name)
-    if dim is None:
-        return states[0].whole(name)
-    try:
-        return torch.cat([state.whole(name) for state in states], dim=dim)
-    except (LookupError, RuntimeError) as error:
-        raise ValueError(f"the pieces of {name} do not fit what the files say of its cuts") from error

@@ -25,8 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Size, Tensor
 
+ALLOWED: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+"""Classes that the engine's files may hold besides tensors and plain values."""
 PARTS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
 """Files of ZeRO stage 1, 2 or 3, which :class:`EngineState` reads."""
 TENSOR_PARALLEL = "tensor_parallel"
@@ -36,16 +41,16 @@ there is none. Written by :func:`tape_ds.distributed.cuts.described`."""
 
 
 def load(path: Path, mmap: bool = True) -> dict[str, Any]:
-    """Return the contents of one of the engine's files, tensors on the CPU; with ``mmap`` they are valid until the file
-    is written to. Raises ValueError if it is damaged, or names a class or function that such files do not need."""
+    """Return the contents of one of the engine's files, tensors on the CPU; with ``mmap`` valid until the file changes.
+    Raises ValueError if it is damaged, or names a class or function that such files do not need."""
     try:
-        with torch.serialization.safe_globals(allowed()):
+        with torch.serialization.safe_globals(ALLOWED):
             content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     except pickle.UnpicklingError as error:
         wrong = f"cannot be read ({str(error).partition('. ')[0]})"
         with (
             contextlib.suppress(RuntimeError, ValueError, pickle.UnpicklingError),
-            torch.serialization.safe_globals(allowed()),
+            torch.serialization.safe_globals(ALLOWED),
         ):
             if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(str(path)):
                 wrong = f"names {', '.join(foreign)}, and was not loaded"
@@ -58,18 +63,8 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
     return content
 
 
-def allowed() -> list[Any]:
-    """Return the classes that the engine's files may hold besides tensors and plain values."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
-
-
 def engine_folder(checkpoint: Path) -> Path | None:
-    """Return the engine's folder in a checkpoint; None: it was saved without one. Raises ValueError if there are
-    several."""
+    """Return the engine's folder in a checkpoint, if any. Raises ValueError if there are several."""
     found = sorted(path for path in checkpoint.glob("global_step*") if path.is_dir())
     if len(found) > 1:
         raise ValueError(f"it holds several states of an engine: {', '.join(path.name for path in found)}")
@@ -82,19 +77,23 @@ class EngineState:
     or of another form."""
 
     def __init__(self, folder: Path, tensor: int = 0):
-        names = _part_names(folder, tensor)
+        matches = (PARTS.fullmatch(path.name) for path in folder.iterdir())
+        by_rank = {int(match[1]): match[0] for match in matches if match and int(match[2]) == tensor}
+        if not by_rank or sorted(by_rank) != list(range(len(by_rank))):
+            of = f" of tensor-parallel rank {tensor}" if tensor else ""
+            raise ValueError(f"the parts of ranks {sorted(by_rank)}{of} are no complete set")
+        names = [by_rank[rank] for rank in sorted(by_rank)]
         try:
             self.parts = [load(folder / name)["optimizer_state_dict"] for name in names]
             """The optimizer's state of each rank."""
             self.stage = int(self.parts[0].get("zero_stage", 1))
-            self.model = load(
-                folder / f"{'zero_pp_rank_0_' if self.stage == 3 else ''}mp_rank_{tensor:02d}_model_states.pt"
-            )
+            first = "zero_pp_rank_0_" if self.stage == 3 else ""
+            self.model = load(folder / f"{first}mp_rank_{tensor:02d}_model_states.pt")
             """Rank 0's other file: counters, settings, and the weights in the model's precision, up to stage 2."""
-            shapes = self.model["param_shapes"]
-            self.shapes: dict[str, Size] = {name: shape for group in shapes for name, shape in group.items()}
+            groups = self.model["param_shapes"]
+            self.shapes: dict[str, Size] = {name: shape for group in groups for name, shape in group.items()}
             """Of every parameter, or of this piece of it."""
-            self._fragments = self._sliced(shapes) if self.stage == 3 else self._joined(shapes)
+            self._fragments = self._find_fragments(groups)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
             """Names of tied parameters -> the name that holds them, in the first piece."""
             stored = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
@@ -103,34 +102,26 @@ class EngineState:
             self.cuts = {name: operator.index(cut[0]) for name, cut in stored["cuts"].items()}
             """Dimension along which a parameter was cut into pieces."""
             counts = self.parts[0]["partition_count"]
-            sizes = [[self._padded(flat, rank) for flat in range(len(shapes))] for rank in range(len(names))]
+            sizes = [[self._padded(flat, rank) for flat in range(len(groups))] for rank in range(len(names))]
         except FileNotFoundError as error:
             raise ValueError(f"{Path(error.filename).name} is missing") from error
         except (LookupError, TypeError, AttributeError) as error:
             wrong = f"its engine's files have another form than ZeRO's ({type(error).__name__}: {error})"
             raise ValueError(wrong) from error
         if any(count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])):
-            raise ValueError(f"its {len(self.parts)} parts are not those of one job: they speak of {counts}")
+            raise ValueError(f"its {len(self.parts)} parts are not those of one job: the first names {counts}")
         if odd := [name for name, own in zip(names, sizes, strict=True) if own != sizes[0]]:
             raise ValueError(f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes")
-
-    @property
-    def optimizer(self) -> dict[str, Any]:
-        """The ``state_dict`` of rank 0's optimizer, over flat tensors instead of parameters."""
-        return self._optimizer(0)
 
     def states(self) -> dict[str, Any]:
         """Return the optimizer's states of a parameter: tensors with a value for each element, such as ``exp_avg``, and
         single values such as ``step``, which are the same for all. Empty before the first step. Raises ValueError if
         one is neither: it cannot be divided."""
-        found: dict[str, Any] = self.optimizer["state"].get(0, {})
+        found: dict[str, Any] = self.optimizer()["state"].get(0, {})
         size = self._padded(0)
         if odd := [key for key, value in found.items() if is_divided(value) and value.shape != (size,)]:
             raise ValueError(f"the optimizer's {', '.join(odd)} cannot be divided: not a value for each element")
         return found
-
-    def divided(self) -> list[str]:
-        return [key for key, value in self.states().items() if is_divided(value)]
 
     def whole(self, name: str, key: str | None = None) -> Tensor:
         """Return a parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``. Raises ValueError if
@@ -147,37 +138,36 @@ class EngineState:
             wrong = f"the parts of its ranks do not fit the shape of {name}: they are of several saves"
             raise ValueError(wrong) from error
 
-    def _joined(self, groups: list[Mapping[str, Size]]) -> dict[str, list[tuple[int, int, int, int]]]:
-        """Stages 1 and 2 lay the parameters of a group end to end and give each rank an equal part of the whole: pieces
-        of each parameter as (rank, flat tensor, first element, count)."""
-        behind = self.parts[0].get("param_alignment_paddings") or [[0] * len(shapes) for shapes in groups]
+    def _find_fragments(self, groups: list[Mapping[str, Size]]) -> dict[str, list[tuple[int, int, int, int]]]:
+        """Return the pieces of each parameter as (rank, flat tensor, first element, count)."""
         found: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self.shapes}
+        if self.stage == 3:
+            # every parameter is cut into equal slices, the last one padded, and a rank's slices are laid end to end
+            for flat, shapes in enumerate(groups):
+                start = 0
+                for name, shape in shapes.items():
+                    count = math.ceil(shape.numel() / len(self.parts))
+                    found[name] = [(rank, flat, start, count) for rank in range(len(self.parts))]
+                    start += count
+            return found
+
+        # stages 1 and 2 lay the parameters of a group end to end, and give each rank an equal part of the whole
+        paddings = self.parts[0].get("param_alignment_paddings") or [[0] * len(shapes) for shapes in groups]
         for flat, shapes in enumerate(groups):
             size, end = self._padded(flat), 0
-            for (name, shape), free in zip(shapes.items(), behind[flat], strict=True):
+            for (name, shape), padding in zip(shapes.items(), paddings[flat], strict=True):
                 at, end = end, end + shape.numel()
                 while at < end:
                     rank, start = divmod(at, size)
                     count = min(end - at, size - start)
                     found[name].append((rank, flat, start, count))
                     at += count
-                end += free
-        return found
-
-    def _sliced(self, groups: list[Mapping[str, Size]]) -> dict[str, list[tuple[int, int, int, int]]]:
-        """Stage 3 cuts every parameter into equal slices, the last one padded, and lays a rank's slices end to end."""
-        found = {}
-        for flat, shapes in enumerate(groups):
-            start = 0
-            for name, shape in shapes.items():
-                count = math.ceil(shape.numel() / len(self.parts))
-                found[name] = [(rank, flat, start, count) for rank in range(len(self.parts))]
-                start += count
+                end += padding
         return found
 
     def _flat(self, rank: int, flat: int, key: str | None) -> Tensor:
         if key is not None:
-            return self._optimizer(rank)["state"][flat][key]
+            return self.optimizer(rank)["state"][flat][key]
         return self.parts[rank]["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"][flat]
 
     def _padded(self, flat: int, rank: int = 0) -> int:
@@ -185,21 +175,11 @@ class EngineState:
         stripped = self.stage < 3 and "zero_stage" in self.parts[rank]  # not with data_types.grad_accum_dtype
         return self._flat(rank, flat, None).numel() + (self.parts[rank]["group_paddings"][flat] if stripped else 0)
 
-    def _optimizer(self, rank: int) -> dict[str, Any]:
+    def optimizer(self, rank: int = 0) -> dict[str, Any]:
+        """Return the ``state_dict`` of a rank's optimizer, over flat tensors instead of parameters."""
         found: dict[str, Any] = self.parts[rank]["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"]
         return found
 
 
 def is_divided(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
-
-
-def _part_names(folder: Path, tensor: int) -> list[str]:
-    """Return names of the optimizer's files that hold one piece of each parameter, by rank. Raises ValueError if some
-    are missing."""
-    matches = [match for path in folder.iterdir() if (match := PARTS.fullmatch(path.name)) and int(match[2]) == tensor]
-    ranks = {int(match[1]): match[0] for match in matches}
-    if not ranks or sorted(ranks) != list(range(len(matches))):
-        of = f" of tensor-parallel rank {tensor}" if tensor else ""
-        raise ValueError(f"the parts of ranks {sorted(ranks)}{of} are no complete set")
-    return [ranks[rank] for rank in sorted(ranks)]

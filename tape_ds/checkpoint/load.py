@@ -7,8 +7,8 @@
 4. :func:`rank_state`: sums that the training loop sets to zero after that, before its first step.
 
 ``resume_from_checkpoint`` is a folder, true (the newest committed checkpoint of output_dir) or auto (the same, or a new
-start where there is none). A named folder must be whole. Where the newest is asked for, damaged ones are passed over
-for older ones, and a message names them and the damage.
+start where there is none). A named folder must be whole. For the newest, damaged ones are passed over for older ones,
+and a message names them and the damage.
 """
 
 import json
@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, safe_globals
 
 from tape_ds import checkpoint
 from tape_ds.checkpoint import Manifest, saving, trained
 from tape_ds.checkpoint.resharding import load_engine
-from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 
@@ -86,14 +84,14 @@ def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
     try:
         manifest = checkpoint.read(folder)
         if rank_sync.rank == 0:
-            found = checkpoint.misfits(folder, manifest)
+            found = checkpoint.missing_files(folder, manifest)
     except ValueError as error:
         found = [str(error)]
     except OSError as error:  # perhaps on this rank alone: the others must learn of it
         found = [f"it cannot be read ({error.strerror or error})"]
     of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
     if not of_all and manifest is not None:
-        found = checkpoint.damage(folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files))
+        found = checkpoint.corrupt_files(folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files))
         of_all = [wrong for own in rank_sync.objects(found) for wrong in own]
     if of_all or manifest is None:
         return None, "; ".join(dict.fromkeys(of_all))
@@ -120,18 +118,20 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
     if resumed is None:
         return
     manifest, problems = resumed.manifest, []
-    new_run = "start a new run from its weights (tape-ds consolidate)"
+    new_run = "or start a new run from its weights (tape-ds consolidate)"
     if (manifest.stage is None) != (stage is None):
-        without = manifest.stage is None
-        wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
-        problems.append((wrong, f"resume as it was saved; or {new_run}"))
+        wrong = "saved without an engine, and this job has one"
+        if stage is None:
+            wrong = "saved with DeepSpeed, not without it"
+        problems.append(Problem(FIELD, str(resumed.folder), wrong, f"resume as it was saved; {new_run}"))
     elif bool(manifest.stage) != bool(stage):
         wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
-        problems.append((wrong, f"deepspeed: zero{manifest.stage}; or {new_run}"))
+        problems.append(Problem(FIELD, str(resumed.folder), wrong, f"deepspeed: zero{manifest.stage}; {new_run}"))
     if manifest.tensor != tensor:
         wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
-        problems.append((wrong, f"tensor_parallel_size: {manifest.tensor}, or {new_run}"))
-    raise_if_any([Problem(FIELD, str(resumed.folder), wrong, remedy) for wrong, remedy in problems])
+        remedy = f"tensor_parallel_size: {manifest.tensor}, {new_run}"
+        problems.append(Problem(FIELD, str(resumed.folder), wrong, remedy))
+    raise_if_any(problems)
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
@@ -144,8 +144,22 @@ def restore(trainer: Any, folder: Path) -> None:
     """Load a checkpoint into a :class:`tape_ds.training.trainer.TapeTrainer` whose model, optimizer and schedule were
     just made from the recipe; all ranks must call it. transformers' own way would ask for every weight of the model,
     frozen ones included."""
-    refuse_functions(folder, trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
-    require_same_record(folder, trainer.model, trainer.record)
+    # Refuse files that hold more than tensors and plain values: loading would run the functions that they name.
+    # transformers refuses too, but in the middle of a start, and with an error about pickles alone.
+    for path in (folder / name for name in (trainer.rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)):
+        if not path.is_file():
+            continue
+        try:
+            with safe_globals():  # mapped where torch can, so that the file is not read twice
+                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            wrong = f"{path.name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
+            raise saving.refusal(str(folder), ValueError(wrong)) from error
+    if differing := trained.differences(folder, trainer.model, trainer.record):
+        wrong = f"it was saved by a run that differs in {', '.join(differing)}"
+        remedy = "resume with the recipe of that run, or start in another output_dir"
+        raise UserError(Problem(FIELD, str(folder), wrong, remedy))
+
     # Optimizers and schedulers store their settings with their states, and loading would bring both back: a run with
     # another learning rate (resume_anyway) would announce the new one and train with the old.
     optimizer, schedule = trainer.optimizer, getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
@@ -171,38 +185,8 @@ def restore(trainer: Any, folder: Path) -> None:
             group["initial_lr"], group["lr"] = rate, present
 
 
-def refuse_functions(folder: Path, *names: str) -> None:
-    """Refuse a checkpoint if one of these files holds more than tensors and plain values: loading it would run
-    functions that it names. transformers would not load it either, but in the middle of a start, and with an error
-    about pickles alone."""
-    for path in (folder / name for name in names):
-        if not path.is_file():
-            continue
-        try:
-            with safe_globals():  # mapped where torch can, so that the file is not read twice
-                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except pickle.UnpicklingError as error:
-            wrong = f"{path.name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
-            raise saving.refusal(str(folder), ValueError(wrong)) from error
-
-
-def require_same_record(folder: Path, model: Any, record: TrainedRecord) -> None:
-    saved = trained.read_record(folder)
-    fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
-    if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved
-        fields = [name for name in fields if name != "base"]
-    wrapped = isinstance(model, PeftModel)
-    fields += trained.differing_fields(folder, (model.get_base_model() if wrapped else model).config)
-    if wrapped and saved.method == record.method:
-        fields += trained.differing_adapters(folder, model)
-    if fields:
-        wrong = f"it was saved by a run that differs in {', '.join(fields)}"
-        remedy = "resume with the recipe of that run, or start in another output_dir"
-        raise UserError(Problem(FIELD, str(folder), wrong, remedy))
-
-
 def rank_state(folder: Path, rank: int, world: int) -> dict[str, Any] | None:
-    """Return the sums and counters that a rank goes on from, numbers to the last digit; None in older checkpoints.
+    """Return the sums and counters that a rank continues from, numbers to the last digit; None in older checkpoints.
 
     Where another number of ranks saved, this rank's sums are the mean over theirs; the rest is the same on all ranks.
     """

@@ -1,7 +1,7 @@
 """Loading an engine from the shards of another number of ranks, or of another ZeRO stage.
 
-DeepSpeed refuses such shards, which hold the same numbers all the same: an fp32 weight and the optimizer's values for
-each trained element. So every rank reads one parameter after another from the mapped files of all ranks
+DeepSpeed refuses such shards although they hold the same numbers: an fp32 weight and the optimizer's values for each
+trained element. So every rank reads one parameter after another from the mapped files of all ranks
 (:mod:`.engine_state`), and keeps its part by DeepSpeed's interface to partitioned states. Nothing is converted first,
 and no more than one parameter is in memory.
 """
@@ -16,7 +16,7 @@ from deepspeed import utils
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-from torch import Tensor, nn
+from torch import nn
 
 from tape_ds import checkpoint
 from tape_ds.checkpoint import saving
@@ -36,21 +36,28 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
             raise RuntimeError(f"the engine did not load {folder}/{tag}")
         return
     try:
-        _divide_anew(engine, folder / tag)
+        _reshard(engine, folder / tag)
     except ValueError as error:
-        saved = f"start {manifest.processes} processes at ZeRO stage {manifest.stage}, as it was saved"
-        raise saving.refusal(
-            str(folder), error, f"{saved}; or start a new run from its weights (tape-ds consolidate)"
-        ) from error
+        remedy = (
+            f"start {manifest.processes} processes at ZeRO stage {manifest.stage}, as it was saved; or start a new run "
+            "from its weights (tape-ds consolidate)"
+        )
+        raise saving.refusal(str(folder), error, remedy) from error
     logger.info(
         "the engine's shards are of %d processes at ZeRO stage %s: resharded", manifest.processes, manifest.stage
     )
 
 
-def _divide_anew(engine: Any, folder: Path) -> None:
+def _reshard(engine: Any, folder: Path) -> None:
     zero = engine.optimizer
-    if wrong := _against(engine):
-        raise ValueError(f"shards of other ranks, or of another ZeRO stage, do not go with this job's {wrong}")
+    # settings that hide an engine's states from DeepSpeed's interface
+    hidden = "offload to NVMe" if engine.zero_nvme_offload_optimizer() else None
+    if getattr(zero, "round_robin_gradients", False):
+        hidden = "round_robin_gradients"
+    if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, BF16_Optimizer):
+        hidden = f"optimizer ({type(zero).__name__})"
+    if hidden:
+        raise ValueError(f"shards of other ranks, or of another ZeRO stage, do not go with this job's {hidden}")
     state = EngineState(folder, engine.checkpoint_mp_rank)
     trained = {name: weight for name, weight in engine.module.named_parameters() if weight.requires_grad}
     if trained.keys() != state.shapes.keys():
@@ -63,7 +70,7 @@ def _divide_anew(engine: Any, folder: Path) -> None:
     # settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
     # place), and zeros for the rest; torch's own loading moves them where the optimizer needs them
     optimizer, kept = zero.optimizer, state.states()
-    own, saved = optimizer.state_dict()["param_groups"], state.optimizer["param_groups"]
+    own, saved = optimizer.state_dict()["param_groups"], state.optimizer()["param_groups"]
     flats = [flat for group in optimizer.param_groups for flat in group["params"]]
     states = [
         {key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value) for key, value in kept.items()}
@@ -82,9 +89,22 @@ def _divide_anew(engine: Any, folder: Path) -> None:
             utils.lazy_init_hp_params_optimizer_state(parameters, flat, optimizer.state)
 
     for name, parameter in trained.items():
-        if sliced or parameter._hp_mapping is not None:  # else nothing of it is this rank's
-            for key in (None, *state.divided()):
-                _put(parameter, state.whole(name, key), key)
+        if not sliced and parameter._hp_mapping is None:  # nothing of it is this rank's
+            continue
+        set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
+        if sliced:
+            # the interface for whole parameters fails at stage 3 where the ranks do not divide one
+            set_weights, set_state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
+        for key in (None, *(key for key, value in kept.items() if is_divided(value))):
+            value = state.whole(name, key)
+            if sliced:
+                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
+                part = value.flatten()[rank * size : (rank + 1) * size]
+                value = nn.functional.pad(part, (0, size - part.numel()))
+            if key is None:
+                set_weights(parameter, value)
+            else:
+                set_state(parameter, value, key)
     # the weights that the model computes with follow from the fp32 ones, as after a step
     if sliced:
         for number in range(len(zero.fp16_groups)):
@@ -102,28 +122,3 @@ def _divide_anew(engine: Any, folder: Path) -> None:
         engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])
     buffers = {name: state.model["module"][name] for name in state.model["buffer_names"]}
     engine.module.load_state_dict(buffers, strict=False)
-
-
-def _against(engine: Any) -> str | None:
-    """Return the setting of an engine that hides its states from DeepSpeed's interface; None if there is none."""
-    zero = engine.optimizer
-    if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, BF16_Optimizer):
-        return f"optimizer ({type(zero).__name__})"
-    if getattr(zero, "round_robin_gradients", False):
-        return "round_robin_gradients"
-    return "offload to NVMe" if engine.zero_nvme_offload_optimizer() else None
-
-
-def _put(parameter: Any, value: Tensor, key: str | None) -> None:
-    """Keep this rank's part of a parameter's fp32 weights, or of one of its optimizer states."""
-    set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
-    if hasattr(parameter, "ds_id"):
-        # the interface for whole parameters fails at stage 3 where the ranks do not divide one
-        set_weights, set_state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
-        size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
-        own = value.flatten()[rank * size : (rank + 1) * size]
-        value = nn.functional.pad(own, (0, size - own.numel()))
-    if key is None:
-        set_weights(parameter, value)
-    else:
-        set_state(parameter, value, key)

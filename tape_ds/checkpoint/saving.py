@@ -15,7 +15,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ SPARE = 16 * 2**20
 
 
 class SavedPart:
-    """One rank's files of a checkpoint in the unfinished ``folder``; in the ``background``, by a thread, their contents
-    must not change meanwhile."""
+    """One rank's files of a checkpoint, in the unfinished ``folder``. With ``background`` a thread writes them, and
+    their contents must not change meanwhile."""
 
     def __init__(self, folder: Path, background: bool):
         self.folder = folder
@@ -50,8 +49,16 @@ class SavedPart:
         """Write a file, in the background if there is one, unless ``at_once``: ``task`` gets its path."""
         if self.background and not at_once:
             self._tasks.append((name, task))
-        else:
-            self._write_file(name, task)
+            return
+        path = self.folder / name
+
+        def write() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            task(path)
+            storage.sync(path)
+            self.entries[name] = checkpoint.entry(path)
+
+        self.attempt(write)
 
     def attempt(self, task: Callable[[], Any]) -> None:
         """Run ``task`` now, which writes into the folder. Either it has no collectives, or all ranks run it, and it
@@ -67,17 +74,18 @@ class SavedPart:
 
     def go(self) -> None:
         """Start to write the files that were left for the background."""
-        if self._tasks:
+        if not self._tasks:
+            return
 
-            def write_all() -> None:
-                try:
-                    while self._tasks:
-                        self._write_file(*self._tasks.pop(0))  # out of the list, so that memory is given back
-                except Exception as error:
-                    self._mistake = error
+        def write_all() -> None:
+            try:
+                while self._tasks:
+                    self.write(*self._tasks.pop(0), at_once=True)  # out of the list, so that memory is given back
+            except Exception as error:
+                self._mistake = error
 
-            self._thread = threading.Thread(target=write_all, name="checkpoint", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=write_all, name="checkpoint", daemon=True)
+        self._thread.start()
 
     @property
     def done(self) -> bool:
@@ -90,28 +98,20 @@ class SavedPart:
         if self._mistake is not None:
             raise self._mistake
 
-    def _write_file(self, name: str, task: Callable[[Path], Any]) -> None:
-        path = self.folder / name
-
-        def write() -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            task(path)
-            storage.sync(path)
-            self.entries[name] = checkpoint.entry(path)
-
-        self.attempt(write)
-
 
 class EngineFiles(TorchCheckpointEngine):
-    """Saves the engine's files as part of a checkpoint, and loads them without executing anything."""
+    """Makes a DeepSpeed ``engine`` save its files as part of a checkpoint, and load them without executing anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Any = None) -> None:
         super().__init__()
         self.part: SavedPart | None = None
         """Of the checkpoint that is being saved."""
+        if engine is not None:
+            engine.checkpoint_engine = self
+            engine._copy_recovery_script = lambda folder: None  # tape-ds consolidate does the same, and verifies
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Nothing: folders come with the files in them."""
+        """Do nothing: folders are made with the files in them."""
 
     def save(self, state_dict: Any, path: str) -> None:
         assert self.part is not None
@@ -149,26 +149,17 @@ def _copied(content: Any) -> Any:
     return copy.deepcopy(content)  # a loss scaler, for one
 
 
-def adopt(engine: Any) -> EngineFiles:
-    """Make a DeepSpeed engine save and load by :class:`EngineFiles`, without adding its scripts."""
-    files = EngineFiles()
-    engine.checkpoint_engine = files
-    engine._copy_recovery_script = lambda folder: None  # tape-ds consolidate does the same, and verifies
-    return files
-
-
-@dataclass
-class _Pending:
-    step: int
-    name: str | None
-    part: SavedPart
-    started: float = field(default_factory=time.monotonic)
-
-
 class Saver:
-    """Saves the checkpoints of one run; unless noted, all ranks must call every method. ``about`` holds the fields of
-    every :class:`Manifest`, ``keep`` the arguments of :func:`checkpoint.retain`, and ``say`` shows a message on rank
-    0."""
+    """Saves the checkpoints of one run; unless noted, all ranks must call every method.
+
+    Args:
+        output: the run's folder.
+        rank_sync: of the job.
+        about: fields of every :class:`Manifest`.
+        keep: arguments of :func:`checkpoint.retain`.
+        say: prints a message, on rank 0.
+        background: write the engine's files during training.
+    """
 
     def __init__(
         self,
@@ -187,7 +178,8 @@ class Saver:
         self.background = background
         self.failed = 0
         """Saves that failed because of a disk."""
-        self._pending: _Pending | None = None
+        self._pending: tuple[int, str | None, SavedPart, float] | None = None
+        """Step, name, this rank's part and time of the begin."""
 
     def begin(self, step: int, need: int, name: str | None = None) -> SavedPart | None:
         """Make the folder of a new checkpoint; None (and a message) if there is no room for ``need`` bytes, or as many
@@ -215,13 +207,13 @@ class Saver:
             self._give_up(step, trouble)
             return None
         part = SavedPart(aside, self.background)
-        self._pending = _Pending(step, name, part)
+        self._pending = step, name, part, time.monotonic()
         return part
 
     @property
     def done(self) -> bool:
         """Whether this rank's part of a pending save is written; True without one. May differ between ranks."""
-        return self._pending is None or self._pending.part.done
+        return self._pending is None or self._pending[2].done
 
     @property
     def pending(self) -> bool:
@@ -232,45 +224,43 @@ class Saver:
         """Wait for a pending save and commit it; return the checkpoint, or None where there was none or it failed."""
         if self._pending is None:
             return None
-        pending, self._pending = self._pending, None
-        pending.part.wait()
-        parts = self.rank_sync.objects((pending.part.trouble, pending.part.entries))
-        folder, trouble = self.rank_sync.first(self._commit(pending, parts) if self.rank_sync.rank == 0 else None)
-        if trouble is not None:
-            self._give_up(pending.step, trouble)
+        (step, name, part, started), self._pending = self._pending, None
+        part.wait()
+        parts = self.rank_sync.objects((part.trouble, part.entries))
+        folder: Path | None = None
+        trouble = "; ".join(f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble)
+        if self.rank_sync.rank == 0:
+            try:
+                if not trouble:
+                    folder = self._commit(step, name, part.folder, [entries for _, entries in parts], started)
+            except (OSError, ValueError) as error:
+                trouble = storage.trouble(error, self.output) or str(error)
+            if folder is None:
+                shutil.rmtree(part.folder, ignore_errors=True)
+        folder, trouble = self.rank_sync.first((folder, trouble))
+        if trouble:
+            self._give_up(step, trouble)
         return folder
 
-    def _commit(self, pending: _Pending, parts: list[tuple[str | None, dict[str, Entry]]]) -> tuple[Path | None, Any]:
-        """Seal and rename on rank 0; return the checkpoint and the trouble, one of them None."""
-        aside = pending.part.folder
-        troubles = [f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble]
-        try:
-            if troubles:
-                shutil.rmtree(aside, ignore_errors=True)
-                return None, "; ".join(troubles)
-            files = {file: entry for _, entries in parts for file, entry in entries.items()}
-            for path in sorted(path for path in aside.rglob("*") if path.is_file()):
-                file = path.relative_to(aside).as_posix()
-                if file not in files:
-                    storage.sync(path)
-                    files[file] = checkpoint.entry(path)
-            folder = self.output / f"checkpoint-{pending.step}"
-            name = pending.name or checkpoint.name_of(folder)
-            manifest = Manifest(step=pending.step, files=files, name=name, **self.about)
-            checkpoint.commit(aside, folder, manifest)
-        except (OSError, ValueError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            return None, storage.trouble(error, self.output) or str(error)
-        seconds = time.monotonic() - pending.started
-        self.say(f"{folder.name} committed: {storage.size(manifest.size)} in {seconds:.1f} s")
+    def _commit(self, step: int, name: str | None, aside: Path, parts: list[dict[str, Entry]], started: float) -> Path:
+        """Seal and rename on rank 0, and remove older checkpoints; return the checkpoint."""
+        files = {file: entry for entries in parts for file, entry in entries.items()}
+        for path in sorted(path for path in aside.rglob("*") if path.is_file()):
+            file = path.relative_to(aside).as_posix()
+            if file not in files:
+                storage.sync(path)
+                files[file] = checkpoint.entry(path)
+        folder = self.output / f"checkpoint-{step}"
+        manifest = Manifest(step=step, files=files, name=name or checkpoint.name_of(folder), **self.about)
+        checkpoint.commit(aside, folder, manifest)
+        self.say(f"{folder.name} committed: {storage.size(manifest.size)} in {time.monotonic() - started:.1f} s")
         try:
             gone = checkpoint.retain(self.output, **self.keep)
-        except OSError as error:
-            self.say(f"an older checkpoint could not be removed: {storage.explain(error, self.output)}")
-        else:
             if gone:
                 self.say(f"removed {', '.join(each.name for each in gone)}: save_total_limit = {self.keep['limit']}")
-        return folder, None
+        except OSError as error:
+            self.say(f"an older checkpoint could not be removed: {storage.explain(error, self.output)}")
+        return folder
 
     def _give_up(self, step: int, trouble: str) -> None:
         self.failed += 1

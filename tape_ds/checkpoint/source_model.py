@@ -63,19 +63,29 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
     given = Path(name_or_path)
     folder = given / TRAINED if (given / TRAINED / trained.RECORD).is_file() else given
     config: Any
-    if (folder / trained.RECORD).is_file():
-        config, record = configuration.read(folder), trained.read_record(folder)
-        result, reason = _result_of(folder, record)
-        dtype = merging.original_dtype(folder, base_anyway=base_anyway)
-        return SourceModel(folder, config, record, result, reason, dtype, base_anyway)
-    if (found := model_type(folder)) not in TYPES:
-        wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
-        if found:
-            wrong = f"its model_type is {found!r}: transformers loads that as it is"
-        remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
-        raise UserError(Problem("source", name_or_path, wrong, remedy))
-    config = configuration.read(folder)
-    return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
+    if not (folder / trained.RECORD).is_file():
+        if (found := model_type(folder)) not in TYPES:
+            wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
+            if found:
+                wrong = f"its model_type is {found!r}: transformers loads that as it is"
+            remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
+            raise UserError(Problem("source", name_or_path, wrong, remedy))
+        config = configuration.read(folder)
+        return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
+
+    config, record = configuration.read(folder), trained.read_record(folder)
+    stored, result, reason = folder.parent / RESULTS / "run.json", None, ""
+    if folder.name != TRAINED:
+        reason = "these weights are a checkpoint, and a run stores results only at its end"
+    elif not stored.is_file():
+        reason = "the run that trained these weights left no results"
+    else:
+        result = results.load(stored)
+        method = result.config.get("method", record.method)  # a run from scratch has no such field
+        if method != record.method or tuple(result.figures.get("trained", ())) != record.names:
+            result, reason = None, "the results next to these weights are of another run"
+    dtype = merging.original_dtype(folder, base_anyway=base_anyway)
+    return SourceModel(folder, config, record, result, reason, dtype, base_anyway)
 
 
 def model_type(folder: Path) -> str | None:
@@ -83,17 +93,3 @@ def model_type(folder: Path) -> str | None:
         return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError):
         return None
-
-
-def _result_of(folder: Path, record: trained.TrainedRecord) -> tuple[Result | None, str]:
-    """Return the run's stored result if it is of these weights, else the reason."""
-    path = folder.parent / RESULTS / "run.json"
-    if folder.name != TRAINED:
-        return None, "these weights are a checkpoint, and a run stores results only at its end"
-    if not path.is_file():
-        return None, "the run that trained these weights left no results"
-    result = results.load(path)
-    method = result.config.get("method", record.method)  # a run from scratch has no such field
-    if method != record.method or tuple(result.figures.get("trained", ())) != record.names:
-        return None, "the results next to these weights are of another run"
-    return result, ""

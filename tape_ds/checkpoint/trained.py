@@ -7,7 +7,6 @@ trained, the folder is an ordinary model folder itself.
 """
 
 import copy
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,28 +17,32 @@ import deepspeed
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
+from pydantic import ConfigDict, TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tape_ds import storage
+from tape_ds.checkpoint.format import WRITING, replace
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.cuts import cut_of
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import configuration, extendable, hub, model_folder, weight_files
-from tape_ds.models.loading.strict import without_bar
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
 FORMAT = 1
 WEIGHTS = "trained.safetensors"
+_REMEDY = "give the folder 'trained' of a run, or one of its checkpoints"
 
 
 @dataclass(frozen=True)
 class TrainedRecord:
     """Contents of ``trained.json``."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     base: str | None
     """Name or path of the model that was extended, as :mod:`tape_ds.models.loading.model_folder` takes it; None for a
@@ -48,7 +51,7 @@ class TrainedRecord:
     names: tuple[str, ...]
     """Exact names of the trained parameters; none where only the configuration differs from the base's."""
     base_commit: str | None = None
-    """Of a base from the hub: the commit that was trained on."""
+    """Commit of a base from the hub."""
     base_files: Mapping[str, str] | None = None
     """Fingerprints of the base's weights by file; None in what older versions saved."""
     format: int = FORMAT
@@ -65,7 +68,7 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
     """Return the folder of a record's base, of a hub id at the commit that was trained on. Other weights are refused,
     unless ``base_anyway``."""
     assert record.base is not None
-    on_hub = not Path(record.base).is_dir()  # someone may have written a folder in the place of a hub id
+    on_hub = not Path(record.base).is_dir()  # a person may have put a folder in place of a hub id
     pinned = record.base_commit is not None and on_hub and not base_anyway
     name = f"{record.base}@{record.base_commit}" if pinned else record.base
     remedy = f"restore that base, or write where it is now into {RECORD}"
@@ -117,10 +120,30 @@ def save_trained(
     left = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
     for file in [file for pattern in left for file in folder.glob(pattern)]:
         file.unlink()
+
     if isinstance(model, PeftModel):
-        _save_adapter(folder, model, record, tensors)
+        # peft's own `save_pretrained` asks the hub about the base's vocabulary and adds a blank model card, and both of
+        # its files would name this machine's folder of the base
+        tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
+        saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+        saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
+        storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
+        adapters = copy.copy(model.peft_config["default"])
+        adapters.base_model_name_or_path, adapters.revision = record.base, record.base_commit
+        adapters.inference_mode = True
+        adapters.save_pretrained(folder)
+        config = copy.deepcopy(model.get_base_model().config)
+        if getattr(config, "quantization_config", None) is not None:
+            del config.quantization_config  # only how the base was held
+        config.save_pretrained(folder)
     elif len(record.names) == sum(1 for _ in model.named_parameters()):
-        _save_whole(folder, model, tensors)
+        use_cache = model.config.use_cache
+        model.config.use_cache = True  # training keeps no key/value cache, generation needs one
+        try:
+            with saving.without_bar():  # transformers shows one even for a single file, and in logs
+                saving.save(model, folder, state_dict=tensors)
+        finally:
+            model.config.use_cache = use_cache
     else:
         model.config.save_pretrained(folder)
         if tensors:
@@ -135,50 +158,18 @@ def replace_trained(
 ) -> None:
     """Call :func:`save_trained` so that an older folder of trained weights stays whole until the new one is; every rank
     must call it."""
-    aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
-    speaks = RankSync().rank == 0
-    if speaks:
-        for left_over in (aside, replaced):
-            shutil.rmtree(left_over, ignore_errors=True)
+    aside = folder.with_name(folder.name + WRITING)
+    if RankSync().rank == 0:
+        shutil.rmtree(aside, ignore_errors=True)
     try:
         save_trained(aside, model, record, tokenizer)
     except Exception:
-        shutil.rmtree(aside, ignore_errors=True)  # of a disk that is full, which it would keep so
+        shutil.rmtree(aside, ignore_errors=True)  # else a full disk stays full
         raise
-    if speaks:
+    if RankSync().rank == 0:
         for path in aside.iterdir():
             storage.sync(path)
-        if folder.exists():
-            folder.rename(replaced)
-        aside.rename(folder)
-        storage.sync(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-    training = model.config.use_cache
-    model.config.use_cache = True  # training keeps no key/value cache, generation needs one
-    try:
-        with without_bar():  # transformers shows one for a single file, and where no person looks
-            saving.save(model, folder, state_dict=tensors)
-    finally:
-        model.config.use_cache = training
-
-
-def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors: dict[str, Tensor]) -> None:
-    """Write peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank
-    model card, and both files would name this machine's folder of the base."""
-    tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
-    saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
-    saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
-    storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
-    config = copy.copy(model.peft_config["default"])
-    config.base_model_name_or_path, config.revision, config.inference_mode = record.base, record.base_commit, True
-    config.save_pretrained(folder)
-    plain = copy.deepcopy(model.get_base_model().config)
-    if getattr(plain, "quantization_config", None) is not None:
-        del plain.quantization_config  # only how the base was held
-    plain.save_pretrained(folder)
+        replace(aside, folder)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -188,45 +179,45 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def read_record(folder: str | Path) -> TrainedRecord:
-    path = Path(folder) / RECORD
-    remedy = "give the folder 'trained' of a run, or one of its checkpoints"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        record = TypeAdapter(TrainedRecord).validate_json((Path(folder) / RECORD).read_bytes())
+        if record.format != FORMAT:
+            raise ValueError(f"it is of format {record.format}, this version reads {FORMAT}")
+        return record
     except (OSError, ValueError) as error:
-        raise UserError(Problem("trained weights", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
-    if (
-        not isinstance(fields, dict)
-        or not {"base", "method", "names", "format"} <= fields.keys() <= TrainedRecord.__dataclass_fields__.keys()
-        or fields["format"] != FORMAT
-        or not all(isinstance(fields.get(name), str | None) for name in ("base", "base_commit"))
-        or not isinstance(fields.get("base_files"), dict | None)
-        or not isinstance(fields["names"], list)
-        or not all(isinstance(name, str) for name in (fields["method"], *fields["names"]))
-    ):
-        raise UserError(Problem("trained weights", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
-    return TrainedRecord(**(fields | {"names": tuple(fields["names"])}))
+        wrong, remedy = (
+            f"no readable {RECORD} ({error})",
+            "give the folder 'trained' of a run, or one of its checkpoints",
+        )
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
 
 
-def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
-    """Return the fields in which the model of a folder of trained weights differs from ``config``, without those that
-    only describe how it is held or saved."""
-    saved, own = configuration.read(folder).to_dict(), config.to_dict()
-    names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
-    return sorted(name for name in names if saved.get(name) != own.get(name))
+def differences(folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord) -> list[str]:
+    """Return the fields in which a folder of trained weights differs from ``model`` and ``record``, without those that
+    only describe how a model is held or saved."""
+    saved = read_record(folder)
+    fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(record, name)]
+    if saved.base_files and saved.base_files == record.base_files:  # the same base, wherever it was moved
+        fields = [name for name in fields if name != "base"]
+
+    is_adapted = isinstance(model, PeftModel)
+    own = (model.get_base_model() if is_adapted else model).config.to_dict()
+    other = configuration.read(folder).to_dict()
+    names = (other.keys() | own.keys()) - _NOT_THE_MODEL
+    fields += sorted(name for name in names if other.get(name) != own.get(name))
+
+    if is_adapted and saved.method == record.method:  # the adapters' targets are in the names of trained parameters
+        shape, own_shape = PeftConfig.from_pretrained(folder), model.peft_config["default"]
+        for field, name in {"lora_r": "r", "lora_alpha": "lora_alpha"}.items():
+            if getattr(shape, name) != getattr(own_shape, name):
+                fields.append(field)
+    return fields
 
 
 _NOT_THE_MODEL = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
     "quantization_config",  # of a base that trains in 4 bits; not in a folder of trained weights
 }
-
-
-def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
-    """Return the fields of a recipe in which saved adapters have another shape or scale than those of ``model``; their
-    targets show in the names of trained parameters."""
-    saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
-    fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
-    return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
 
 
 def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> extendable.Model | PeftModel:
@@ -238,10 +229,11 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
     if any(folder.glob(WHOLE_WEIGHTS)):
         return extendable.load(folder, config, **arguments)
     if record.base is None:
-        remedy = "restore its model*.safetensors; there is no base to put anything onto"
-        raise UserError(
-            Problem("trained weights", str(folder), "a model trained from scratch, without weights", remedy)
+        wrong, remedy = (
+            "a model trained from scratch, without weights",
+            "restore its model*.safetensors: it has no base",
         )
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     model: Any = extendable.load(find_base(folder, record, base_anyway), config, **arguments)
     if (folder / "adapter_config.json").exists():
         raise_if_any(weight_files.check_adapter(folder, "trained weights"))
@@ -258,8 +250,7 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes."""
     files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
     if not files:
-        remedy = "give the folder 'trained' of a run, or one of its checkpoints"
-        raise UserError(Problem("trained weights", str(folder), "it holds no weights", remedy))
+        raise UserError(Problem("trained weights", str(folder), "it holds no weights", _REMEDY))
     tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "trained weights").items()}
     own = dict(model.named_parameters(remove_duplicate=False))
     parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
@@ -267,13 +258,13 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
         first = _first_names(model)
         parameters = {name: own[name] for name in own if first[name] in parameters}
         parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
-    wrong = sorted(
+    misfits = sorted(
         {*(tensors.keys() ^ parameters.keys()), *(set(names) - own.keys())}
         or {n for n, tensor in tensors.items() if tensor.shape != parameters[n].shape}
     )
-    if wrong:
-        wrong_text = f"tensors that do not fit this model: {', '.join(wrong[:8])}"
-        raise UserError(Problem("trained weights", str(folder), wrong_text, "use the folder with the base it names"))
+    if misfits:
+        wrong, remedy = f"tensors that do not fit this model: {', '.join(misfits[:8])}", "use it with the base it names"
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)

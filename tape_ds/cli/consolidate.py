@@ -18,7 +18,6 @@ from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Verify, assemble, write."""
     parser = Parser(prog="tape-ds consolidate", description=__doc__)
     parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
     parser.add_argument("out", help="a new folder")
@@ -35,18 +34,18 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from tape_ds import checkpoint
-    from tape_ds.checkpoint import consolidation, verification
+    from tape_ds.checkpoint import consolidation
 
     unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
     if unsealed:
         wrong = "it has no manifest: whether its files are whole and of one checkpoint is unknown"
         if not options.unsealed:
-            remedy = f"{verification.instead(source)}; or --unsealed, for a folder of another program"
+            remedy = f"{consolidation.alternatives(source)}; or --unsealed, for a folder of another program"
             raise UserError(Problem("checkpoint", str(source), wrong, remedy))
         print(f"warning: {source}: {wrong}. Nothing in them is executed", file=sys.stderr)
-    raise_if_any(verification.against("out", out, source))
+    raise_if_any(consolidation.check_out(out, source))
     if not unsealed:
-        verification.verified(source)
+        consolidation.verify(source)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     done = consolidation.consolidate(source, out, dtype)
     count = sum(form.numel() for form in done.forms.values())

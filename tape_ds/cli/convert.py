@@ -27,24 +27,37 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Parse, check, convert."""
     parser = Parser(prog="tape-ds convert", description=__doc__)
     parser.add_argument("kind", choices=["llama-to-tape", "tape-to-llama", "reference-to-tape"])
     parser.add_argument("source")
     parser.add_argument("out")
     parser.add_argument("--position_encoding", default="tape")
-    parser.add_argument("--position_options", type=_mapping, help="options of the encoding, as JSON")
+    parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
     parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
     parser.add_argument("--rows", type=int, help="keep this many rows of the vocabulary, the first ones")
     parser.add_argument("--tokenizer", help="folder or hub id of the tokenizer; default: the source's")
     options = parser.parse_args(argv)
-    check(options)
+    from tape_ds import encodings
+    from tape_ds.run_folder import check_whole
+
+    problems = paths.check_new("out", Path(options.out)) + check_whole("source", options.source, options.source)
+    if options.kind == "reference-to-tape" and options.variant is None:
+        problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
+    if not isinstance(options.position_options, dict | None):
+        wrong, remedy = "not a mapping", 'give a mapping, such as {"rank": 64}'
+        problems.append(Problem("--position_options", options.position_options, wrong, remedy))
+    elif options.kind == "llama-to-tape":
+        problems += encodings.check_options(options.position_encoding, options.position_options or {})
+    if options.rows is not None and options.rows < 1:
+        problems.append(Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep"))
+    raise_if_any(problems)
+
+    from tape_ds.data import tokenizer as tokenizers
+    from tape_ds.models import saving
     from tape_ds.training.environment import quieten_libraries
 
     quieten_libraries()
     model, tokenizer = convert_source(options)
-    from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.models import saving
 
     def write(folder: Path) -> None:
         saving.save(model, folder)
@@ -56,61 +69,39 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError('give a mapping, such as {"rank": 64}')
-    return found
-
-
-def check(options: argparse.Namespace) -> None:
-    """Check the command line before anything loads.
-
-    Raises:
-        UserError: naming every problem.
-    """
-    from tape_ds import encodings
-    from tape_ds.run_folder import check_whole
-
-    problems = paths.check_new("out", Path(options.out))
-    problems += check_whole("source", options.source, options.source)
-    if options.kind == "reference-to-tape" and options.variant is None:
-        problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
-    if options.kind == "llama-to-tape":
-        problems += encodings.check_options(options.position_encoding, options.position_options or {})
-    if options.rows is not None and options.rows < 1:
-        problems.append(Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep"))
-    raise_if_any(problems)
-
-
 def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return the converted model and its tokenizer (None: a reference checkpoint without one), rows compared and cut.
 
     Raises:
         UserError: a source that cannot be converted, or rows that cannot be dropped.
     """
+    from tape_ds.data import tokenizer as tokenizers
     from tape_ds.models import convert
     from tape_ds.models.loading import configuration, model_folder, weight_files
     from tape_ds.models.loading.reference_checkpoint import from_reference
     from tape_ds.models.rows import check_rows, cut_rows, rows_note
 
+    source = options.source
     if options.kind == "reference-to-tape":
-        folder = Path(options.source)
+        folder = Path(source)
         files = sorted(folder.glob("*.safetensors"))
         if not files or not (folder / "config.json").is_file():
             remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
-            raise UserError(Problem("source", options.source, "no reference checkpoint", remedy))
+            raise UserError(Problem("source", source, "no reference checkpoint", remedy))
         tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()}
         model = from_reference(tensors, json.loads((folder / "config.json").read_text()), options.variant)
-        tokenizer = read_tokenizer(options, options.source)
     else:
-        source = model_folder.resolve(options.source)
+        source = model_folder.resolve(source)
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
-        config = convert.tape_config(configuration.read(source), **changes)
-        tokenizer = read_tokenizer(options, source)
-        model = convert.load(source, config, dtype="auto")
+        model = convert.load(source, convert.tape_config(configuration.read(source), **changes), dtype="auto")
+
+    tokenizer = None
+    if options.tokenizer is not None:
+        tokenizer = tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
+    elif not Path(source).is_dir() or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        tokenizer = tokenizers.load_tokenizer(source, "source")
     if tokenizer is not None:
         raise_if_any(check_rows(model.config, tokenizer))
         if options.rows is not None:
@@ -122,15 +113,3 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         remedy = "name the tokenizer that goes with the model: its tokens keep their rows"
         raise UserError(Problem("--tokenizer", None, "missing: the source has none", remedy))
     return (convert.to_plain(model) if options.kind == "tape-to-llama" else model), tokenizer
-
-
-def read_tokenizer(options: argparse.Namespace, source: str) -> Any:
-    """Return the tokenizer that was asked for, or the source's own; None for a folder that has none."""
-    from tape_ds.data import tokenizer as tokenizers
-
-    if options.tokenizer is not None:
-        return tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
-    folder = Path(source)
-    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        return None
-    return tokenizers.load_tokenizer(source, "source")

@@ -11,7 +11,6 @@ FOLDER = ROOT / "tools" / "experiment"
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Hand over to ``python -m tools.experiment``."""
     if not FOLDER.is_dir():
         remedy = "start it from a checkout: make setup, then .venv/bin/tape-ds experiment"
         raise UserError(Problem("command", "experiment", "experiments are no part of an installed package", remedy))

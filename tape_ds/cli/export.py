@@ -9,71 +9,23 @@ read it before you publish the folder. ``--push`` uploads the folder to the Hugg
 you change that on its page.
 """
 
-import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tape_ds import paths
-from tape_ds.arguments import DTYPES, Parser, add_base_anyway
+from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import Problem, collecting, command, raise_if_any
-
-if TYPE_CHECKING:
-    from tape_ds.checkpoint.source_model import SourceModel
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Parse, check, export."""
     parser = Parser(prog="tape-ds export", description=__doc__)
-    parser.add_argument("source")
-    parser.add_argument("out")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=DTYPES,
-        help="of the weights; auto: as the base model's are stored",
-    )
+    add_new_folder(parser, "source")
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
     parser.add_argument("--license", help="of the weights, as the hub names licences; default: the card has none")
     parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
-    add_base_anyway(parser)
     options = parser.parse_args(argv)
-    source = check(options)
-    import torch
 
-    from tape_ds.export import folder
-    from tape_ds.export.card import Wishes, unread_by_llama_cpp
-    from tape_ds.training.environment import quieten_libraries
-
-    quieten_libraries()
-    out = Path(options.out)
-    wishes = Wishes(options.name or out.resolve().name, options.license)
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    model = folder.write(source, out, wishes, dtype)
-    kind = (
-        "plain transformers" if folder.is_plain(source) else "with its own code, modeling_tape.py and what it imports"
-    )
-    print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
-    if folder.is_plain(source) and (unread := unread_by_llama_cpp(model.config)):
-        print(unread)
-    if source.result is None:
-        print(f"model card without results: {source.without_result}")
-    if not source.has_tokenizer:
-        print(f"no tokenizer: there is none in {source.folder}")
-    if options.push is not None:
-        from tape_ds.export import push
-
-        print(f"uploaded to {push.upload(options.push, out)}")
-    return 0
-
-
-def check(options: argparse.Namespace) -> "SourceModel":
-    """Check the command line before anything loads; return the source.
-
-    Raises:
-        UserError: naming every problem.
-    """
     out = Path(options.out)
     problems = paths.check_new("out", out)
     if not problems and not out.resolve().parent.is_dir():
@@ -81,13 +33,31 @@ def check(options: argparse.Namespace) -> "SourceModel":
     if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
+    import torch
+
     from tape_ds.checkpoint import source_model
+    from tape_ds.export import folder
+    from tape_ds.export.card import unread_by_llama_cpp
+    from tape_ds.training.environment import quieten_libraries
 
     with collecting(problems):
         source = source_model.find(options.source, base_anyway=options.base_anyway)
     if options.push is not None:
-        from tape_ds.export import push
-
-        problems += push.check(options.push)
+        problems += folder.check_push(options.push)
     raise_if_any(problems)
-    return source
+
+    quieten_libraries()
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    model = folder.write(source, out, options.name or out.resolve().name, options.license, dtype)
+    plain = folder.is_plain(source)
+    kind = "plain transformers" if plain else "with its own code, modeling_tape.py and what it imports"
+    print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
+    if plain and (unread := unread_by_llama_cpp(model.config)):
+        print(unread)
+    if source.result is None:
+        print(f"model card without results: {source.without_result}")
+    if not source.has_tokenizer:
+        print(f"no tokenizer: there is none in {source.folder}")
+    if options.push is not None:
+        print(f"uploaded to {folder.push(options.push, out)}")
+    return 0

@@ -17,7 +17,6 @@ from tape_ds.resilience.stopping import StopRequest, tolerate_lost_terminal
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Read the command, then keep it alive."""
     request = StopRequest()
     request.listen()
     tolerate_lost_terminal()
@@ -25,24 +24,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="tape-ds keep-alive", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--restarts",
-        type=int,
-        default=defaults.restarts,
-        help="consecutive restarts without a newer committed checkpoint; default %(default)s",
-    )
-    parser.add_argument(
-        "--backoff",
-        type=float,
-        default=defaults.backoff,
-        help="seconds before the first restart, doubled for each further one; default %(default)s",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=defaults.grace,
-        help="seconds for ranks to commit before they are killed; default %(default)s",
-    )
+    helps = {
+        "restarts": "consecutive restarts without a newer committed checkpoint; default %(default)s",
+        "backoff": "seconds before the first restart, doubled for each further one; default %(default)s",
+        "grace": "seconds for ranks to commit before they are killed; default %(default)s",
+    }
+    for name, text in helps.items():
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command")
     options = parser.parse_args(argv)
     patience = keep_alive.Patience(restarts=options.restarts, backoff=options.backoff, grace=options.grace)

@@ -11,23 +11,14 @@ logits are compared with the adapter model's before anything is written. After `
 from pathlib import Path
 
 from tape_ds import building, paths
-from tape_ds.arguments import DTYPES, Parser, add_base_anyway
+from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import command, raise_if_any
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Load, merge, save."""
     parser = Parser(prog="tape-ds merge", description=__doc__)
-    parser.add_argument("trained")
-    parser.add_argument("out")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=DTYPES,
-        help="of the folder's weights; auto: the base model's",
-    )
-    add_base_anyway(parser)
+    add_new_folder(parser, "trained")
     options = parser.parse_args(argv)
     out = Path(options.out)
     raise_if_any(paths.check_new("out", out))

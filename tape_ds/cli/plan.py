@@ -53,11 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     if own.search:
         found = search.search(job)
         if not found:
-            wrong = f"no layout shares {job.global_batch} sequences among {job.layout.gpus} GPUs"
+            wrong = f"no layout shares {job.global_batch} sequences among {job.layout.world} GPUs"
             raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
         plan = found[0]
+        near = [each for each in found[1:] if len(each.job.layout.changes(plan.job.layout)) == 1]
         print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
-        print(f"\nthe first, with one choice changed:\n{ranking([plan, *search.neighbours(found)])}\n")
+        print(f"\nthe first, with one choice changed:\n{ranking([plan, *near])}\n")
         if plan.fits:
             print(f"its flags:\n  {plan.job.layout.command_line(job.layout)}\n")
     if recipe.layout_choice:
@@ -133,7 +134,7 @@ def page(plan: Plan, price: float | None) -> str:
 
     job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
     assert gpu is not None, "this command asks about GPUs"
-    layout, done, tokens = job.layout, roofline.work(job), job.step_tokens
+    layout, done, tokens = job.layout, roofline.work(job), job.global_batch * job.length
     moments = ", ".join(f"{each.moment} {each.total / GIB:.1f}" for each in found.moments)
     calls = f"{job.attention_calls} call{'s' * (job.attention_calls > 1)} a layer and forward"
     sizes = {name: size for name, size in found.peak.parts().items() if size} | {
@@ -142,15 +143,15 @@ def page(plan: Plan, price: float | None) -> str:
         "NVMe": found.nvme,
         "checkpoint on disk, of all ranks": found.checkpoint,
     }
-    hours = plan.hours * layout.gpus
-    run = f"{job.steps:,} steps, {plan.hours:,.1f} h, {hours:,.0f} GPU-hours"
+    hours = step.all * job.steps / 3600
+    run = f"{job.steps:,} steps, {hours:,.1f} h, {hours * layout.world:,.0f} GPU-hours"
     in_all = f"{found.peak.total / GIB:.1f} of {gpu.memory / GIB:.1f} GiB"
-    cost = "" if price is None else f", {hours * price:,.0f} at {price:g} for a GPU and hour"
+    cost = "" if price is None else f", {hours * layout.world * price:,.0f} at {price:g} for a GPU and hour"
     blocks: dict[str, Mapping[str, str]] = {
-        f"{layout.gpus} x {gpu.name}: {layout.command_line()}": {
+        f"{layout.world} x {gpu.name}: {layout.command_line()}": {
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
             "batch": f"{job.global_batch} sequences x {job.length:,} tokens = {tokens:,} a step: "
-            f"{layout.micro_batch} x {layout.replicas} ranks x {job.accumulation} accumulation",
+            f"{layout.micro_batch} x {layout.data} ranks x {job.accumulation} accumulation",
             "memory": f"fits: {in_all}" if plan.fits else f"IT DOES NOT FIT: {in_all}; --search finds layouts that do",
         },
         f"memory of a GPU in the {found.peak.moment}, GiB ({moments})": {
@@ -174,7 +175,7 @@ def page(plan: Plan, price: float | None) -> str:
             "in all": f"{step.all:8.3f}",
         },
         "run": {
-            "speed": f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / layout.gpus:,.0f} a GPU, "
+            "speed": f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / layout.world:,.0f} a GPU, "
             f"MFU {step.mfu:.1%}",
             "time": run + cost if job.steps else "the recipe counts epochs: the steps are not known before the data",
             "longest sequence that fits": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",

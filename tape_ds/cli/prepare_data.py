@@ -9,20 +9,18 @@ names each shard that is damaged or missing; before a training run only sizes ar
 ``--parts`` and ``--shard_tokens`` give the same files, whatever ``--workers`` is.
 """
 
-import argparse
 import os
 from pathlib import Path
 
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import SPLITS
 from tape_ds.data.sources.arrow import PARTS, SHARD_TOKENS, ShardEntry, read_manifest
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, command, raise_if_any
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Prepare, or check what is prepared."""
     parser = Parser(prog="tape-ds prepare-data", description=__doc__)
     parser.add_argument("--data", nargs="+", metavar="SPEC", help="as in the recipes")
     parser.add_argument("--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2")
@@ -32,21 +30,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens a shard; %(default)s")
     parser.add_argument("--parts", type=int, default=PARTS, help="tasks at most, more than workers; %(default)s")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core")
-    parser.add_argument(
-        "--skip_bad_rows",
-        type=int,
-        default=0,
-        help="unreadable rows to tolerate; %(default)s",
-    )
+    parser.add_argument("--skip_bad_rows", type=int, default=0, help="unreadable rows to tolerate; %(default)s")
     options = parser.parse_args(argv)
-    check_options(options)
+    given = [name for name in ("data", "tokenizer", "output") if getattr(options, name) is not None]
+    if options.check is not None:
+        problems = [Problem(name, getattr(options, name), "does not go with --check", "leave it out") for name in given]
+        raise_if_any(problems + below_one(options, "workers"))
+    else:
+        missing = [name for name in ("data", "tokenizer", "output") if name not in given]
+        raise_if_any([Problem(name, None, "missing", "see --help") for name in missing])
+
     from tape_ds.data import prepared, tokenizer  # seconds: not for --help
 
     if options.check is not None:
         raise_if_any(prepared.verify(options.check, threads=options.workers))
-        found = read_manifest(Path(options.check))
-        print(f"{options.check}: {len(found.shards)} shards, {found.tokens:,} tokens, all of them whole")
+        manifest = read_manifest(Path(options.check))
+        print(f"{options.check}: {len(manifest.shards)} shards, {manifest.tokens:,} tokens, all of them whole")
         return 0
+
     bad_rows = BadRows(options.skip_bad_rows)
     result = prepared.prepare(
         options.data,
@@ -69,22 +70,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(entry: ShardEntry) -> None:
-    """Print a line for a new shard."""
     # with its newline in one write: workers share an output that may have no buffer
     print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens\n", end="", flush=True)
-
-
-def check_options(options: argparse.Namespace) -> None:
-    """Check that the options fit together.
-
-    Raises:
-        UserError: naming each that is missing or useless.
-    """
-    needed = ("data", "tokenizer", "output")
-    if options.check is None:
-        missing = [name for name in needed if getattr(options, name) is None]
-        raise_if_any([Problem(name, None, "missing", "see --help") for name in missing])
-    elif given := [name for name in needed if getattr(options, name) is not None]:
-        raise UserError(Problem("check", options.check, f"does not go with {given[0]}", "do one after the other"))
-    elif options.workers < 1:
-        raise UserError(Problem("workers", options.workers, "not a positive number", "1 or more"))

@@ -18,15 +18,10 @@ from ``--data``. A record is written as well (``FILE.bin.json``): width of an id
 Exit codes: 0 done; 2 a mistake.
 """
 
-from __future__ import annotations
-
-import argparse
-import dataclasses
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -36,43 +31,30 @@ from tape_ds.data.prompting import appended
 from tape_ds.data.sources import Source, parse_all, token_file
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class TestSet:
-    """The sources of a test set, and which of their documents are taken."""
-
-    data: tuple[str, ...] = ()
-    min_tokens: int = 1
-    max_documents: int | None = None
-
-
-TEST_SETS = {
-    "pg19": TestSet(("hub:emozilla/pg19-test@c5e39bf32e33f9111323aa68d7d9000d22722035::test",)),
-    "proof_pile": TestSet(
-        (
+# Defaults of the options
+TEST_SETS: dict[str, dict[str, Any]] = {
+    "pg19": {"data": ["hub:emozilla/pg19-test@c5e39bf32e33f9111323aa68d7d9000d22722035::test"]},
+    "proof_pile": {
+        "data": [
             "jsonl:hf://datasets/hoskinson-center/proof-pile@490b980249446f2f3bd2df3a8cf085d0f2de240a/"
-            "test/proofpile_test.jsonl.gz#text",
-        ),
-        min_tokens=32_768,
-        max_documents=128,
-    ),
-    "gov_report": TestSet(("jsonl:zip://gov_report/test.jsonl::hf://datasets/tau/scrolls/gov_report.zip#input",)),
-    "github": TestSet(
-        (
+            "test/proofpile_test.jsonl.gz#text"
+        ],
+        "min_tokens": 32_768,
+        "max_documents": 128,
+    },
+    "gov_report": {"data": ["jsonl:zip://gov_report/test.jsonl::hf://datasets/tau/scrolls/gov_report.zip#input"]},
+    "github": {
+        "data": [
             "jsonl:hf://datasets/monology/pile-uncopyrighted@3be90335b66f24456a5d6659d9c8d208c0357119/"
-            "test.jsonl.zst#text?meta.pile_set_name=Github",
-        )
-    ),
-    "own": TestSet(),
+            "test.jsonl.zst#text?meta.pile_set_name=Github"
+        ]
+    },
+    "own": {},
 }
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Check, tokenise, write."""
     parser = Parser(prog="tape-ds prepare-test-set", description=__doc__)
     parser.add_argument("name", choices=TEST_SETS)
     parser.add_argument("--tokenizer", required=True, help="a folder, a hub id, a .gguf file or smollm2")
@@ -84,40 +66,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep_special", action="store_true", help="leave the tokenizer's BOS and EOS")
     parser.add_argument("--overwrite", action="store_true", help="replace the file")
     options = parser.parse_args(argv)
-    for field in dataclasses.fields(TestSet):
-        if getattr(options, field.name) is None:
-            setattr(options, field.name, getattr(TEST_SETS[options.name], field.name))
-    sources, path = check(options)
-
-    from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
-
-    tokens = tokenizer.load_tokenizer(options.tokenizer)
-    choice = {name: getattr(options, name) for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")}
-    found = token_file.write(
-        path,
-        chosen(sources, tokens, options),
-        tokenizer=tokenized.tokenizer_fingerprint(tokens),
-        vocabulary=len(tokens),
-        sources={source.spec: source.fingerprint() for source in sources},
-        choice=choice,
-    )
-    print(f"{path}: {found.documents:,} documents, {found.tokens:,} tokens as {found.width}; name it bin:{path}")
-    return 0
-
-
-def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
-    """Return the sources and the file to write.
-
-    Raises:
-        UserError: everything wrong with the command line.
-    """
+    for name, value in ({"data": [], "min_tokens": 1} | TEST_SETS[options.name]).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     path = Path(options.output)
     problems = below_one(options, "min_tokens", "max_tokens", "max_documents")
     if path.suffix != ".bin":
         problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
-    taken = storage.in_the_way(path.parent)
-    if taken is not None or path.is_dir():
-        wrong = "it is a folder" if taken is None else f"{taken} is a file"
+    in_the_way = storage.in_the_way(path.parent)
+    if in_the_way is not None or path.is_dir():
+        wrong = "it is a folder" if in_the_way is None else f"{in_the_way} is a file"
         problems.append(Problem("--output", options.output, wrong, "name another file"))
     elif not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
         problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
@@ -127,22 +85,28 @@ def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
     ids = [source for source in sources if source.tokenised]
     problems += [source.problem("token ids already", "name the text they were made from") for source in ids]
     raise_if_any(problems)
-    return sources, path
 
+    from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
 
-def chosen(
-    sources: Iterable[Source], tokens: PreTrainedTokenizerBase, options: argparse.Namespace
-) -> Iterator[np.ndarray]:
-    """Yield token ids int32 [n] of the documents that are taken; reading ends with the last of them."""
-    from tape_ds.data import tokenized
-
+    tokens = tokenizer.load_tokenizer(options.tokenizer)
     end = appended(tokens)
 
     def long_enough() -> Iterator[np.ndarray]:
+        """Yield token ids int32 [n] of each document."""
         for source in sources:
             for _, ids in tokenized.encode(source.documents("heldout"), tokens):
                 own = ids if options.keep_special else tokenized.without_ends(ids[: len(ids) - end], tokens)
                 if len(own) >= options.min_tokens:
                     yield own[: options.max_tokens]
 
-    return islice(long_enough(), options.max_documents)
+    choice = {name: getattr(options, name) for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")}
+    written = token_file.write(
+        path,
+        islice(long_enough(), options.max_documents),
+        tokenizer=tokenized.tokenizer_fingerprint(tokens),
+        vocabulary=len(tokens),
+        sources={source.spec: source.fingerprint() for source in sources},
+        choice=choice,
+    )
+    print(f"{path}: {written.documents:,} documents, {written.tokens:,} tokens as {written.width}; name it bin:{path}")
+    return 0

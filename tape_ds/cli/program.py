@@ -12,52 +12,43 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tape_ds import installation
 from tape_ds.arguments import without_local_rank
 from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, is_rank, split
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
-
-class Command(NamedTuple):
-    """A command's module below ``tape_ds.cli``, and the line that describes it."""
-
-    module: str
-    summary: str
-
-
+# A command's module below ``tape_ds.cli``, and the line that describes it
 GROUPS = {
     "Train": {
-        "extend": Command("train", "extend the context of a pretrained model"),
-        "pretrain": Command("train", "train a model from scratch, with any positional encoding"),
-        "finetune": Command("train", "fine-tune a model on conversations, or on long questions (SCROLLS)"),
-        "arithmetic": Command("train", "train a small model on arithmetic or another generated task"),
+        "extend": ("train", "extend the context of a pretrained model"),
+        "pretrain": ("train", "train a model from scratch, with any positional encoding"),
+        "finetune": ("train", "fine-tune a model on conversations, or on long questions (SCROLLS)"),
+        "arithmetic": ("train", "train a small model on arithmetic or another generated task"),
     },
     "Score": {
-        "evaluate": Command("evaluate", "perplexity, passkeys, SCROLLS, lm-eval's tasks, reports"),
-        "experiment": Command("experiment", "runs that differ in one thing, the published tables among them"),
+        "evaluate": ("evaluate", "perplexity, passkeys, SCROLLS, lm-eval's tasks, reports"),
+        "experiment": ("experiment", "runs that differ in one thing, the published tables among them"),
     },
     "Prepare": {
-        "plan": Command("plan", "memory, time and cost of a run before it starts"),
-        "prepare-data": Command("prepare_data", "tokenise a corpus in parallel, for arrow:DIR"),
-        "prepare-test-set": Command("prepare_test_set", "tokenise a test set of long texts, for bin:FILE"),
-        "train-tokenizer": Command("train_tokenizer", "train a sentencepiece tokenizer on text"),
+        "plan": ("plan", "memory, time and cost of a run before it starts"),
+        "prepare-data": ("prepare_data", "tokenise a corpus in parallel, for arrow:DIR"),
+        "prepare-test-set": ("prepare_test_set", "tokenise a test set of long texts, for bin:FILE"),
+        "train-tokenizer": ("train_tokenizer", "train a sentencepiece tokenizer on text"),
     },
     "Keep running": {
-        "keep-alive": Command("keep_alive", "start a training command again until its run is done"),
+        "keep-alive": ("keep_alive", "start a training command again until its run is done"),
     },
     "Use the result": {
-        "export": Command("export", "make a model folder that loads without tape_ds"),
-        "serve": Command("serve", "answer OpenAI's protocol with a run, an adapter or an export"),
-        "merge": Command("merge", "make a whole model folder of what a run trained"),
-        "consolidate": Command("consolidate", "write a checkpoint's weights as one folder"),
-        "convert": Command("convert", "convert a checkpoint between model families"),
+        "export": ("export", "make a model folder that loads without tape_ds"),
+        "serve": ("serve", "answer OpenAI's protocol with a run, an adapter or an export"),
+        "merge": ("merge", "make a whole model folder of what a run trained"),
+        "consolidate": ("consolidate", "write a checkpoint's weights as one folder"),
+        "convert": ("convert", "convert a checkpoint between model families"),
     },
 }
-COMMANDS = {name: each for group in GROUPS.values() for name, each in group.items()}
-LOOKS = {"-h", "--help", "--list", "--print_config"}
-"""Options of a training command that show something on one process."""
+MODULES = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
+LOOKS = {"-h", "--help", "--list", "--print_config"}  # options of a training command that start no ranks
 
 
 @command
@@ -77,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *arguments = words
     name = name.replace("_", "-")
-    if name not in COMMANDS:
-        raise UserError(Problem("command", words[0], "unknown", f"{did_you_mean(name, COMMANDS)} (tape-ds --help)"))
+    if name not in MODULES:
+        raise UserError(Problem("command", words[0], "unknown", f"{did_you_mean(name, MODULES)} (tape-ds --help)"))
 
     has_gpu = gpus() > 0
     os.environ |= installation.environment()
@@ -91,16 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.execve(line[0], line, {**os.environ, "PYTHONSAFEPATH": "1"})
 
     sys.argv = ["tape-ds", name, *arguments]  # results, locks and messages show the command like this
-    module = importlib.import_module(f"tape_ds.cli.{COMMANDS[name].module}")
+    module = importlib.import_module(f"tape_ds.cli.{MODULES[name]}")
     code: int = module.main(TRAINING[name], arguments) if name in TRAINING else module.main(arguments)
     return code
 
 
 def usage() -> str:
-    """Return the commands, a line each, and DeepSpeed's options."""
     lines = ["tape-ds COMMAND ...", "", "Each command has --help.", ""]
     for title, group in GROUPS.items():
-        lines += [f"{title}:", *(f"    {name:<16}  {each.summary}" for name, each in group.items()), ""]
+        lines += [f"{title}:", *(f"    {name:<16}  {summary}" for name, (_, summary) in group.items()), ""]
     lines += [
         "    --folder          print the folders of the recipes and of DeepSpeed's configurations",
         "    --version         print the version",
@@ -108,19 +98,15 @@ def usage() -> str:
     ]
     about = (
         "Where there is a GPU, DeepSpeed's launcher starts the training commands, with a process for each visible GPU. "
-        "Without one they are a single process, and so is evaluate. These options change that, wherever they are "
-        "behind the command, as in tape-ds extend --num_gpus 2 --recipe llama2_7b_8k:"
+        "Without one they are a single process, and so is evaluate. These options change that, anywhere "
+        "after the command, as in tape-ds extend --num_gpus 2 --recipe llama2_7b_8k:"
     )
     options = textwrap.wrap(" ".join(DEEPSPEED_OPTIONS), 114, break_on_hyphens=False)
     return "\n".join([*lines, *textwrap.wrap(about, 118), "", *(f"    {line}" for line in options), ""])
 
 
 def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] | None:
-    """Return the command line of DeepSpeed's launcher that a command needs; None: this process does the work.
-
-    Raises:
-        UserError: its hostfile does not exist.
-    """
+    """Return the command line of DeepSpeed's launcher that a command needs; None: this process does the work."""
     if name not in TRAINING and name != "evaluate":
         return None
     options, arguments = split(words)

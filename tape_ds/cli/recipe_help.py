@@ -44,29 +44,27 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
         UserError: help is asked for an unknown field.
     """
     words = [word for word in argv if not word.startswith("--local_rank")]
+    lines: list[str] = []
     if "--list" in words:
-        text = "\n".join(_recipes(kind))
+        found = {name: files.about(name) for name in files.recipes_of(kind.LAUNCHER)}
+        width = max(map(len, found))
+        lines += [f"{name:<{width}}  {text}" for name, text in found.items()]
     elif words[:1] in (["--help"], ["-h"]) and len(words) > 1:
-        text = "\n\n".join("\n".join(_one(kind, name.lstrip("-").replace("-", "_"))) for name in words[1:])
+        for word in words[1:]:
+            lines += [*([""] if lines else []), *_one(kind, word.lstrip("-").replace("-", "_"))]
     elif "--help" in words or "-h" in words:
-        text = "\n".join(_whole(kind))
-    else:
-        return False
-    if is_main_process():
-        print(text)
-    return True
-
-
-def _whole(kind: type[Recipe]) -> Iterator[str]:
-    yield f"usage: {sys.argv[0]} [--recipe NAME] [--FIELD VALUE ...]\n"
-    yield from _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
-    for section in kind.SECTIONS.values():
-        yield f"\n{_title(section)}:"
-        yield from _table({f"--{name}": _described(field) for name, field in section.flat_fields().items()})
-    yield f"\n{_title(Trainer)}:"
-    yield from _table({f"--{name}": _described(Trainer.model_fields[name]) for name in USUAL})
-    rest = [name for name in trainer.FIELDS if name not in (*USUAL, *trainer.OWNED)]
-    yield _wrapped("and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  ")
+        lines.append(f"usage: {sys.argv[0]} [--recipe NAME] [--FIELD VALUE ...]\n")
+        lines += _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
+        for section in kind.SECTIONS.values():
+            lines.append(f"\n{_title(section)}:")
+            lines += _table({f"--{name}": _described(field) for name, field in section.flat_fields().items()})
+        lines.append(f"\n{_title(Trainer)}:")
+        lines += _table({f"--{name}": _described(Trainer.model_fields[name]) for name in USUAL})
+        rest = [name for name in trainer.FIELDS if name not in (*USUAL, *trainer.OWNED)]
+        lines.append(_wrapped("and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  "))
+    if lines and is_main_process():
+        print("\n".join(lines))
+    return bool(lines)
 
 
 def page(kinds: Sequence[type[Recipe]]) -> str:
@@ -78,10 +76,15 @@ def page(kinds: Sequence[type[Recipe]]) -> str:
         "The fields of every launcher, section by section, for a recipe or the command line. `--help` prints the same,",
         "and `--help FIELD` one of them.",
     ]
-    for kind in kinds:
-        own = [section for section in kind.SECTIONS.values() if section not in shared]
-        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(own)]
-    lines += ["", "## All launchers", *_listed(shared), f"\n### {_title(Trainer)}\n"]
+    groups = {f"launchers/{kind.LAUNCHER}.py": [*kind.SECTIONS.values()] for kind in kinds}
+    for title, sections in (*groups.items(), ("All launchers", shared)):
+        lines += ["", f"## {title}"]
+        for section in sections:
+            if section in shared and sections is not shared:
+                continue
+            lines.append(f"\n### {_title(section)}\n")
+            lines += [_line(name, field) for name, field in section.flat_fields().items()]
+    lines.append(f"\n### {_title(Trainer)}\n")
     lines += [_line(name, Trainer.model_fields[name]) for name in USUAL if name in _DOCUMENTED]
     lines += [
         "",
@@ -95,12 +98,6 @@ _LIBRARY = (
     "#transformers.TrainingArguments) is taken as well: `--help` lists those of the installed version. "
     "Defaults of ours: {defaults}."
 )
-
-
-def _listed(sections: Sequence[type[Section]]) -> Iterator[str]:
-    for section in sections:
-        yield f"\n### {_title(section)}\n"
-        yield from (_line(name, field) for name, field in section.flat_fields().items())
 
 
 def _line(name: str, field: FieldInfo) -> str:
@@ -121,12 +118,6 @@ def _one(kind: type[Recipe], name: str) -> Iterator[str]:
     if name in trainer.OWNED:
         owned = trainer.OWNED[name]
         yield _wrapped(f"It stays {_shown(known[name].default)} here: {owned.reason}; {owned.remedy}.", "  ")
-
-
-def _recipes(kind: type[Recipe]) -> Iterator[str]:
-    found = {name: files.about(name) for name in files.recipes_of(kind.LAUNCHER)}
-    width = max(map(len, found))
-    return (f"{name:<{width}}  {text}" for name, text in found.items())
 
 
 def _title(section: type[Section]) -> str:

@@ -7,7 +7,6 @@ It answers /v1/completions, /v1/chat/completions and /v1/responses, streaming or
 prompt that leaves no room for an answer is refused with status 400; an answer ends where the model's length does.
 """
 
-import argparse
 import importlib
 import inspect
 import socket
@@ -19,12 +18,9 @@ from tape_ds.errors import Problem, collecting, command, raise_if_any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from tape_ds.scoring.models import FoundModel
-
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Check, load, serve until a signal stops it."""
     parser = Parser(prog="tape-ds serve", description=__doc__)
     add_model(parser)
     group = parser.add_argument_group("server")
@@ -37,33 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--name", help="name of the model for clients; default: MODEL as it was typed")
     group.add_argument("--max_length", type=length, help="tokens of prompt and answer; default: the model's length")
     options = parser.parse_args(argv)
-    found = check(options)
 
-    import uvicorn
-
-    from tape_ds.scoring.models import used_at
-
-    name = options.name or found.name_or_path
-    longest = options.max_length or found.native_length
-    model = found.load()
-    with used_at(model, longest):
-        app = application(model, found.tokenizer(), name, longest)
-        print(f"{name}, up to {longest:,} tokens: http://{place(options)}/v1", flush=True)
-        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
-    return 0
-
-
-def place(options: argparse.Namespace) -> str:
-    """Return host and port as in a URL."""
-    return f"{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
-
-
-def check(options: argparse.Namespace) -> "FoundModel":
-    """Return the model, not loaded yet.
-
-    Raises:
-        UserError: naming every problem.
-    """
     from transformers.utils.import_utils import is_serve_available
 
     from tape_ds.scoring import models
@@ -72,13 +42,14 @@ def check(options: argparse.Namespace) -> "FoundModel":
     if not is_serve_available():
         wrong = "fastapi, uvicorn and openai are needed, and not all are installed"
         problems.append(Problem("tape-ds serve", None, wrong, "pip install 'tape_ds[serve]'"))
+    is_ipv6 = ":" in options.host
+    place = f"[{options.host}]:{options.port}" if is_ipv6 else f"{options.host}:{options.port}"
     try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         with socket.create_server((options.host, options.port), family=family):
             pass
     except (OSError, OverflowError) as error:
-        wrong = f"cannot be listened at ({error})"
-        problems.append(Problem("--port", place(options), wrong, "choose another --port or --host"))
+        problems.append(Problem("--port", place, f"cannot be listened at ({error})", "choose another --port or --host"))
     with collecting(problems):
         found = models.find(options)
         longest = options.max_length or found.native_length
@@ -89,7 +60,16 @@ def check(options: argparse.Namespace) -> "FoundModel":
             wrong = "the server streams by tokenizers that have a tokenizer.json, and this one has none"
             problems.append(Problem("--tokenizer", found.tokenizer_name_or_path, wrong, "give the name or path of one"))
     raise_if_any(problems)
-    return found
+
+    import uvicorn
+
+    name = options.name or found.name_or_path
+    model = found.load()
+    with models.used_at(model, longest):
+        app = application(model, found.tokenizer(), name, longest)
+        print(f"{name}, up to {longest:,} tokens: http://{place}/v1", flush=True)
+        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+    return 0
 
 
 def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", name: str, length: int) -> Any:
@@ -106,6 +86,8 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     from transformers.cli.serving import chat_completion, completion, server
     from transformers.cli.serving.model_manager import ModelManager
     from transformers.cli.serving.utils import GenerateManager, GenerationState
+
+    from tape_ds.data.prompting import prompt_part
 
     class OneModel(ModelManager):
         """Returns the model that is loaded already, for every request."""
@@ -138,16 +120,21 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
             raise HTTPException(400, f"max_tokens = {asked}: ask for 1 token or more.")
         gen_config.max_new_tokens = min(asked, length - tokens)
 
+    def prompt(inputs: Any) -> dict[str, Any]:
+        """Return the part of a tokenized text that is a prompt."""
+        part = prompt_part(inputs["input_ids"][0].tolist(), tokenizer)
+        return {name: ids_1T[:, part] for name, ids_1T in inputs.items()}
+
     class Completions(completion.CompletionHandler):
         """Reads prompts as the rest of this project does; a chat template begins and ends its own."""
 
         def _streaming(self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any) -> Any:
-            return super()._streaming(request_id, model, processor, name, _prompt(inputs, processor), *rest)
+            return super()._streaming(request_id, model, processor, name, prompt(inputs), *rest)
 
         async def _non_streaming(
             self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any
         ) -> Any:
-            return await super()._non_streaming(request_id, model, processor, name, _prompt(inputs, processor), *rest)
+            return await super()._non_streaming(request_id, model, processor, name, prompt(inputs), *rest)
 
     async def refuse(_: Any, error: Any) -> Any:
         """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""
@@ -157,33 +144,18 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     manager, state = OneModel(), GenerationState()
     manager.force_model = name
     state._generate_managers[manager.process_model_name(name)] = WithinLength()
-    app = server.build_server(
-        manager,
-        chat_completion.ChatCompletionHandler(manager, state),
-        completion_handler=Completions(manager, state),
-        generation_state=state,
-        **{f"{kind}_handler": handler(manager, state) for kind, handler in _other_handlers().items()},
-    )
+    handlers = {
+        "chat_handler": chat_completion.ChatCompletionHandler(manager, state),
+        "completion_handler": Completions(manager, state),
+    }
+    # transformers' own for its other endpoints; which there are depends on its version
+    for parameter in inspect.signature(server.build_server).parameters:
+        if parameter.endswith("_handler") and parameter not in handlers:
+            kind = parameter.removesuffix("_handler")
+            names = vars(importlib.import_module(f"transformers.cli.serving.{kind}"))
+            handler = next(value for name, value in names.items() if name.lower() == f"{kind}handler")
+            handlers[parameter] = handler(manager, state)
+    app = server.build_server(manager, generation_state=state, **handlers)
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(ValueError, refuse)
     return app
-
-
-def _other_handlers() -> dict[str, Any]:
-    """Return transformers' handlers of its other endpoints; which there are depends on its version."""
-    from transformers.cli.serving import server
-
-    parameters = [name for name in inspect.signature(server.build_server).parameters if name.endswith("_handler")]
-    found = {}
-    for kind in {name.removesuffix("_handler") for name in parameters} - {"chat", "completion"}:
-        names = vars(importlib.import_module(f"transformers.cli.serving.{kind}"))
-        found[kind] = next(value for name, value in names.items() if name.lower() == f"{kind}handler")
-    return found
-
-
-def _prompt(inputs: Any, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Return what of a tokenized text is a prompt."""
-    from tape_ds.data.prompting import prompt_part
-
-    part = prompt_part(inputs["input_ids"][0].tolist(), tokenizer)
-    return {name: each_1T[:, part] for name, each_1T in inputs.items()}

@@ -19,19 +19,16 @@ from tape_ds.models.loading import config_file
 @command
 @report_failures
 def main(launcher: str, argv: list[str] | None = None) -> int:
-    """Check the recipe, then build, train, score and report.
-
-    Args:
-        launcher: the name of its file in ``launchers``, which recipes give as theirs.
-        argv: default: this process's.
-    """
+    """Train with a recipe for ``launcher``, the name of its file in ``launchers``."""
     words = sys.argv[1:] if argv is None else argv
     names = command_line.read(words, []).get("recipe") or [kinds.KINDS[launcher].DEFAULT]
     kind = kinds.taken(launcher, names[-1])
     if recipe_help.answered(words, kind):
         return 0
     recipe = loading.load(words, kind=kind)
-    if shown(recipe):
+    if recipe.print_config or recipe.dry_run:
+        if is_main_process():
+            print(recipe.to_yaml() if recipe.print_config else describe(recipe), flush=True)
         return 0
 
     # the heavy libraries load here, after every check that needs none of them
@@ -43,15 +40,6 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
     end_process(launch(recipe))
 
 
-def shown(recipe: Recipe) -> bool:
-    """Print what ``--print_config`` or ``--dry_run`` asks for, on the main process; return whether one was given."""
-    if not (recipe.print_config or recipe.dry_run):
-        return False
-    if is_main_process():
-        print(recipe.to_yaml() if recipe.print_config else describe(recipe), flush=True)
-    return True
-
-
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.planning import recipe_job
@@ -60,42 +48,39 @@ def describe(recipe: Recipe) -> str:
     raise_if_any(library_checks.check(recipe))
     config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
     recipe = recipe_job.settle_here(recipe, config)
+    lines = {"recipe": recipe.name, **recipe.outline()}
     name = getattr(recipe.model, "model", None)  # a new model has none
-    why = config_file.not_read(name) if name is not None and recipe.dry_run else None
-    each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
-    layout = recipe.layout()
-    rate = recipe.trainer_value("learning_rate")
-    steps, epochs = recipe.trainer_value("max_steps"), recipe.trainer_value("num_train_epochs")
-    tokens, at_most = recipe.global_batch_size * recipe.window, "" if recipe.FULL_ROWS else "up to "
+    if name is not None and recipe.dry_run and (why := config_file.not_read(name)):
+        lines["model"] += f" (its config.json was not read: {why})"
+    if recipe.trains:
+        layout, value = recipe.layout(), recipe.trainer_value
+        tokens, at_most = recipe.global_batch_size * recipe.window, "" if recipe.FULL_ROWS else "up to "
+        steps, rate = value("max_steps"), value("learning_rate")
+        length = f"{value('num_train_epochs'):g} epochs"
+        if steps > 0:
+            length = f"{steps:,} ({at_most}{steps * tokens:,} tokens)"
+        lines |= {
+            "batch": f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step: "
+            f"{value('per_device_train_batch_size')} per device x {layout.data} {layout.readers} x "
+            f"{recipe.accumulation()} accumulation",
+            "steps": f"{length}, seed {value('seed')}",
+            "rates": f"learning rate {rate:g}, weight decay {value('weight_decay'):g}"
+            + f"; position parameters: {recipe.optimization.outline(rate)}" * recipe.trains_positions,
+        }
     precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
     engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"
-    training = {
-        "batch": f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step: {each} per device x "
-        f"{layout.data} {layout.readers} x {accumulation} accumulation",
-        "steps": (f"{steps:,} ({at_most}{steps * tokens:,} tokens)" if steps > 0 else f"{epochs:g} epochs")
-        + f", seed {recipe.trainer_value('seed')}",
-        "rates": f"learning rate {rate:g}, weight decay {recipe.trainer_value('weight_decay'):g}"
-        + f"; position parameters: {recipe.optimization.outline(rate)}" * recipe.trains_positions,
-    }
-    lines = {
-        "recipe": recipe.name,
-        **recipe.outline(),
-        **({"model": f"{recipe.outline()['model']} (its config.json was not read: {why})"} if why else {}),
-        **(training if recipe.trains else {}),
-        "device": device.describe(recipe),
-        "engine": f"{engine}, {precision}",
-        **({"layout": recipe.layout_choice} if recipe.layout_choice else {}),
-    }
+    lines |= {"device": device.describe(recipe), "engine": f"{engine}, {precision}"}
+    lines |= {"layout": recipe.layout_choice} if recipe.layout_choice else {}
     if recipe.trains:
         try:
             lines["memory"] = recipe_job.memory_line(recipe, config)
         except (RuntimeError, TypeError) as error:  # torch's message for a tensor of more numbers than it can count
             lines["memory"] = f"beyond counting ({str(error).splitlines()[0]})"
     lines["output"] = str(recipe.trainer_value("output_dir"))
+
     width = max(map(len, lines))
-    shown = "\n".join(f"{name:<{width}}  {redacted(value)}" for name, value in lines.items())
+    text = [f"{name:<{width}}  {redacted(value)}" for name, value in lines.items()]
     local = dataclasses.replace(recipe, elsewhere=False)
     here = [*local.problems(set()), *device.check(recipe, config), *library_checks.check(local)]
-    return "\n".join(
-        [shown, *("This machine would refuse the run:" for _ in here[:1]), *(f"  {each}" for each in here)]
-    )
+    text += ["This machine would refuse the run:", *(f"  {problem}" for problem in here)] if here else []
+    return "\n".join(text)

@@ -14,7 +14,6 @@ from tape_ds.errors import command, raise_if_any
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Check, train, save."""
     parser = Parser(prog="tape-ds train-tokenizer", description=__doc__)
     parser.add_argument("--data", nargs="+", required=True, metavar="SPEC")
     parser.add_argument("--vocab_size", type=int, required=True)

@@ -45,16 +45,6 @@ def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
     return found
 
 
-def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> bool:
-    """Remove ``--name`` from ``flags``, and return whether it is there, alone or with ``true``."""
-    texts = flags.pop(name, ["false"])
-    value = plain(texts[-1]) if texts else True
-    if isinstance(value, bool):
-        return value
-    problems.append(Problem(name, texts[-1], f"wrong type ({WHERE})", "give true or false"))
-    return False
-
-
 def override(
     collected: Collected, flags: Mapping[str, list[str]], fields: Mapping[str, FieldInfo], problems: list[Problem]
 ) -> Collected:
@@ -69,55 +59,38 @@ def override(
     merged = dict(collected)
     for flag, texts in flags.items():
         name, _, key = flag.partition(".")
+        words, before = " ".join(texts), merged[name].value if name in merged else None
+        annotation = fields[name].annotation if name in fields else None
+        is_list = len(texts) > 1 and not key and takes(annotation, list)
+        if len(texts) > 1 and name in fields and not is_list:
+            problems.append(Problem(flag, words, "several values are given", "keep one of them"))
         if name not in fields and not key:
             merged[name] = Given(texts[0] if texts else None, WHERE)
         elif name not in fields:
-            wrong = f"unknown field {name!r}"
-            problems.append(Problem(flag, " ".join(texts), wrong, did_you_mean(name, fields)))
+            problems.append(Problem(flag, words, f"unknown field {name!r}", did_you_mean(name, fields)))
+        elif is_list:
+            merged[name] = Given([part for text in texts for part in _items(text, annotation)], WHERE)
+        elif texts and not key:
+            merged[name] = Given(meant(texts[0], annotation), WHERE)
+        elif not key and takes(annotation, bool):
+            merged[name] = Given(True, WHERE)
         elif not key:
-            _override_field(merged, name, texts, fields[name].annotation, problems)
-        elif not takes(fields[name].annotation, dict):
-            problems.append(Problem(flag, " ".join(texts), f"{name} is not a mapping", f"write --{name} VALUE"))
-        else:
-            _override_key(merged, name, key, texts, problems)
+            problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
+        elif not takes(annotation, dict):
+            problems.append(Problem(flag, words, f"{name} is not a mapping", f"write --{name} VALUE"))
+        elif not isinstance(before, dict | None):
+            remedy = f"change the file that {name} names, or give {name} as a mapping in the recipe"
+            problems.append(Problem(flag, words, f"{name} is {before!r}, not a mapping", remedy))
+        else:  # one key, such as a.b, inside the mapping
+            *path, last = key.split(".")
+            top = place = dict(before or {})
+            for part in path:
+                inner = place.get(part)
+                place[part] = dict(inner) if isinstance(inner, dict) else {}
+                place = place[part]
+            place[last] = plain(texts[0]) if texts else True
+            merged[name] = Given(top, WHERE)
     return merged
-
-
-def _override_field(merged: Collected, name: str, texts: list[str], annotation: Any, problems: list[Problem]) -> None:
-    if len(texts) > 1 and takes(annotation, list):
-        merged[name] = Given([part for text in texts for part in _items(text, annotation)], WHERE)
-    elif texts:
-        if len(texts) > 1:
-            problems.append(_several(name, texts))
-        merged[name] = Given(meant(texts[0], annotation), WHERE)
-    elif takes(annotation, bool):
-        merged[name] = Given(True, WHERE)
-    else:
-        problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
-
-
-def _override_key(merged: Collected, name: str, key: str, texts: list[str], problems: list[Problem]) -> None:
-    """Set one key, such as ``a.b``, inside the mapping ``name``."""
-    if len(texts) > 1:
-        problems.append(_several(f"{name}.{key}", texts))
-    before = merged[name].value if name in merged else {}
-    if not isinstance(before, dict | None):
-        remedy = f"change the file that {name} names, or give {name} as a mapping in the recipe"
-        wrong = f"{name} is {before!r}, not a mapping"
-        problems.append(Problem(f"{name}.{key}", " ".join(texts), wrong, remedy))
-        return
-    *path, last = key.split(".")
-    top = place = dict(before or {})
-    for part in path:
-        inner = place.get(part)
-        place[part] = dict(inner) if isinstance(inner, dict) else {}
-        place = place[part]
-    place[last] = plain(texts[0]) if texts else True
-    merged[name] = Given(top, WHERE)
-
-
-def _several(name: str, texts: list[str]) -> Problem:
-    return Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them")
 
 
 def meant(text: str, annotation: Any) -> Any:

@@ -1,9 +1,8 @@
 """The DeepSpeed JSON of a run: found, checked, completed, and compared with the trainer and the machine.
 
 A file in ``ds_configs`` decides how a run is sharded and nothing else. Values that the trainer has too (batch,
-precision, clipping, optimizer) are "auto" there and filled in by transformers; another value is a contradiction,
-reported before anything loads. So is an offload or a part of ZeRO++ that would silently do nothing, or fail once the
-model is loaded. Conditions on the number of processes are checked where there is more than one.
+precision, clipping, optimizer) are "auto" there and filled in by transformers; another value is refused before anything
+loads, and so is an offload or a part of ZeRO++ that would silently do nothing, or fail once the model is loaded.
 """
 
 import copy
@@ -15,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from tape_ds import paths
 from tape_ds.config import library
@@ -26,54 +25,23 @@ from tape_ds.installation import DS_CONFIGS
 FOLDER = DS_CONFIGS
 _SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 """Keys at the top whose values are the trainer's."""
-_DType = Literal["fp32", "fp16", "bf16"] | None
-
-
-class _Top(Section):
-    """Keys at the top of the JSON that have a part in this training. DeepSpeed silently ignores any other, so that a
-    run with ``gradient_cliping`` would train without clipping."""
-
-    train_batch_size: int | None = None
-    train_micro_batch_size_per_gpu: int | None = None
-    gradient_accumulation_steps: int | None = None
-    managed_gradient_accumulation: bool = True
-    gradient_clipping: float | None = None
-    gradient_predivide_factor: float = 1.0
-    gradient_allreduce_op: Literal["mean", "sum"] = "mean"
-    prescale_gradients: bool = False
-    communication_data_type: _DType = None
-    seq_parallel_communication_data_type: _DType = None
-    sequence_parallel_size: int = 1
-    disable_allgather: bool = False
-    dataloader_drop_last: bool = False
-    disable_python_gc: bool = False
-    steps_per_print: int | None = None
-    wall_clock_breakdown: bool = False
-    memory_breakdown: bool = False
-    dump_state: bool = False
-    log_level: str | None = None
-    zero_allow_untested_optimizer: bool = False
-    zero_force_ds_cpu_optimizer: bool = True
-    optimizer: dict[str, Any] = {}
-    scheduler: dict[str, Any] = {}
-    tensor_parallel: dict[str, Any] = {}
-    zero_optimization: dict[str, Any] = {}
-    bf16: dict[str, Any] = {}
-    fp16: dict[str, Any] = {}
-    torch_autocast: dict[str, Any] = {}
-    data_types: dict[str, Any] = {}
-    activation_checkpointing: dict[str, Any] = {}
-    checkpoint: dict[str, Any] = {}
-    aio: dict[str, Any] = {}
-    compile: dict[str, Any] = {}
-    flops_profiler: dict[str, Any] = {}
-    comms_logger: dict[str, Any] = {}
-    tensorboard: dict[str, Any] = {}
-    wandb: dict[str, Any] = {}
-    comet: dict[str, Any] = {}
-    csv_monitor: dict[str, Any] = {}
-
-
+_TYPES: dict[Any, str] = {
+    int: "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps sequence_parallel_size "
+    "steps_per_print",
+    float: "gradient_clipping gradient_predivide_factor",
+    bool: "managed_gradient_accumulation prescale_gradients disable_allgather dataloader_drop_last disable_python_gc "
+    "wall_clock_breakdown memory_breakdown dump_state zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
+    str: "log_level",
+    Literal["mean", "sum"]: "gradient_allreduce_op",
+    Literal["fp32", "fp16", "bf16"]: "communication_data_type seq_parallel_communication_data_type",
+    dict[str, Any]: "optimizer scheduler tensor_parallel zero_optimization bf16 fp16 torch_autocast data_types "
+    "activation_checkpointing checkpoint aio compile flops_profiler comms_logger tensorboard wandb comet csv_monitor",
+}
+"""Type -> keys at the top that have a part in this training. DeepSpeed silently ignores any other, so that a run with
+``gradient_cliping`` would train without clipping."""
+_Top: type[Section] = create_model(
+    "_Top", __base__=Section, **{name: (kind | None, None) for kind, names in _TYPES.items() for name in names.split()}
+)
 _MODELS = {
     "zero_optimization": ("runtime.zero.config", "DeepSpeedZeroConfig"),
     "bf16": ("runtime.precision_config", "DeepSpeedBF16Config"),
@@ -88,7 +56,11 @@ _MODELS = {
 """Blocks that DeepSpeed checks with a pydantic model."""
 _KEYS = {
     "optimizer": "type params legacy_fusion",
+    "optimizer.params": "lr betas eps weight_decay bias_correction amsgrad foreach torch_adam adam_w_mode "
+    "fp32_optimizer_states",
     "scheduler": "type params",
+    "scheduler.params": "warmup_num_steps warmup_type warmup_min_lr warmup_max_lr total_num_steps warmup_min_ratio "
+    "cos_min_ratio",
     "torch_autocast": "enabled dtype lower_precision_safe_modules",
     "data_types": "grad_accum_dtype param_dtype buffer_dtype keep_in_fp32_modules",
     "checkpoint": "tag_validation load_universal use_node_local_storage checkpoint_serialization parallel_write writer",
@@ -102,23 +74,52 @@ _AUTO_IS_A_VALUE = (
     "zero_optimization.zenflow.select_interval",
     "zero_optimization.zenflow.update_interval",
 )
+_SCHEDULERS = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+"""DeepSpeed's schedulers -> the trainer's name for the same."""
 
 
 def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
-    """Return the configuration of a recipe's ``deepspeed``, completed; None if it cannot be read.
+    """Return a recipe's DeepSpeed configuration; None if it cannot be read. It has "auto" for the trainer's values that
+    it leaves out, for which DeepSpeed would take its own defaults (no clipping, fp32 weights).
 
     Args:
         value: the name of a file in ``ds_configs`` (without ``.json``), the path of a JSON file, or the JSON itself.
         problems: gets everything that is wrong with the file and its keys.
     """
-    config = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else _read_file(value, problems)
-    if config is None:
-        return None
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [key for key, _ in pairs]
+        for key in sorted({key for key in names if names.count(key) > 1}):
+            wrong = "written twice in the same block"
+            problems.append(Problem(f"deepspeed.{key}", str(value), wrong, "keep one of the two"))
+        return dict(pairs)
+
+    config: Any = copy.deepcopy(value)
+    if isinstance(value, str):
+        candidates = (FOLDER / f"{value}.json", paths.of(value), FOLDER / value)
+        path = next((each for each in candidates if os.path.isfile(each)), None)
+        if path is None:
+            known = sorted(file.stem for file in FOLDER.glob("*.json"))
+            remedy = f"{did_you_mean(value, known)} (in {FOLDER}), or give the path of a JSON file"
+            problems.append(Problem("deepspeed", value, "no such DeepSpeed configuration", remedy))
+            return None
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        except (OSError, ValueError, RecursionError) as error:
+            remedy = "correct the JSON there (UTF-8, no comments, no trailing commas)"
+            problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
+            return None
+        if not isinstance(config, dict):
+            problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
+            return None
+
     shipped = isinstance(value, str) and (FOLDER / f"{value}.json").is_file()
     found = [] if shipped else list(_check(config))
     problems += found
     broken = {problem.field.removeprefix("deepspeed.").split(".")[0] for problem in found}
-    return complete({key: block for key, block in config.items() if key not in broken})
+    config = {key: block for key, block in config.items() if key not in broken}
+    left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
+    return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
 
 
 def _check(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -133,17 +134,17 @@ def _check(config: Mapping[str, Any]) -> Iterator[Problem]:
         wrong, remedy = each.wrong, each.remedy
         if wrong == "unknown field":
             wrong, remedy = "unknown key, or one without a part in this training", f"{remedy} Or remove it"
-        elif _Top.model_fields[each.field].annotation == dict[str, Any]:
+        elif each.field in _TYPES[dict[str, Any]].split():
             wrong, remedy = "not a block", 'write { "key": value, ... }'
         yield Problem(f"deepspeed.{each.field}", each.value, wrong, remedy)
-    for name, block in without_autos.items():
-        if name in broken or not isinstance(block, dict):
-            continue
-        known = _KEYS[name].split() if name in _KEYS else list(block)
-        for key in block.keys() - {*known}:
-            yield Problem(f"deepspeed.{name}.{key}", block[key], "unknown key", did_you_mean(key, known))
-        if name in _MODELS:
-            yield from _check_block(name, block)
+
+    for name, names in _KEYS.items():
+        block, known = lookup(without_autos, name), names.split()
+        for key, value in block.items() if isinstance(block, Mapping) else ():
+            if key not in known:
+                yield Problem(f"deepspeed.{name}.{key}", value, "unknown key", did_you_mean(key, known))
+    for name in _MODELS.keys() & without_autos.keys() - broken:
+        yield from _check_block(name, without_autos[name])
 
 
 def _without_autos(block: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[str]]:
@@ -156,7 +157,7 @@ def _without_autos(block: Mapping[str, Any], path: str) -> tuple[dict[str, Any],
             wrong += inner
         elif value != "auto":
             found[key] = value
-        elif path + key not in (*filled(), *_AUTO_IS_A_VALUE) and not path.endswith("params."):
+        elif path + key not in (*filled(), *_AUTO_IS_A_VALUE):
             wrong.append(path + key)
     return found, wrong
 
@@ -179,17 +180,15 @@ def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
         model(**block)
     except ValidationError as error:
         for each in error.errors(include_url=False):
-            *path, key = map(str, each["loc"]) if each["loc"] else ("",)
-            field = ".".join(("deepspeed", name, *path, *([key] if key else [])))
-            wrong, remedy = "wrong type", each["msg"]
+            *path, key = map(str, each["loc"] or ("",))
+            field = ".".join(("deepspeed", name, *path, key)).rstrip(".")
+            wrong, remedy = "wrong type or value", each["msg"]
             if each["type"] == "extra_forbidden":
                 inner: Any = model
                 for part in path:
                     inner = _block_of(inner, part)
                 known = [name for own, at in inner.model_fields.items() for name in (own, at.alias) if name]
                 wrong, remedy = "unknown key", f"{did_you_mean(key, known)} Or remove it"
-            elif each["type"].startswith(("greater_than", "less_than", "value_error", "assertion")):
-                wrong = "DeepSpeed does not take it"
             yield Problem(field, each["input"], wrong, remedy)
     except (AssertionError, TypeError, ValueError) as error:
         yield Problem(f"deepspeed.{name}", dict(block), f"DeepSpeed refuses it: {error}", "change what it names")
@@ -202,44 +201,6 @@ def _block_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     kind = model.model_fields[key].annotation if key in model.model_fields else None
     kinds = (each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel))
     return next(kinds, None)
-
-
-def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
-    candidates = (FOLDER / f"{name}.json", paths.of(name), FOLDER / name)
-    path = next((each for each in candidates if os.path.isfile(each)), None)
-    if path is None:
-        known = sorted(file.stem for file in FOLDER.glob("*.json"))
-        remedy = f"{did_you_mean(name, known)} (in {FOLDER}), or give the path of a JSON file"
-        problems.append(Problem("deepspeed", name, "no such DeepSpeed configuration", remedy))
-        return None
-    repeated: list[str] = []
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [key for key, _ in pairs]
-        repeated.extend(sorted({key for key in names if names.count(key) > 1}))
-        return dict(pairs)
-
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except (OSError, ValueError, RecursionError) as error:
-        remedy = "correct the JSON there (UTF-8, no comments, no trailing commas)"
-        problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
-        return None
-    problems += [
-        Problem(f"deepspeed.{key}", path.name, "written twice in the same block", "keep one of the two")
-        for key in repeated
-    ]
-    if not isinstance(config, dict):
-        problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
-        return None
-    return config
-
-
-def complete(config: dict[str, Any]) -> dict[str, Any]:
-    """Return ``config`` with "auto" for the trainer's values that it leaves out, for which DeepSpeed would take its own
-    defaults: no clipping, fp32 weights."""
-    left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
-    return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
 
 
 def lookup(config: Mapping[str, Any], name: str) -> Any:
@@ -256,58 +217,18 @@ def stage(config: Mapping[str, Any] | None) -> int:
     return int(lookup(config or {}, "zero_optimization.stage") or 0)
 
 
-def check_against_trainer(config: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield values of the JSON that differ from the trainer's.
-
-    Args:
-        config: the configuration, completed.
-        expected: dotted name of the JSON -> (name of the trainer's field, value).
-    """
-    for name, (field, value) in expected.items():
-        written = lookup(config, name)
-        if written not in (None, "auto", value):
-            wrong = f"the trainer has {field} = {value!r}"
-            yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
-
-
-_SCHEDULERS = {
-    "WarmupLR": ("constant_with_warmup", "warmup_min_lr warmup_max_lr"),
-    "WarmupDecayLR": ("linear", "warmup_min_lr warmup_max_lr total_num_steps"),
-    "WarmupCosineLR": ("cosine", "total_num_steps warmup_min_ratio cos_min_ratio"),
-}
-"""DeepSpeed's schedulers -> the trainer's name for the same, and the parameters that only some of them have."""
-_ADAMW = "lr betas eps weight_decay bias_correction amsgrad foreach torch_adam adam_w_mode fp32_optimizer_states"
-
-
-def check_replacements(config: Mapping[str, Any], lr_scheduler_type: str, optim: str) -> Iterator[Problem]:
-    """Yield why a scheduler or an optimizer of the JSON cannot replace the trainer's: it has to mean the same."""
-    kind = str(lookup(config, "optimizer.type") or "")
-    schedule, own = _SCHEDULERS.get(str(lookup(config, "scheduler.type")), ("", ""))
-    same_optimizer = kind.lower() in ("adam", "adamw") and optim.startswith("adamw_torch")
-    for name, field, trainers, same, known in (
-        ("scheduler", "lr_scheduler_type", lr_scheduler_type, schedule == lr_scheduler_type, own),
-        ("optimizer", "optim", optim, same_optimizer, _ADAMW),
+def check_itself(config: Mapping[str, Any], lr_scheduler_type: str, optim: str) -> Iterator[Problem]:
+    """Yield settings that would do harm, or nothing, in this training, and a scheduler or an optimizer that is not the
+    trainer's."""
+    kind, schedule = lookup(config, "optimizer.type"), lookup(config, "scheduler.type")
+    is_adam = str(kind).lower() in ("adam", "adamw") and optim.startswith("adamw_torch")
+    for name, field, trainers, given, same in (
+        ("scheduler", "lr_scheduler_type", lr_scheduler_type, schedule, _SCHEDULERS.get(schedule) == lr_scheduler_type),
+        ("optimizer", "optim", optim, kind, is_adam),
     ):
-        block = config.get(name)
-        if not isinstance(block, Mapping):
-            continue
-        if not same:
+        if name in config and not same:
             wrong = f"it would replace the trainer's {field} = {trainers!r}"
-            yield Problem(f"deepspeed.{name}.type", block.get("type"), wrong, f"remove the {name} block from the JSON")
-            continue
-        keys = known.split() + ["warmup_num_steps", "warmup_type"] * (name == "scheduler")
-        for key, value in (block.get("params") or {}).items():
-            place = f"{name}.params.{key}"
-            if key not in keys:
-                yield Problem(f"deepspeed.{place}", value, "unknown key", did_you_mean(key, keys))
-            elif value == "auto" and place not in filled():
-                yield Problem(
-                    f"deepspeed.{place}", value, "nothing fills this in", "write the value, or remove the key"
-                )
-
-
-def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield settings that would do harm, or nothing, in this training."""
+            yield Problem(f"deepspeed.{name}.type", given, wrong, f"remove the {name} block from the JSON")
     for name in ("bf16.check_grad_overflow", "zero_optimization.compute_grad_norm"):
         if lookup(config, name) is False:
             wrong = "a gradient that is not finite would go into the weights unseen"
@@ -323,9 +244,16 @@ def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("deepspeed.activation_checkpointing", dict(block), wrong, remedy)
 
 
-def check_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield an offload that its stage does not do, a disk that cannot be written to, and a missing library for it."""
-    level, written = stage(config), []
+def check_sharding(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iterator[Problem]:
+    """Yield an offload that its stage does not do, a disk that cannot be written to, and parts of ZeRO++ (Wang et al.
+    2023, arXiv:2306.10209) that would silently do nothing.
+
+    Args:
+        config: the JSON.
+        world: processes of the job.
+        use_cpu: whether the run leaves a GPU alone.
+    """
+    level = stage(config)
     for block, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
         name = f"zero_optimization.{block}"
         device, folder = lookup(config, f"{name}.device"), lookup(config, f"{name}.nvme_path")
@@ -340,41 +268,24 @@ def check_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"')
         elif device == "nvme" and not folder:
             yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
+        elif device == "nvme" and not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
+            remedy = "make it, on a local NVMe disk, on every machine of the job"
+            yield Problem(field, str(folder), "no such folder, or it is not writable", remedy)
         elif device == "nvme":
-            written.append(f"deepspeed.{name}.device")
-            if not os.path.isdir(path):
-                remedy = "make it, on a local NVMe disk, on every machine of the job"
-                yield Problem(field, str(folder), "no such folder", remedy)
-            elif not os.access(path, os.W_OK | os.X_OK):
-                yield Problem(field, str(folder), "not writable", "give another folder, or change its rights")
-    if written and (reason := _why_no_asynchronous_io()) is not None:
-        remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
-        yield Problem(written[0], "nvme", reason, remedy)
+            from deepspeed.ops.op_builder import AsyncIOBuilder
 
+            if not AsyncIOBuilder().is_compatible(verbose=False):
+                wrong = "DeepSpeed reads and writes NVMe disks with libaio, which is not installed"
+                remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
+                yield Problem(f"deepspeed.{name}.device", "nvme", wrong, remedy)
 
-def _why_no_asynchronous_io() -> str | None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    if AsyncIOBuilder().is_compatible(verbose=False):
-        return None
-    return "DeepSpeed reads and writes NVMe disks with libaio, which is not installed"
-
-
-def check_zero_plus_plus(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iterator[Problem]:
-    """Yield parts of ZeRO++ (Wang et al. 2023, arXiv:2306.10209) that would silently do nothing.
-
-    Args:
-        config: the JSON.
-        world: processes of the job.
-        use_cpu: whether the run leaves a GPU alone.
-    """
     for key in ("hpz_partition_size", "quantized_weights", "quantized_gradients", "quantized_nontrainable_weights"):
         name = f"zero_optimization.zero_{key}"
         value, wrong, remedy = lookup(config, name), "", "remove it"
         if value is not True and value in (None, "auto", False, 1):
             continue
-        if stage(config) != 3:
-            wrong = f"it is a part of ZeRO stage 3, and would do nothing at stage {stage(config)}"
+        if level != 3:
+            wrong = f"it is a part of ZeRO stage 3, and would do nothing at stage {level}"
         elif key == "hpz_partition_size":
             remedy = "give the processes of one machine, where there are several, or remove it"
             if value >= world > 1:
@@ -387,11 +298,7 @@ def check_zero_plus_plus(config: Mapping[str, Any], world: int, use_cpu: bool) -
         else:
             import torch
 
-            # set by torchrun and by DeepSpeed's launcher: the processes of this machine
-            local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 0)
             if use_cpu or os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
                 wrong = "its kernels need a CUDA device"
-            elif key == "quantized_gradients" and local and world // local < 2:
-                wrong = "DeepSpeed quantises gradients between machines, and there is one"
         if wrong:
             yield Problem(f"deepspeed.{name}", value, wrong, remedy)

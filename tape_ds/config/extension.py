@@ -163,7 +163,7 @@ class ExtensionRecipe(Recipe):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe without the settings of other methods."""
-        return {name: value for name, value in super().as_dict().items() if name not in self.method.idle}
+        return {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
 
     def outline(self) -> dict[str, str]:
         model, data, method = self.model, self.data, self.method
@@ -178,7 +178,10 @@ class ExtensionRecipe(Recipe):
         read = f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"
 
         config = self.native_config()
-        own = own_rope(self, config)[0] if config is not None else None
+        try:
+            own = None if config is None else trained_rope.read(config, model.model)
+        except UserError:
+            own = None
         if own is None:
             lengths = f"extended to {target:,} positions"
             start = f"{self.rope_parameters or 'its own RoPE'} (the model's own RoPE is not known before the run)"
@@ -199,32 +202,30 @@ class ExtensionRecipe(Recipe):
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)
 
-    @rule("model")
-    def _model_is_there(self) -> Iterator[Problem]:
-        yield from config_file.check(self.model.model, online=self.dry_run)
-
     def native_config(self) -> Mapping[str, Any] | None:
         """Return what is known of the model's configuration without loading or unpacking anything."""
         return config_file.known(self.model.model, online=self.dry_run)
 
+    @rule("model")
+    def _model_is_there(self) -> Iterator[Problem]:
+        yield from config_file.check(self.model.model, online=self.dry_run)
+
+    # a run repeats these two for a model whose configuration is not known yet
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
-        # a run repeats this for a model whose native length is not known yet; a factor is checked here if the recipe
-        # names the length that it multiplies
         window = self.rope_parameters.get(scaling.WINDOW)
         if (config := self.native_config()) is not None:
             yield from check_against_model(self, config)
-        elif isinstance(window, int) and window > 0:
+        elif isinstance(window, int) and window > 0:  # the length that a factor multiplies
             found = check_against_model(self, {"max_position_embeddings": window})
             yield from (each for each in found if each.field == "rope_parameters.factor")
 
     @rule("model", "method", "lora_targets")
     def _targets(self) -> Iterator[Problem]:
-        # a run asks a model of another family for its linear maps
         if (config := self.native_config()) is not None and foreign(config) is None:
             yield from targets_of(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
 
-    @rule("method", "position_encoding", "position_options", "state_dtype")
+    @rule("method", "position_encoding", "position_options", "state_dtype", "rope_parameters", "theta_linear")
     def _encoding(self) -> Iterator[Problem]:
         model = self.model
         for problem in encodings.check_options(model.position_encoding, self.position_options):
@@ -235,9 +236,6 @@ class ExtensionRecipe(Recipe):
         if model.state_dtype is not None and model.state_dtype not in STATE_DTYPES:
             remedy = did_you_mean(model.state_dtype, STATE_DTYPES)
             yield Problem("state_dtype", model.state_dtype, "unknown dtype", remedy)
-
-    @rule("method", "rope_parameters", "theta_linear")
-    def _scaling(self) -> Iterator[Problem]:
         rope = self.rope_parameters
         kind = rope.get("rope_type")
         if kind == trained_rope.AUTO and not rope.keys() <= {"rope_type", "factor"}:
@@ -251,24 +249,18 @@ class ExtensionRecipe(Recipe):
             yield from (each for each in found if each.field.rpartition(".")[2] not in missing)
 
     @rule("eval_length", "eval_span")
-    def _spans(self) -> Iterator[Problem]:
+    def _scores(self) -> Iterator[Problem]:
         length, span = self.evaluation.eval_length, self.evaluation.eval_span
         if span > length:
             yield Problem("eval_span", span, f"longer than eval_length = {length}", "give the tokens of one stretch")
-
-    @rule("passkey_lengths")
-    def _passkey(self) -> Iterator[Problem]:
         lengths = self.evaluation.passkey_lengths
         if len(set(lengths)) < len(lengths):
             yield Problem("passkey_lengths", lengths, "a length is repeated", "give each number of tokens once")
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
-        yield from sources.check_lists(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
-
-    @rule("train_data", "max_documents", "max_steps", "method")
-    def _weights(self) -> Iterator[Problem]:
         entries, most = self.data.train_data, self.data.max_documents
+        yield from sources.check_lists(entries, self.data.eval_data, self.data.skip.bad_rows)
         if self.trains:
             yield from weights.check_steps(entries, self.trainer_value("max_steps"))
         if most is not None and any(isinstance(entry, Mapping) for entry in entries):
@@ -276,28 +268,22 @@ class ExtensionRecipe(Recipe):
             remedy = "remove it (null), or cut off a source by itself: hub:NAME:SPLIT[:N]"
             yield Problem("max_documents", most, wrong, remedy)
 
-    @rule("target_length", "window")
+    @rule("pose_chunks", "pose_reach", "pose_content", "pose_skips", "window", "target_length")
     def _window(self) -> Iterator[Problem]:
         if self.window > self.model.target_length:
             wrong = f"longer than target_length = {self.model.target_length}"
             yield Problem("window", self.window, wrong, f"give {self.model.target_length} or less")
-
-    @rule("position_encoding", "pose_chunks")
-    def _skips(self) -> Iterator[Problem]:
-        encoding, chunks = self.model.position_encoding, self.data.pose.chunks
-        if chunks >= 2 and encoding in encodings.available() and encodings.options_of(encoding, {}).reads_tokens:
-            wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
-            remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
-            yield Problem("pose_chunks", chunks, wrong, remedy)
-
-    @rule("pose_chunks", "pose_reach", "pose_content", "pose_skips", "window", "target_length")
-    def _pose(self) -> Iterator[Problem]:
-        if 2 <= self.window <= self.model.target_length:
+        elif self.window >= 2:
             yield from self.data.pose.problems(self.window, self.model.target_length)
 
-    @rule("pose_chunks", "packing", "attend_across", "append_eos")
+    @rule("position_encoding", "pose_chunks")
     def _packing(self) -> Iterator[Problem]:
-        data = self.data
+        data, encoding = self.data, self.model.position_encoding
+        known = encodings.options_of(encoding, {}) if encoding in encodings.available() else None
+        if data.pose.chunks >= 2 and known is not None and known.reads_tokens:
+            wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
+            remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
+            yield Problem("pose_chunks", data.pose.chunks, wrong, remedy)
         if data.pose.chunks >= 2:
             wrong = f"pose_chunks = {data.pose.chunks} draws a sequence from one document, nothing is packed"
             for name, default in {"packing": "cut", "attend_across": False, "append_eos": False}.items():
@@ -309,16 +295,14 @@ class ExtensionRecipe(Recipe):
 
 
 def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Problem]:
-    """Return the fields of a recipe that its model does not allow, once its configuration is known.
-
-    Args:
-        recipe: as loaded.
-        model_config: a transformers configuration, or the content of a ``config.json``.
-    """
+    """Return the fields of a recipe that its model does not allow, once its configuration is known: a transformers
+    configuration, or the content of a ``config.json``."""
     config = model_config if isinstance(model_config, Mapping) else model_config.to_dict()
-    own, problems = own_rope(recipe, config)
-    if own is None:
-        return problems
+    try:
+        own = trained_rope.read(config, recipe.model.model)
+    except UserError as error:
+        return error.problems
+    problems = []
     target, native, model = recipe.model.target_length, own.native_length, recipe.model.model
     if target < native:
         reached = f" ({scaling.described(own.parameters)})" if own.is_scaled else ""
@@ -352,16 +336,6 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
         remedy = "give a larger one, or choose another method"
         problems.append(Problem("rope_parameters.rope_theta", theta, wrong, remedy))
     return problems
-
-
-def own_rope(
-    recipe: ExtensionRecipe, config: Mapping[str, Any]
-) -> tuple[trained_rope.TrainedRope | None, list[Problem]]:
-    """Return the base model's RoPE, or None and why its configuration cannot be read."""
-    try:
-        return trained_rope.read(config, recipe.model.model), []
-    except UserError as error:
-        return None, error.problems
 
 
 load = partial(loading.load, kind=ExtensionRecipe)

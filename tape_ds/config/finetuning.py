@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -173,16 +172,12 @@ class ChatRecipe(FinetuningRecipe):
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _conversations(self) -> Iterator[Problem]:
         yield from conversations.check(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
-
-    @rule("eval_data", "eval_share")
-    def _held_out_once(self) -> Iterator[Problem]:
         if self.data.eval_data and self.data.eval_share:
             wrong = "eval_data names what is held out"
             yield Problem("eval_share", self.data.eval_share, wrong, "keep one of the two")
 
     @rule("model", "chat_template")
     def _template(self) -> Iterator[Problem]:
-        # of a model that is no folder, the run checks it with its tokenizer
         given, folder = self.data.chat_template, paths.of(self.model.model)
         if given is not None:
             try:
@@ -190,21 +185,19 @@ class ChatRecipe(FinetuningRecipe):
             except (OSError, UnicodeDecodeError) as error:
                 wrong = f"cannot be read ({error})"
                 yield Problem("chat_template", given, wrong, "give a jinja file, as a model's chat_template.jinja")
-        elif self.model.model != config_file.SMOLLM2 and os.path.isdir(folder) and not _has_template(folder):
+            return
+        # a run checks it with its tokenizer for a model that is no folder; a damaged file is reported there too
+        if self.model.model == config_file.SMOLLM2 or not os.path.isdir(folder):
+            return
+        has_file = any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
+        try:
+            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            settings = {}
+        except (OSError, ValueError):
+            return
+        if not has_file and isinstance(settings, dict) and not settings.get("chat_template"):
             yield conversations.without_template(self.model.model)
-
-
-def _has_template(folder: Path) -> bool:
-    """Return whether a model's folder has a chat template in one of the places where transformers looks; True for a
-    damaged file, which the tokenizer's reader reports."""
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return True
-    try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template"))
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, AttributeError):
-        return True
 
 
 load = partial(loading.load, kind=ScrollsRecipe)

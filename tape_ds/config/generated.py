@@ -9,11 +9,11 @@ from pydantic import Field, field_validator
 
 from tape_ds import encodings
 from tape_ds.config import loading, new_model
-from tape_ds.data.generated import arithmetic, tasks
-from tape_ds.data.generated.addressing import AddressingTask
+from tape_ds.data import generated
+from tape_ds.data.generated import TASKS, arithmetic
+from tape_ds.data.generated.addressing import REACHES, AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.task import Size, Task, Test, tokenizer_of
-from tape_ds.data.generated.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
 
@@ -21,38 +21,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-DIGITS = 4
-"""Stand-in for digits that are missing."""
-LONGEST = 200
-"""Most digits of an operand in training."""
+DIGITS = 4  # stand-in for digits that are missing
+LONGEST = 200  # most digits of an operand in training
 DRAWN_FROM = 2
 """Range of an encoding that draws positions, in multiples of the longest test's tokens; the published ratio."""
 
 
-@dataclass(frozen=True)
-class Of:
-    """Fact of a field that only one kind of task has."""
-
-    kind: type[Task]
-
-
 class GeneratedData(Section):
-    """The task and its lengths: digits of arithmetic, tokens of addressing."""
+    """The task and its lengths: digits of arithmetic, tokens of addressing.
+
+    A class in an annotation: only its tasks have the field.
+    """
 
     task: Annotated[str, COMPARED]
     """Name of a task (docs/arithmetic.md, docs/addressing.md)."""
-    max_digits: Annotated[int, COMPARED, Of(ArithmeticTask)] = Field(DERIVED, ge=1)
+    max_digits: Annotated[int, COMPARED, ArithmeticTask] = Field(DERIVED, ge=1)
     """The most digits of the first operand (see the task). Required for arithmetic."""
-    max_digits_second: Annotated[int, COMPARED, Of(ArithmeticTask)] = Field(DERIVED, ge=1)
+    max_digits_second: Annotated[int, COMPARED, ArithmeticTask] = Field(DERIVED, ge=1)
     """The same of the second operand; default max_digits."""
-    test_digits: Annotated[int, COMPARED, Of(ArithmeticTask)] = DERIVED
+    test_digits: Annotated[int, COMPARED, ArithmeticTask] = DERIVED
     """Digits of the longer operand in tests: the end of the grid of ``tape-ds evaluate arithmetic``, and the length
     that an encoding is made for which must know it beforehand (``randpe``); default twice the trained ones."""
-    train_lengths: Annotated[list[int], COMPARED, Of(AddressingTask)] = DERIVED
+    train_lengths: Annotated[list[int], COMPARED, AddressingTask] = DERIVED
     """Shortest and longest text (see the task for its unit), or one length for both. Required for addressing."""
-    test_lengths: Annotated[list[int], FREE, COMPARED, Of(AddressingTask)] = DERIVED
+    test_lengths: Annotated[list[int], FREE, COMPARED, AddressingTask] = DERIVED
     """Lengths of the tests of addressing; default the longest trained one, 1.5 times and twice that."""
-    task_options: Annotated[dict[str, Any], COMPARED, Of(AddressingTask)] = DERIVED
+    task_options: Annotated[dict[str, Any], COMPARED, AddressingTask] = DERIVED
     """Options of a task of addressing; default the task's own."""
     window: Tokens = DERIVED
     """Tokens that the model is made for (max_position_embeddings); default the longest training sequence."""
@@ -70,10 +64,10 @@ class GeneratedData(Section):
 
 
 _OF_A_KIND = {
-    name: mark.kind
+    name: mark
     for name, field in GeneratedData.model_fields.items()
     for mark in field.metadata
-    if isinstance(mark, Of)
+    if isinstance(mark, type)
 }
 
 
@@ -82,30 +76,8 @@ class Lengths:
     """A task with its sizes in training and in tests."""
 
     task: Task
-    trained: Size
-    """See :meth:`Task.training_size`."""
-    tested: tuple[int, ...]
-    """See :meth:`Task.tests`."""
-
-    @classmethod
-    def of(cls, data: GeneratedData) -> "Lengths":
-        """Return those of a recipe's fields, with stand-ins for values that are wrong."""
-        name, options = data.task, data.task_options or {}
-        task = TASKS[name] if tasks.check(name, options) else tasks.make(name, options)
-        if isinstance(task, ArithmeticTask):
-            first = max(1, data.max_digits or DIGITS)
-            second = max(1, data.max_digits_second or first)
-            return cls(task, (first, second), task.reached((first, second), data.test_digits))
-        assert isinstance(task, AddressingTask), "there is no other kind of task"
-        given = data.train_lengths or []
-        trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
-        tested = data.test_lengths or task.reached(trained[1])
-        return cls(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
-
-    @property
-    def window(self) -> int:
-        """Tokens of the longest training sequence."""
-        return self.task.most_tokens(self.trained)
+    trained: Size  # see `training_size`
+    tested: tuple[int, ...]  # see `tests`
 
 
 def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
@@ -129,16 +101,29 @@ class GeneratedRecipe(new_model.NewModelRecipe):
 
     def derived(self) -> dict[str, Any]:
         lengths = self.lengths
-        own: dict[str, Any] = {"window": lengths.window}
+        window = lengths.task.tokens(lengths.trained)
+        own: dict[str, Any] = {"window": window}
         if isinstance(lengths.task, ArithmeticTask):
             own |= {"max_digits_second": lengths.trained[0], "test_digits": arithmetic.TESTED * max(lengths.trained)}
         else:
             own |= {"task_options": lengths.task.options, "test_lengths": list(lengths.tested)}
-        return own | new_model.derived(self.model, self.data.window or lengths.window)
+        return own | new_model.derived(self.model, self.data.window or window)
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths.of(self.data)
+        """The recipe's, with stand-ins for values that are wrong."""
+        data, name, options = self.data, self.data.task, self.data.task_options or {}
+        task = TASKS[name] if generated.check(name, options) else generated.make(name, options)
+        if isinstance(task, ArithmeticTask):
+            first = max(1, data.max_digits or DIGITS)
+            second = max(1, data.max_digits_second or first)
+            return Lengths(task, (first, second), task.reached((first, second), data.test_digits))
+        assert isinstance(task, AddressingTask), "there is no other kind of task"
+        given = data.train_lengths or []
+        trained = (task.shortest, task.shortest) if wrong_trained(task, given) else (given[0], given[-1])
+        reached = {min(int(trained[1] * reach) // task.step * task.step, task.longest) for reach in REACHES}
+        tested = data.test_lengths or sorted(reached)
+        return Lengths(task, trained, tuple(each for each in tested if not task.wrong_length(each)))
 
     @property
     def tests(self) -> tuple[list[Test], int]:
@@ -151,7 +136,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     @property
     def test_tokens(self) -> int:
         lengths = self.lengths
-        return max(self.data.window, lengths.task.most_tokens(lengths.tested or lengths.trained))
+        return max(self.data.window, lengths.task.tokens(lengths.tested or lengths.trained))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         return tokenizer_of(self.lengths.task)
@@ -198,36 +183,33 @@ class GeneratedRecipe(new_model.NewModelRecipe):
                 own = ", ".join(each for each, other in _OF_A_KIND.items() if other is not kind)
                 yield Problem(name, value, f"{self.data.task} does not have it", f"leave it out; it has {own}")
 
-    @rule("task", "max_digits", "max_digits_second")
+    @rule("task", "max_digits", "max_digits_second", "test_digits")
     def _digits(self) -> Iterator[Problem]:
-        task = TASKS[self.data.task]
+        data, task = self.data, TASKS[self.data.task]
         if not isinstance(task, ArithmeticTask):
             return
-        if self.data.max_digits is DERIVED:
-            remedy = "write max_digits: in the recipe, or --max_digits VALUE"
-            yield Problem("max_digits", None, "missing", remedy)
         for name, largest in zip(("max_digits", "max_digits_second"), task.largest, strict=True):
-            size, limit = getattr(self.data, name), min(largest, LONGEST)
+            size, limit = getattr(data, name), min(largest, LONGEST)
             if size is not None and size > limit:
                 yield Problem(name, size, "out of range", f"give 1 to {limit}")
-
-    @rule("task", "max_digits", "max_digits_second", "test_digits")
-    def _test_digits(self) -> Iterator[Problem]:
-        digits = self.data.test_digits
-        if "test_digits" not in self.given or self.data.max_digits is DERIVED:
-            return
-        trained = max(self.lengths.trained)
-        if digits < trained:
-            yield Problem("test_digits", digits, "shorter than what is trained", f"give {trained} or more")
-        if digits > arithmetic.LONGEST:
-            yield Problem("test_digits", digits, "too long", f"give {arithmetic.LONGEST:,} or less")
+        if data.max_digits is DERIVED:
+            remedy = "write max_digits: in the recipe, or --max_digits VALUE"
+            yield Problem("max_digits", None, "missing", remedy)
+        elif "test_digits" in self.given:
+            trained = max(self.lengths.trained)
+            if data.test_digits < trained:
+                yield Problem(
+                    "test_digits", data.test_digits, "shorter than what is trained", f"give {trained} or more"
+                )
+            if data.test_digits > arithmetic.LONGEST:
+                yield Problem("test_digits", data.test_digits, "too long", f"give {arithmetic.LONGEST:,} or less")
 
     @rule("task", "task_options", "train_lengths", "test_lengths")
     def _options_and_lengths(self) -> Iterator[Problem]:
         data, task = self.data, self.lengths.task
         if not isinstance(task, AddressingTask):
             return
-        if wrong_options := tasks.check(data.task, data.task_options):
+        if wrong_options := generated.check(data.task, data.task_options):
             yield from wrong_options
             return
         if data.train_lengths is DERIVED:
@@ -246,7 +228,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
     def _window(self) -> Iterator[Problem]:
         if isinstance(TASKS[self.data.task], ArithmeticTask) and self.data.max_digits is DERIVED:
             return
-        longest = self.lengths.window
+        longest = self.lengths.task.tokens(self.lengths.trained)
         if self.data.window < longest and "window" in self.given:
             wrong = f"the longest training sequence has {longest} tokens"
             yield Problem("window", self.data.window, wrong, f"give {longest} or more, or leave it out")

@@ -15,12 +15,12 @@ RENAMED = {"stream_lanes": "stream_workers"}
 
 
 def of(name: str, otherwise: type[Recipe]) -> type[Recipe]:
-    """Return the kind that the recipe ``name`` says it is; ``otherwise`` where it says none, or is none."""
+    """Return the kind that the recipe ``name`` declares; ``otherwise`` without a declaration or a recipe."""
     declared = files.read_recipe(name, otherwise.LAUNCHER, []).get("launcher")
     return KINDS.get(str(declared.value) if declared is not None else "", otherwise)
 
 
 def taken(launcher: str, name: str) -> type[Recipe]:
-    """Return the kind by which a launcher reads the recipe ``name``; ``finetune`` takes those of SCROLLS as well."""
+    """Return the kind by which a launcher reads the recipe ``name``; ``finetune`` reads SCROLLS recipes as well."""
     own = KINDS[launcher]
     return ScrollsRecipe if own is ChatRecipe and of(name, own) is ScrollsRecipe else own

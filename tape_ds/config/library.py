@@ -23,14 +23,14 @@ def source(module: str) -> str:
 
 
 @functools.cache
-def classes(module: str) -> dict[str, ast.ClassDef]:
-    return {each.name: each for each in ast.parse(source(module)).body if isinstance(each, ast.ClassDef)}
+def _classes() -> dict[str, list[ast.stmt]]:
+    modules = [ast.parse(source(f"transformers.{name}")) for name in ("trainer_utils", "training_args")]
+    return {each.name: each.body for module in modules for each in module.body if isinstance(each, ast.ClassDef)}
 
 
 def choices(name: str) -> Any:
     """Return an enum of transformers as the ``Literal`` of its values; None where it is no enum."""
-    found = (classes(f"transformers.{module}").get(name) for module in ("training_args", "trainer_utils"))
-    body = next((each.body for each in found if each is not None), [])
+    body = _classes().get(name, [])
     values = [
         each.value.value for each in body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)
     ]
@@ -46,7 +46,7 @@ def trackers() -> list[str]:
 def training_arguments() -> type[Section]:
     """Return a section of the fields of TrainingArguments with their types and defaults, as far as these are plain;
     ``local_rank`` is the launcher's, and checkpointing has its new name alone."""
-    body = classes("transformers.training_args")["TrainingArguments"].body
+    body = _classes()["TrainingArguments"]
     # a default may be a name, assigned in branches: the last is a current torch's
     assigned = [each for statement in body for each in ast.walk(statement) if isinstance(each, ast.Assign)]
     names = {ast.unparse(each.targets[0]): each.value for each in assigned}

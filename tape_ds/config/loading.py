@@ -37,56 +37,54 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     flags = command_line.read(argv, problems)
     heads = {name: name.partition(".") for name in flags if name != "local_rank"}  # DeepSpeed's launcher gives it
     flags = {trainer.ALIASES.get(head, head) + dot + rest: flags[name] for name, (head, dot, rest) in heads.items()}
-    switches = {name: command_line.switch(name, flags, problems) for name in ("print_config", "dry_run")}
-    name = _recipe_name(kind, flags, problems)
+    switches = {}
+    for switch in ("print_config", "dry_run"):
+        texts = flags.pop(switch, ["false"])
+        switches[switch] = command_line.plain(texts[-1]) if texts else True
+        if not isinstance(switches[switch], bool):
+            wrong = f"wrong type ({command_line.WHERE})"
+            problems.append(Problem(switch, texts[-1], wrong, "give true or false"))
+
+    texts = flags.pop("recipe", [kind.DEFAULT])
+    name = texts[0] if texts else kind.DEFAULT
+    if not texts:
+        problems.append(Problem("recipe", None, "the flag has no value", "write --recipe NAME"))
+    if len(texts) > 1:
+        remedy = "keep one; build one on the other with base:"
+        problems.append(Problem("recipe", " ".join(texts), "several recipes", remedy))
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     unreadable = not collected and bool(problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
-    collected = _renamed(collected, problems)
+
+    # values under the names that fields have here; two names with two values contradict each other
+    for old, new in trainer.ALIASES.items():
+        given, other = collected.pop(old, None), collected.get(new)
+        if given is None or given.value is None:
+            continue
+        if other is None or other.value is None:
+            collected[new] = given
+        elif other.value != given.value:
+            problems.append(Problem(old, given.value, f"contradicts {new} = {other.value!r}", f"keep {new}"))
+
     collected = command_line.override(collected, flags, kind.fields(), problems)
     values, found = _checked(kind, collected)
     if unreadable:  # then every required field is missing
         raise UserError([*problems, *(each for each in found.values() if each.wrong != "missing")])
     problems += found.values()
+    world = world_size or int(os.environ.get("WORLD_SIZE", "1"))
+    recipe = _build(kind, Path(name).stem, values, found.keys(), world, problems)
     # before the rules: a recipe that is only looked at may look further
     recipe = dataclasses.replace(
-        _build(
-            kind, Path(name).stem, values, found.keys(), world_size or int(os.environ.get("WORLD_SIZE", "1")), problems
-        ),
-        elsewhere=elsewhere or switches["dry_run"],
+        recipe,
+        elsewhere=elsewhere or bool(switches["dry_run"]),
         words=(name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts))),
-        print_config=switches["print_config"],
-        dry_run=switches["dry_run"],
+        print_config=bool(switches["print_config"]),
+        dry_run=bool(switches["dry_run"]),
     )
     known = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems({*found}) if str(each) not in known}.values()
     raise_if_any(problems)
     return recipe
-
-
-def _recipe_name(kind: type[Recipe], flags: dict[str, list[str]], problems: list[Problem]) -> str:
-    texts = flags.pop("recipe", [kind.DEFAULT])
-    if not texts:
-        problems.append(Problem("recipe", None, "the flag has no value", "write --recipe NAME"))
-        return kind.DEFAULT
-    if len(texts) > 1:
-        remedy = "keep one; build one on the other with base:"
-        problems.append(Problem("recipe", " ".join(texts), "several recipes", remedy))
-    return texts[0]
-
-
-def _renamed(collected: files.Collected, problems: list[Problem]) -> files.Collected:
-    """Return the values under the names that fields have here; two names with two values contradict each other."""
-    found = {name: given for name, given in collected.items() if name not in trainer.ALIASES}
-    for old, new in trainer.ALIASES.items():
-        given, other = collected.get(old), collected.get(new)
-        if given is None or given.value is None:
-            continue
-        if other is not None and other.value not in (None, given.value):
-            problems.append(Problem(old, given.value, f"contradicts {new} = {other.value!r}", f"keep {new}"))
-        elif other is None or other.value is None:
-            found[new] = given
-    return found
 
 
 def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, Any], dict[str, Problem]]:
@@ -96,15 +94,19 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
     found: dict[str, Problem] = {}
     for name, given in collected.items():
         if name not in known:
-            remedy = did_you_mean(name, [*known, *NOT_FIELDS])
+            remedy = did_you_mean(name, [*known, "base", "launcher", "recipe", "print_config", "dry_run"])
             found[name] = Problem(name, given.value, f"unknown field ({given.where})", remedy)
         # null stands for "not given" wherever it is no value, and in all of transformers' fields
         elif given.value is not None or (
             fields.takes(known[name].annotation, type(None)) and (name not in trainer.FIELDS or name == "deepspeed")
         ):
             values[name] = given.value
-            for each in (*paths.check(name, given.value), *trainer.owned_problem(name, given.value)):
+            for each in paths.check(name, given.value):
                 found[name] = each
+            own, owned = known[name].default, trainer.OWNED.get(name)
+            if owned is not None and given.value != own and not (own is None and given.value in ("", {}, [])):
+                shown = "null" if own is None else str(own).lower()
+                found[name] = Problem(name, given.value, f"must stay {shown}: {owned.reason}", owned.remedy)
     sections: tuple[type[Section], ...] = (*kind.SECTIONS.values(), Trainer)
     for section in sections:
         own = {name: values[name] for name in section.flat_fields() if name in values and name not in found}
@@ -115,10 +117,6 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
             better = dataclasses.replace(each, wrong=each.wrong + where, remedy=each.remedy + form)
             found.setdefault(each.field, better)
     return {name: value for name, value in values.items() if name not in found}, found
-
-
-NOT_FIELDS = ("base", "launcher", "recipe", "print_config", "dry_run")
-"""Names that a recipe or a command line may have beside the fields."""
 
 
 def _build(

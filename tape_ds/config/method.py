@@ -73,10 +73,6 @@ class MethodSection(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in METHODS:
-            start, _, method = name.partition("+")
-            if start in METHODS and method in METHODS and METHODS[start].trains == "nothing":
-                remedy = f"method: {method}, which starts from rope_parameters: {{rope_type: {start}}}"
-                raise WrongValueError("unknown method", remedy)
             raise WrongValueError("unknown method", did_you_mean(name, METHODS))
         return name
 
@@ -92,7 +88,7 @@ class MethodSection(Section):
         return METHODS[self.method]
 
     @property
-    def idle(self) -> set[str]:
+    def unused_fields(self) -> set[str]:
         fields = {field for field, reads in _READ_BY.items() if not reads(self.chosen)}
         if not self.train_router:
             fields.add("train_router")
@@ -114,11 +110,11 @@ class MethodSection(Section):
             "torch_compile does not take a second model's tokens": bool(recipe.trainer_value("torch_compile")),
         }
         if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
-            yield Problem("distill", True, wrong, "mend that, or distill: false")
+            yield Problem("distill", True, wrong, "change that, or distill: false")
 
     @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "train_router", "distill", "distill_weight", *GROUPS)
-    def _idle_fields(self, recipe: RecipeView) -> Iterator[Problem]:
-        for field in sorted(recipe.given & self.idle):
+    def _unused(self, recipe: RecipeView) -> Iterator[Problem]:
+        for field in sorted(recipe.given & self.unused_fields):
             value, holds = getattr(self, field), MethodSection.model_fields[field].default
             if field in GROUPS:
                 holds = self.chosen.trains == "everything"
@@ -130,6 +126,10 @@ class MethodSection(Section):
             others = ", ".join(name for name, method in METHODS.items() if _READ_BY[field](method))
             remedy = f"remove it (where a base has it: {field}: {json.dumps(holds)}), or method: {others}"
             yield Problem(field, value, f"method = {self.method!r} does not read it", remedy)
+        resumed = recipe.trainer_value("resume_from_checkpoint")
+        if resumed and resumed != "auto" and not recipe.trains:  # auto: if there is a checkpoint
+            wrong = f"method = {self.method!r} takes no steps: there is nothing to resume"
+            yield Problem("resume_from_checkpoint", resumed, wrong, "remove it")
 
     @rule("method", "position_encoding", "position_options", *GROUPS)
     def _trains_something(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -152,18 +152,14 @@ class MethodSection(Section):
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
             yield Problem("method", name, "nothing is left to train", f"set one of {', '.join(GROUPS)}")
 
-    @rule("method", "rope_parameters", "theta_linear")
-    def _rope_type(self, recipe: RecipeView) -> Iterator[Problem]:
-        name, given = self.method, recipe.model.rope_parameters.get("rope_type")
+    @rule("method", "position_encoding", "rope_parameters", "theta_linear")
+    def _rope(self, recipe: RecipeView) -> Iterator[Problem]:
+        name, model, given = self.method, recipe.model, recipe.model.rope_parameters.get("rope_type")
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
             remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
             yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
-
-    @rule("method", "position_encoding", "rope_parameters", "pose_chunks")
-    def _dropped(self, recipe: RecipeView) -> Iterator[Problem]:
-        name, model, data = self.method, recipe.model, recipe.data
         if not self.chosen.drops_rope:
             return
         if model.position_encoding != self.chosen.encoding:
@@ -172,16 +168,9 @@ class MethodSection(Section):
         if model.rope_parameters:
             remedy = "remove it (where a base has it: rope_parameters: {}), or method: full"
             yield Problem("rope_parameters", model.rope_parameters, f"method = {name!r} drops RoPE", remedy)
-        if data.pose.chunks >= 2:
+        if recipe.data.pose.chunks >= 2:
             wrong = f"method = {name!r} drops RoPE: the model would not see positions that skip ahead"
-            yield Problem("pose_chunks", data.pose.chunks, wrong, "give pose_chunks: 1")
-
-    @rule("method", "resume_from_checkpoint")
-    def _nothing_to_resume(self, recipe: RecipeView) -> Iterator[Problem]:
-        name, given = self.method, recipe.trainer_value("resume_from_checkpoint")
-        if given and given != "auto" and not recipe.trains:  # auto: if there is a checkpoint
-            wrong = f"method = {name!r} takes no steps: there is nothing to resume"
-            yield Problem("resume_from_checkpoint", given, wrong, "remove it")
+            yield Problem("pose_chunks", recipe.data.pose.chunks, wrong, "give pose_chunks: 1")
 
     @rule("method", "group_tokens", "window", "position_encoding")
     def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -197,8 +186,16 @@ class MethodSection(Section):
             wrong = f"method = {self.method!r} cannot cut an encoding that biases scores"
             yield Problem("position_encoding", encoding, wrong, "position_encoding: rope, or method: lora")
 
-    @rule("method", "load_in_4bit", "deepspeed")
-    def _four_bits(self, recipe: RecipeView) -> Iterator[Problem]:
+    @rule("method", "load_in_4bit", "deepspeed", SEQUENCE, TENSOR)
+    def _machines(self, recipe: RecipeView) -> Iterator[Problem]:
+        for name in (SEQUENCE, TENSOR):
+            size = getattr(recipe.scale, name)
+            if size > 1 and self.chosen.grouped:
+                wrong = f"{self.method} attends within groups, and needs every head in one process"
+                yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
+        size = recipe.scale.tensor_parallel_size
+        if size > 1 and self.load_in_4bit:
+            yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
         if not self.load_in_4bit or self.chosen.trains != "adapters":
             return
         reasons = []
@@ -207,21 +204,7 @@ class MethodSection(Section):
         if recipe.deepspeed and deepspeed_config.stage(recipe.deepspeed) == 3:
             reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")
         if reasons:
-            yield Problem("load_in_4bit", True, "; ".join(reasons), "mend that, or load_in_4bit: false")
-
-    @rule(SEQUENCE, TENSOR, "method")
-    def _whole_heads(self, recipe: RecipeView) -> Iterator[Problem]:
-        for name in (SEQUENCE, TENSOR):
-            size = getattr(recipe.scale, name)
-            if size > 1 and self.chosen.grouped:
-                wrong = f"{self.method} attends within groups, and needs every head in one process"
-                yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
-
-    @rule(TENSOR, "load_in_4bit")
-    def _pieces(self, recipe: RecipeView) -> Iterator[Problem]:
-        size = recipe.scale.tensor_parallel_size
-        if size > 1 and self.load_in_4bit:
-            yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
+            yield Problem("load_in_4bit", True, "; ".join(reasons), "change that, or load_in_4bit: false")
 
 
 def targets_of(settings: MethodSection, family: str, known: Collection[str] = LORA_TARGETS) -> Iterator[Problem]:

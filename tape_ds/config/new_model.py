@@ -130,7 +130,7 @@ def configuration(
         tokenizer: for the special tokens and for the encoding.
         vocab_size: rows of the embedding.
         options: of the encoding.
-        pad_token_id: its row of the embedding stays zero and is never trained; None if every token may be a text's.
+        pad_token_id: its embedding stays zero and is never trained; None if every token may be a text's.
 
     Raises:
         UserError: options that the encoding does not have.
@@ -174,12 +174,12 @@ class NewModelRecipe(Recipe):
         yield from encodings.check_options(self.model.position_encoding, self.model.position_options)
 
     @rule(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", *_TASK)
-    def _model(self) -> Iterator[Problem]:
+    def _sizes(self) -> Iterator[Problem]:
         model = self.model
         if "head_dim" not in self.given and model.hidden_size % model.num_attention_heads:
             wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"
             yield Problem("hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim")
-        elif not list(self._options()):
+        elif not encodings.check_options(model.position_encoding, model.position_options):
             known = {field.name for field in dataclasses.fields(sizes.Fields)}
             own = {name: value for name, value in self.configuration().items() if name in known}
             yield from sizes.problems(sizes.Fields(**own))

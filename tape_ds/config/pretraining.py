@@ -81,25 +81,20 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     def model_config(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
     ) -> "TapeConfig":
-        """Return the configuration of the model for this tokenizer, see :func:`.new_model.configuration`.
-
-        No padding token is set: sequences are not padded.
-
-        Args:
-            tokenizer: for the special tokens and for the encoding.
-            vocab_size: rows of the embedding; default the tokenizer's entries.
+        """Return the model's configuration for this tokenizer and a number of embeddings (default the tokenizer's), see
+        :func:`.new_model.configuration`. No padding token is set: sequences are not padded.
 
         Raises:
             UserError: impossible sizes or options.
         """
         from tape_ds.models.configuration import TapeConfig
 
-        return TapeConfig(**self._fields(tokenizer, vocab_size or len(tokenizer)))
+        return TapeConfig(**self.configuration(tokenizer, vocab_size or len(tokenizer)))
 
-    def configuration(self) -> dict[str, Any]:
-        return self._fields(NO_TOKENIZER, self.model.vocab_size or 2**31)
-
-    def _fields(self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", entries: int) -> dict[str, Any]:
+    def configuration(
+        self, tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER, vocab_size: int | None = None
+    ) -> dict[str, Any]:
+        entries = vocab_size or self.model.vocab_size or 2**31
         return new_model.configuration(self.model, self.data.window, tokenizer, entries, self.model.position_options)
 
     def outline(self) -> dict[str, str]:
@@ -135,9 +130,10 @@ class PretrainingRecipe(new_model.NewModelRecipe):
             wrong = f"fewer than one block of {max(lengths)}, the longest of eval_lengths"
             yield Problem("eval_tokens", tokens, wrong, f"give {max(lengths)} or more")
 
-    @rule("streaming", "train_data", "max_steps", "dataloader_num_workers")
-    def _streaming(self) -> Iterator[Problem]:
+    @rule("streaming", "train_data", "eval_data", "skip_bad_rows", "max_steps", "dataloader_num_workers")
+    def _data(self) -> Iterator[Problem]:
         data = self.data
+        yield from sources.check_lists(data.train_data, data.eval_data, data.skip.bad_rows)
         if not data.streaming:
             yield from weights.check_steps(data.train_data, self.trainer_value("max_steps"))
             return
@@ -148,14 +144,10 @@ class PretrainingRecipe(new_model.NewModelRecipe):
                 yield Problem("train_data", spec, wrong, "set streaming: false")
         steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")
         if steps <= 0:
-            yield Problem("max_steps", steps, "the length of a stream is unknown", "say how many steps to train")
+            yield Problem("max_steps", steps, "the length of a stream is unknown", "give the steps to train")
         if workers > 1:
             wrong = "each would read and tokenise the same stream"
             yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead during training) or 0")
-
-    @rule("train_data", "eval_data", "skip_bad_rows")
-    def _data(self) -> Iterator[Problem]:
-        yield from sources.check_lists(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
 
 
 load = partial(loading.load, kind=PretrainingRecipe)

@@ -52,11 +52,10 @@ class Recipe(ABC):
     """Whether every sequence fills the window; else a batch is as long as its longest sequence."""
 
     name: str
-    """The recipe's name, or the stem of its path."""
+    """Or the stem of its path."""
     model: Any
     """The section about the model; every kind's has ``liger`` and ``attention_backend``."""
     data: Any
-    """The section about the data."""
     optimization: Optimization
     safety: Safety
     scale: Scale
@@ -143,20 +142,31 @@ class Recipe(ABC):
         return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
 
     def layout(self, world_size: int | None = None) -> Layout:
-        """Return the layout of ``world_size`` processes; default those of the job.
+        """Return the layout of ``world_size`` processes (default those of the job), with the engine's default buffers.
 
         Raises:
             UserError: they do not fall into groups that work on the same sequences.
         """
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
-        return Layout(world, self.scale.sequence_parallel_size, self.scale.tensor_parallel_size)
+        recomputes, zero = self.trainer_value("activation_checkpointing"), "zero_optimization.offload_"
+        return Layout(
+            world,
+            self.scale.sequence_parallel_size,
+            self.scale.tensor_parallel_size,
+            zero=None if self.deepspeed is None else deepspeed_config.stage(self.deepspeed),
+            micro_batch=int(self.trainer_value("per_device_train_batch_size")),
+            checkpoint_layers=self.memory.checkpoint_layers if recomputes else None,
+            offload_checkpoints=self.memory.checkpoint_offload,
+            offload_optimizer=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}optimizer.device") or "none",
+            offload_weights=deepspeed_config.lookup(self.deepspeed or {}, f"{zero}param.device") or "none",
+            mlp_tiles=self.memory.mlp_tiles,
+        )
 
     def accumulation(self) -> int:
         """Backward passes per optimizer step and process; 1 without steps."""
-        if not self.trains:
-            return 1
-        return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * self.layout().data)
+        layout = self.layout()
+        return self.global_batch_size // (layout.micro_batch * layout.data) if self.trains else 1
 
     def training_arguments(self) -> "TrainingArguments":
         """Return the trainer's arguments; transformers picks the device and starts the process group here.
@@ -217,10 +227,9 @@ class Recipe(ABC):
     def _batch(self) -> Iterator[Problem]:
         if not self.trains or list(check_groups(self.scale, self.world_size)):  # then Scale's rule has the problem
             return
-        layout = self.layout()
-        batch, each = self.global_batch_size, self.trainer_value("per_device_train_batch_size")
+        layout, written = self.layout(), self.trainer_value("gradient_accumulation_steps")
+        batch, each = self.global_batch_size, layout.micro_batch
         shared = each * layout.data
-        written = self.trainer_value("gradient_accumulation_steps")
         if batch < 1:
             yield Problem("global_batch_size", batch, "too small", "give 1 or more")
         elif batch % shared:
@@ -234,25 +243,22 @@ class Recipe(ABC):
             wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
             yield Problem("gradient_accumulation_steps", written, wrong, "remove it: it follows from global_batch_size")
 
-    @rule("liger", "use_cpu")
-    def _liger(self) -> Iterator[Problem]:
-        if self.model.liger == "on" and not self.elsewhere and (reason := liger.why_not(self._device())) is not None:
-            remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
-            yield Problem("liger", "on", reason, remedy)
+    @rule("liger", "attention_backend", "use_cpu")
+    def _kernels(self) -> Iterator[Problem]:
+        wanted = self.model.attention_backend
+        unknown = list(attention.check_backend(wanted))
+        yield from unknown
+        if self.elsewhere or (self.model.liger != "on" and attention.requested(wanted) == "auto"):
+            return
 
-    @rule("attention_backend", "use_cpu")
-    def _attention(self) -> Iterator[Problem]:
-        unknown = list(attention.check_backend(self.model.attention_backend))
-        named = attention.requested(self.model.attention_backend)
-        if unknown or self.elsewhere or named == "auto":
-            yield from unknown
-        elif (lacking := attention.missing(named, self._device().type)) is not None:
-            yield lacking
-
-    def _device(self) -> Any:
         import torch
 
-        return torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
+        device = torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
+        if not unknown and (lacking := attention.missing(attention.requested(wanted), device.type)) is not None:
+            yield lacking
+        if self.model.liger == "on" and (reason := liger.why_not(device)) is not None:
+            remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
+            yield Problem("liger", "on", reason, remedy)
 
     @rule(
         *("deepspeed", "bf16", "fp16", "learning_rate", "per_device_train_batch_size", "global_batch_size"),
@@ -281,12 +287,14 @@ class Recipe(ABC):
         if not list(check_groups(self.scale, self.world_size)) and batch % (each * self.layout().data) == 0:
             accumulation = batch // (each * self.layout().data)
             expected["gradient_accumulation_steps"] = ("gradient_accumulation_steps (derived)", accumulation)
-        yield from deepspeed_config.check_against_trainer(config, expected)
-        yield from deepspeed_config.check_replacements(config, value("lr_scheduler_type"), value("optim"))
-        yield from deepspeed_config.check_itself(config)
+        for name, (field, trainers) in expected.items():
+            written = deepspeed_config.lookup(config, name)
+            if written not in (None, "auto", trainers):
+                wrong = f"the trainer has {field} = {trainers!r}"
+                yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
+        yield from deepspeed_config.check_itself(config, value("lr_scheduler_type"), value("optim"))
 
     @rule("deepspeed", "use_cpu")
     def _sharding(self) -> Iterator[Problem]:
         config = self.deepspeed or {}
-        yield from deepspeed_config.check_offload(config)
-        yield from deepspeed_config.check_zero_plus_plus(config, self.world_size, self.trainer_value("use_cpu"))
+        yield from deepspeed_config.check_sharding(config, self.world_size, self.trainer_value("use_cpu"))

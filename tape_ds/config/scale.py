@@ -38,58 +38,48 @@ class Scale(Section):
         """The one of the two that is above 1; they exclude each other."""
         return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
 
-    @rule(SEQUENCE, TENSOR)
+    @rule(SEQUENCE, TENSOR, "deepspeed")
     def _groups(self, recipe: RecipeView) -> Iterator[Problem]:
-        for name in (SEQUENCE, TENSOR):
-            if getattr(self, name) > 1 and not recipe.trains:
-                yield Problem(name, getattr(self, name), "nothing is trained", "remove it")
-                return
-        yield from check_groups(self, recipe.world_size)
+        size, engine = self.tensor_parallel_size, recipe.deepspeed
+        if self.ways > 1 and not recipe.trains:
+            yield Problem(self.field, self.ways, "nothing is trained", "remove it")
+        else:
+            yield from check_groups(self, recipe.world_size)
+        if size > 1 and engine is None:
+            wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
+            yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
+        elif size > 1 and (stage := deepspeed_config.stage(engine)) not in (1, 2):
+            wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
+            remedy = "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3"
+            yield Problem(TENSOR, size, wrong, remedy)
 
-    @rule(SEQUENCE, TENSOR, "deepspeed", "neftune_noise_alpha", "torch_compile", "include_num_input_tokens_seen")
-    def _whole_sequences(self, recipe: RecipeView) -> Iterator[Problem]:
-        if self.ways <= 1:
-            return
-        for name, wrong in _WHOLE_ROWS.items():
+        # these count on whole sequences
+        for name, wrong in (
+            ("neftune_noise_alpha", "its noise is drawn, and scaled, for the sequences as one process holds them"),
+            ("torch_compile", "a compiled graph does not hold what processes exchange in a layer"),
+            ("include_num_input_tokens_seen", "it would count a sequence in each process that reads it"),
+        ):
             value = recipe.trainer_value(name)
-            if value and value != trainer.library_default(name):
+            if self.ways > 1 and value and value != trainer.library_default(name):
                 yield Problem(name, value, f"with {self.field} above 1: {wrong}", "remove one of the two")
 
     @rule("deepspeed")
     def _engine(self, recipe: RecipeView) -> Iterator[Problem]:
         # to the engine this is plain data parallelism, with gradients averaged over all processes
-        written = deepspeed_config.lookup(recipe.deepspeed or {}, "sequence_parallel_size")
+        written = deepspeed_config.lookup(recipe.deepspeed or {}, SEQUENCE)
         if written not in (None, 1):
             wrong = "the trainer shares sequences itself, and the engine would average gradients over too few processes"
             remedy = f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
             yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
-
-    @rule(TENSOR, "deepspeed")
-    def _tensor_engine(self, recipe: RecipeView) -> Iterator[Problem]:
         written = deepspeed_config.lookup(recipe.deepspeed or {}, "tensor_parallel")
         if written is not None:
             wrong = "the trainer cuts the model itself, position states included"
             remedy = "remove it from the JSON, and set tensor_parallel_size in the recipe"
             yield Problem("deepspeed.tensor_parallel", written, wrong, remedy)
-        size = self.tensor_parallel_size
-        if size <= 1:
-            return
-        if recipe.deepspeed is None:
-            wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
-            yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
-        elif (stage := deepspeed_config.stage(recipe.deepspeed)) not in (1, 2):
-            wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
-            remedy = "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3"
-            yield Problem(TENSOR, size, wrong, remedy)
 
 
 def check_model(scale: Scale, config: Any) -> list[Problem]:
-    """Return why a model cannot be divided like this, once its configuration is known.
-
-    Args:
-        scale: as loaded.
-        config: a transformers configuration, or a recipe's section with the same names.
-    """
+    """Return why a model cannot be divided like this, once its transformers configuration is known."""
     heads = config.num_attention_heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     found = list(check_heads(heads, key_value_heads, scale.sequence_parallel_size))
@@ -110,11 +100,3 @@ def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
         fitting = [each for each in range(1, world + 1) if world % each == 0]
         remedy = f"start a multiple of {scale.ways} processes, or give one of: {', '.join(map(str, fitting))}"
         yield Problem(scale.field, scale.ways, f"does not divide the job's processes, {world}", remedy)
-
-
-_WHOLE_ROWS = {
-    "neftune_noise_alpha": "its noise is drawn, and scaled, for the sequences as one process holds them",
-    "torch_compile": "a compiled graph does not hold what processes exchange in a layer",
-    "include_num_input_tokens_seen": "it would count a sequence in each process that reads it; see the log's tokens",
-}
-"""Fields of the trainer that count on whole sequences, and why."""

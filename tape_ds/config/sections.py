@@ -97,20 +97,14 @@ class Safety(Section):
     watchdog_seconds: Annotated[float, FREE] = Field(1800.0, ge=0)
     """Time without any progress on a rank after which stacks are written and the job is ended; 0: never."""
 
-    @rule("keep_every", "keep_steps", "save_strategy")
-    def _keeping(self, recipe: RecipeView) -> Iterator[Problem]:
+    @rule()
+    def _trainer(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in ("keep_every", "keep_steps"):
             if (value := getattr(self, name)) and recipe.trainer_value("save_strategy") == "no":
                 yield Problem(name, value, "save_strategy is no: nothing is saved", "remove one of the two")
-
-    @rule("start_anew", "resume_from_checkpoint")
-    def _anew(self, recipe: RecipeView) -> Iterator[Problem]:
         if self.start_anew and (checkpoint := recipe.trainer_value("resume_from_checkpoint")):
             wrong = f"it removes what resume_from_checkpoint = {checkpoint!r} would resume"
             yield Problem("start_anew", True, wrong, "remove one of the two")
-
-    @rule("spike_action", "fp16")
-    def _skipping(self, recipe: RecipeView) -> Iterator[Problem]:
         if self.spike_action == "skip" and recipe.trainer_value("fp16"):
             wrong = "fp16's loss scale takes a skipped step for an overflow, and shrinks"
             yield Problem("spike_action", "skip", wrong, "use bf16, or spike_action: warn")
@@ -129,24 +123,20 @@ class Profile(Section):
     profile_ranks: Annotated[list[int], FREE] = [0]
     """Ranks that record."""
 
-    @rule("profile", "profile_start", "profile_steps", "max_steps")
-    def _window(self, recipe: RecipeView) -> Iterator[Problem]:
+    @rule("profile_start", "profile_steps", "max_steps")
+    def _steps(self, recipe: RecipeView) -> Iterator[Problem]:
         steps, last = recipe.trainer_value("max_steps"), self.profile_start + self.profile_steps - 1
         if self.profile and 0 < steps < last:
             wrong = f"with profile_steps = {self.profile_steps} it needs {last} steps, and max_steps = {steps}"
             yield Problem("profile_start", self.profile_start, wrong, "begin earlier, record fewer, or take more steps")
-
-    @rule("profile", "profile_ranks")
-    def _ranks(self, recipe: RecipeView) -> Iterator[Problem]:
-        wrong = [rank for rank in self.profile_ranks if not 0 <= rank < recipe.world_size]
-        if self.profile and (wrong or not self.profile_ranks):
+        wrong_ranks = [rank for rank in self.profile_ranks if not 0 <= rank < recipe.world_size]
+        if self.profile and (wrong_ranks or not self.profile_ranks):
             remedy = f"give one or more of the ranks 0 to {recipe.world_size - 1}, or remove it"
-            yield Problem("profile_ranks", wrong or [], "no such rank" if wrong else "no rank would record", remedy)
+            wrong = "no such rank" if wrong_ranks else "no rank would record"
+            yield Problem("profile_ranks", wrong_ranks, wrong, remedy)
 
 
 _RATE, _DECAY = "position_learning_rate", "position_weight_decay"
-_OWN_GROUPS = ("galore", "apollo", "lomo", "adalomo")
-"""First words of the optimizers that divide a model's parameters themselves."""
 
 
 class Optimization(Section):
@@ -170,23 +160,20 @@ class Optimization(Section):
         rate = f"learning rate {self.position_rate(learning_rate):g}{factor}"
         return f"{rate}, weight decay {self.position_weight_decay:g}"
 
-    @rule(_RATE)
-    def _range(self, recipe: RecipeView) -> Iterator[Problem]:
-        rate = self.position_learning_rate
-        number = _factor(rate) if isinstance(rate, str) else rate
-        if rate is not None and (number is None or number <= 0):
-            wrong = "neither a learning rate nor a factor" if number is None else "out of range"
-            yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
-
     @rule(_RATE, _DECAY, "position_encoding", "position_options", "method", "train_position")
     def _trained(self, recipe: RecipeView) -> Iterator[Problem]:
         yield from check_trained(self, recipe.trains_positions)
 
-    @rule(_RATE, _DECAY, "optim", "deepspeed")
-    def _others(self, recipe: RecipeView) -> Iterator[Problem]:
+    @rule(_RATE, "optim", "deepspeed")
+    def _values(self, recipe: RecipeView) -> Iterator[Problem]:
         rate, optim = self.position_learning_rate, recipe.trainer_value("optim")
+        number = _factor(rate) if isinstance(rate, str) else rate
+        if rate is not None and (number is None or number <= 0):
+            wrong = "neither a learning rate nor a factor" if number is None else "out of range"
+            yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
         for name, given in ((_RATE, rate), (_DECAY, self.position_weight_decay or None)):
-            if given is not None and optim.startswith(_OWN_GROUPS):
+            # these divide a model's parameters themselves
+            if given is not None and optim.startswith(("galore", "apollo", "lomo", "adalomo")):
                 wrong = f"optim = {optim!r} divides the model's parameters by itself"
                 yield Problem(name, given, wrong, "remove it, or use optim: adamw_torch")
         if rate is not None and deepspeed_config.lookup(recipe.deepspeed or {}, "scheduler") is not None:
@@ -202,10 +189,8 @@ def _factor(text: str) -> float | None:
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
     """Return whether an encoding has parameters to train; False if its name or options are wrong."""
-    if encodings.check_options(encoding, options):
-        return False
-    chosen = encodings.options_of(encoding, options)
-    return chosen.learns or chosen.abacus
+    chosen = None if encodings.check_options(encoding, options) else encodings.options_of(encoding, options)
+    return chosen is not None and (chosen.learns or chosen.abacus)
 
 
 def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem]:

@@ -226,91 +226,59 @@ class Trainer(Library):
             wrong = f"longer than the run, max_steps = {steps}"
             yield Problem("warmup_steps", self.warmup_steps, wrong, "give fewer, or a share of the run (below 1)")
 
-    @rule("save_strategy")
-    def _saving(self, recipe: RecipeView) -> Iterator[Problem]:
-        # the trainer sees a run as one epoch, and never evaluates within it
+    @rule("dataloader_num_workers")
+    def _values(self, recipe: RecipeView) -> Iterator[Problem]:
+        # a field that is wrong by itself has its default here, which is never refused
         if self.save_strategy not in ("steps", "no"):
             wrong = "a run is one pass over its samples, with no evaluation in between"
             yield Problem("save_strategy", self.save_strategy, wrong, "give steps (and save_steps), or no")
-
-    @rule("lr_scheduler_type")
-    def _schedule(self, recipe: RecipeView) -> Iterator[Problem]:
         if recipe.trains and self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
             wrong = "it follows an evaluation during training, and a run has none"
             yield Problem("lr_scheduler_type", self.lr_scheduler_type, wrong, "give another, such as cosine")
-
-    @rule("logging_steps", "save_steps")
-    def _intervals(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in ("logging_steps", "save_steps"):
             value = getattr(self, name)
             if value > 1 and value != int(value):
                 yield Problem(name, value, "not a whole number", "give one, or a share of the run (below 1)")
-
-    @rule("dataloader_num_workers", *_OF_WORKERS)
-    def _workers(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in _OF_WORKERS if self.dataloader_num_workers == 0 else ():
             if value := getattr(self, name):
                 remedy = "remove it, or give dataloader_num_workers"
                 yield Problem(name, value, "no worker: dataloader_num_workers = 0", remedy)
-
-    @rule("bf16", "fp16")
-    def _precision(self, recipe: RecipeView) -> Iterator[Problem]:
         if self.bf16 and self.fp16:
             yield Problem("fp16", True, "bf16 is on as well", "keep one of the two")
-
-    @rule("activation_checkpointing", "activation_checkpointing_kwargs")
-    def _checkpointing(self, recipe: RecipeView) -> Iterator[Problem]:
-        given = self.activation_checkpointing_kwargs or {}
-        if given.get("use_reentrant", False) is not False:
+        reentrant = (self.activation_checkpointing_kwargs or {}).get("use_reentrant", False)
+        if reentrant is not False:
             wrong = "reentrant checkpointing cuts the gradients of the position updates"
-            yield Problem("activation_checkpointing_kwargs.use_reentrant", given["use_reentrant"], wrong, "give false")
-
-    @rule("accelerator_config")
-    def _accelerator(self, recipe: RecipeView) -> Iterator[Problem]:
+            yield Problem("activation_checkpointing_kwargs.use_reentrant", reentrant, wrong, "give false")
         for name in ("split_batches", "dispatch_batches"):
             if (self.accelerator_config or {}).get(name):
                 wrong = "each process reads its own samples, chosen by their number"
                 yield Problem(f"accelerator_config.{name}", True, wrong, "remove it")
-
-    @rule("report_to")
-    def _trackers(self, recipe: RecipeView) -> Iterator[Problem]:
+        modules = {"azure_ml": ("azureml",), "flyte": ("flytekit",), "tensorboard": ("tensorboard", "tensorboardX")}
         known = library.trackers()
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
-            if name in ("none", "all"):
-                continue
-            if name not in known:
+            if name not in ("none", "all", *known):
                 yield Problem("report_to", name, "unknown tracker", did_you_mean(name, ["none", *known]))
-            elif not any(importlib.util.find_spec(module) for module in _MODULES.get(name, (name,))):
+            elif name in known and not any(map(importlib.util.find_spec, modules.get(name, (name,)))):
                 remedy = f"pip install {name.replace('_', '-')}, or report_to: none"
                 yield Problem("report_to", name, "its package is not installed", remedy)
 
-    @rule("output_dir")
-    def _output(self, recipe: RecipeView) -> Iterator[Problem]:
-        folder = paths.of(str(self.output_dir)).absolute()
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
+    @rule("resume_from_checkpoint", "output_dir")
+    def _folders(self, recipe: RecipeView) -> Iterator[Problem]:
+        given, folder = self.resume_from_checkpoint, paths.of(str(self.output_dir))
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             yield Problem("output_dir", self.output_dir, f"{existing} is a file", "give another folder")
         elif not os.access(existing, os.W_OK | os.X_OK):
             remedy = "give another folder, or change its rights"
             yield Problem("output_dir", self.output_dir, f"{existing} is not writable", remedy)
-
-    @rule("resume_from_checkpoint", "output_dir")
-    def _resume(self, recipe: RecipeView) -> Iterator[Problem]:
-        given = self.resume_from_checkpoint
-        if given in (None, True, False, "auto") or os.path.isdir(paths.of(str(given))):
-            return
-        folder = paths.of(str(self.output_dir))
-        found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
-        remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
-        yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
+        if given not in (None, True, False, "auto") and not os.path.isdir(paths.of(str(given))):
+            found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
+            remedy = (
+                f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
+            )
+            yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 
 
-_MODULES = {
-    "azure_ml": ("azureml",),
-    "flyte": ("flytekit",),
-    "tensorboard": ("tensorboard", "tensorboardX"),
-}
-"""Packages of trackers that have another name."""
 FIELDS: Mapping[str, Any] = {
     name: field for name, field in Trainer.model_fields.items() if name not in ("global_batch_size", "local_rank")
 }
@@ -331,13 +299,3 @@ OURS: Mapping[str, Any] = {
 OWNED: Mapping[str, Owned] = {
     name: mark for name, field in FIELDS.items() for mark in field.metadata if isinstance(mark, Owned)
 }
-
-
-def owned_problem(name: str, value: Any) -> Iterator[Problem]:
-    """Yield why an owned field cannot have this value."""
-    if name not in OWNED:
-        return
-    own = FIELDS[name].default
-    if value != own and not (own is None and value in ("", {}, [])):
-        shown = "null" if own is None else str(own).lower()
-        yield Problem(name, value, f"must stay {shown}: {OWNED[name].reason}", OWNED[name].remedy)

@@ -1,7 +1,1 @@
-"""From data specs to training sequences.
-
-``sources`` reads documents, ``packing`` tokenises them once and cuts sequences, ``pose`` draws skipped positions and
-``dataset`` serves every training sample as a pure function of (seed, sample index). ``streaming`` does the same for
-text that is never tokenised ahead, ``mixing`` for several sources by weight. ``token_file`` writes and describes files
-of nothing but token ids.
-"""
+"""From data specs to training sequences: read, tokenise, pack or draw, mix, and serve sample ``i`` of a run."""

@@ -6,7 +6,7 @@ A cache that is not writable serves what it has.
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,55 +24,51 @@ def key(kind: str, **parts: Any) -> str:
     return f"{kind}-{hashlib.sha256(described.encode()).hexdigest()[:32]}"
 
 
-def folder_with_record(
-    bad_rows: SourceBadRows, cache_dir: str | Path, name: str, build: Callable[[Path], None]
-) -> Path:
-    """As :func:`tape_ds.building.folder`, with a record of the rows that ``build`` leaves out, which count for every
-    run that reads the folder.
-    """
-
-    def build_with_record(folder: Path) -> None:
-        build(folder)
-        bad_rows.write(folder / bad_rows.FILE)
-
-    folder = building.folder(cache_dir, name, build_with_record)
-    bad_rows.count(folder / bad_rows.FILE)
-    return folder
-
-
 def rows(
     cache_dir: str | Path,
     key: str,
     features: "Features",
     make: Callable[[], Iterator[dict[str, Any]]],
     bad_rows: SourceBadRows | None = None,
+    *,
+    none: Problem,
 ) -> "Dataset":
-    """Return the rows of ``make()``, memory-mapped from their folder; ``bad_rows`` counts those left out."""
+    """Return the rows of ``make()``, memory-mapped from their folder.
+
+    Args:
+        key: of :func:`key`.
+        bad_rows: counts the rows that ``make`` leaves out, also where the folder is there already.
+        none: raised if there are no rows, since an empty folder must not be cached.
+    """
     from datasets import load_from_disk
 
-    folder = building.folder if bad_rows is None else partial(folder_with_record, bad_rows)
-    return load_from_disk(str(folder(cache_dir, key, partial(write, key, features, make))))
+    def build(folder: Path) -> None:
+        if not write(key, features, make(), folder):
+            raise UserError(none)
+        if bad_rows is not None:
+            bad_rows.write(folder / bad_rows.FILE)
+
+    folder = building.folder(cache_dir, key, build)
+    if bad_rows is not None:
+        bad_rows.count(folder / bad_rows.FILE)
+    return load_from_disk(str(folder))
 
 
-def write(key: str, features: "Features", make: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:
-    """Write the rows of ``make()`` into a new folder, ``key`` as their fingerprint."""
+def write(key: str, features: "Features", rows: Iterator[dict[str, Any]], folder: Path) -> bool:
+    """Write ``rows`` into a new folder, ``key`` as their fingerprint; return False and write nothing if there are
+    none."""
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
 
+    first = next(rows, None)
+    if first is None:
+        return False
     try:
         work = str(folder.with_name("work"))
-        built = Dataset.from_generator(make, features=features, cache_dir=work, fingerprint=key)
+        built = Dataset.from_generator(lambda: chain([first], rows), features=features, cache_dir=work, fingerprint=key)
     except DatasetGenerationError as error:  # the library hides what the generator raised
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
     built.save_to_disk(str(folder))
-
-
-def some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, Any]]:
-    """Yield ``rows``; raise ``none`` if there are none, since an empty folder must not be cached."""
-    first = next(rows, None)
-    if first is None:
-        raise UserError(none)
-    yield first
-    yield from rows
+    return True

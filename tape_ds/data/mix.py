@@ -3,8 +3,7 @@
 As in :mod:`tape_ds.data.order`, sample ``i`` is a pure function of (seed, i). Every source has separate sequences
 (packed, drawn by PoSE or streamed), a separate seed and separate epochs: a small one begins again while a large one is
 in its first. The source of sample ``i`` is drawn from (seed, i), and the sample is the source's next sequence: its
-number is the count of samples before ``i`` from this source, known from the draws. So nothing is stored, and the number
-of processes does not matter.
+number is the count of samples before ``i`` from this source, known from the draws.
 
 The probability of a source is proportional to ``share / mean tokens of its sequences``, so that shares are of tokens
 also where sequences are not full.
@@ -12,8 +11,7 @@ also where sequences are not full.
 **Streamed sources.** Sample ``i`` is from stream worker ``i % W`` of its source, whose sequences are counted for each
 worker separately. So each rank reads with different workers, as without weights (:mod:`tape_ds.data.stream`).
 
-``datasets.interleave_datasets`` is not used: its probabilities are of examples, whatever their length; it ends with the
-first source, or restarts it unshuffled; and a stream of it is resumed from a state, not from a number.
+``datasets.interleave_datasets`` mixes examples, whatever their length, and resumes from a state, not from a number.
 """
 
 import functools
@@ -24,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
+from tape_ds.data.order import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, RunSamples, TrainingSequences, generator
 from tape_ds.data.selection import token_counts
 from tape_ds.data.sources.weights import Entry, percent, shares_of, specs_of
 from tape_ds.data.stream import StreamedSequences
@@ -37,33 +35,16 @@ BLOCK = 2**14  # samples whose sources are drawn together; decides the draws
 @dataclass(frozen=True)
 class WeightedSource:
     spec: str
-    share: float
-    """Share of all tokens; all shares sum to 1."""
+    share: float  # share of all tokens; all shares sum to 1
     sequences: TrainingSequences | StreamedSequences
-    lengths: np.ndarray
-    """Tokens of each sequence, int64 [sequences]; [1] where all are equal."""
+    lengths: np.ndarray  # tokens of each sequence, int64 [sequences]; [1] where all are equal
 
     @property
     def stream_workers(self) -> int:
         return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
 
-    def tokens(self, count: int) -> int:
-        epochs, rest = divmod(count, len(self.lengths))
-        whole = epochs * int(self.lengths.sum())
-        if isinstance(self.sequences, StreamedSequences) or rest == 0:
-            return whole
-        return whole + int(self.lengths[self.sequences.order(epochs)[:rest]].sum())
 
-    def describe(self, count: int, samples: int) -> str:
-        taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} sequences"
-        if isinstance(self.sequences, StreamedSequences):
-            return f"{taken}, streamed by {self.stream_workers} workers"
-        what, size = "documents" if self.sequences.pose else "sequences", len(self.sequences.stored)
-        origin = f" ({self.sequences.origin})" * bool(self.sequences.origin)
-        return f"{taken}, {count / size:.2f} times through its {size:,} {what}{origin}"
-
-
-class MixedSequences(torch.utils.data.Dataset):
+class MixedSequences(RunSamples):
     """A run's samples out of several sources; items as of :class:`tape_ds.data.order.TrainingSequences`."""
 
     def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
@@ -75,12 +56,7 @@ class MixedSequences(torch.utils.data.Dataset):
         # the samples before each block, for each source and worker; extended on demand
         self._before = [[np.zeros(part.stream_workers, np.int64) for part in parts]]
 
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         source, number = self.place(index)
         return self.parts[source].sequences[number]
 
@@ -104,14 +80,30 @@ class MixedSequences(torch.utils.data.Dataset):
         return [int(workers.sum() + np.count_nonzero(drawn == source)) for source, workers in enumerate(before)]
 
     def tokens(self, samples: int) -> dict[str, int]:
-        counts = self.counts(samples)
-        return {part.spec: part.tokens(count) for part, count in zip(self.parts, counts, strict=True)}
+        """Return the tokens of each source in the first ``samples``."""
+        found = {}
+        for part, count in zip(self.parts, self.counts(samples), strict=True):
+            epochs, rest = divmod(count, len(part.lengths))
+            found[part.spec] = epochs * int(part.lengths.sum())
+            if rest and isinstance(part.sequences, TrainingSequences):
+                found[part.spec] += int(part.lengths[part.sequences.order(epochs)[:rest]].sum())
+        return found
 
     @property
     def origin(self) -> str:
         """A line for each source: its samples, and how often it repeats."""
-        counts = self.counts(self.samples)
-        return "\n".join(part.describe(n, self.samples) for part, n in zip(self.parts, counts, strict=True))
+        lines = []
+        for part, count in zip(self.parts, self.counts(self.samples), strict=True):
+            sequences = part.sequences
+            line = f"{percent(part.share)} {part.spec}: {count:,} of {self.samples:,} sequences"
+            if isinstance(sequences, StreamedSequences):
+                line += f", streamed by {part.stream_workers} workers"
+            else:
+                what, size = "documents" if sequences.pose else "sequences", len(sequences.stored)
+                line += f", {count / size:.2f} times through its {size:,} {what}"
+                line += f" ({sequences.origin})" * bool(sequences.origin)
+            lines.append(line)
+        return "\n".join(lines)
 
     def _counts(self, block: int) -> list[np.ndarray]:
         """Return the samples before a block, for each source int64 [workers]."""

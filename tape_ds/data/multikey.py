@@ -39,16 +39,11 @@ _QUESTION = "\nWhat is the pass key of the {name}? The pass key of the {name} is
 class KeyedQuestion:
     """One question about a text."""
 
-    trial: int
-    """Its number among the questions of its length."""
-    key: int
-    """The answer."""
-    depth: float
-    """Share of the text before the key, 0 to 1."""
-    start: int
-    """Tokens of the text before the question."""
-    ids: tuple[int, ...]
-    """The question's tokens."""
+    trial: int  # its number among the questions of its length
+    key: int  # the answer
+    depth: float  # share of the text before the key, 0 to 1
+    start: int  # tokens of the text before the question
+    ids: tuple[int, ...]  # the question's tokens
 
 
 @dataclass(frozen=True)

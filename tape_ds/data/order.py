@@ -46,7 +46,24 @@ class Orders:
         return self._cached[epoch]
 
 
-class TrainingSequences(torch.utils.data.Dataset):
+class RunSamples(torch.utils.data.Dataset):
+    """The samples of a run, by number."""
+
+    samples: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        return self.draw(index)
+
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+
+class TrainingSequences(RunSamples):
     """A run's samples, from packed sequences or, with ``pose``, from documents.
 
     Every epoch ``i // len(stored)`` has its own order. With PoSE, sample ``i`` also draws its chunks and positions from
@@ -59,11 +76,9 @@ class TrainingSequences(torch.utils.data.Dataset):
       trained although documents may be short. PoSE: as drawn.
     - ``document_ids`` int32. Packed: from the sequences, or with ``attend_across`` all 0. PoSE: all 0, one document.
     - ``labels`` int64, aligned with ``input_ids`` (the model shifts). Packed: a document's first token is -100, since
-      the token before it is of another document and attention does not cross the border (with ``attend_across`` it
-      does, and the token stays a target, as in runs that join documents before cutting). PoSE, as in the original: the
-      first token of a later chunk stays a target, although text was left out before it (chunks - 1 tokens of a window;
-      it keeps the loss comparable with published runs). The first token of every sequence is -100: shifting drops it
-      anyway, and so the labels other than -100 count the targets.
+      attention does not cross the border (with ``attend_across`` it does, and the token stays a target). PoSE, as in
+      the original: the first token of a later chunk stays a target, although text was left out before it. The first
+      token of every sequence is -100, so that the labels other than -100 count the targets.
     """
 
     def __init__(
@@ -79,8 +94,8 @@ class TrainingSequences(torch.utils.data.Dataset):
         """
         Args:
             stored: from :func:`tape_ds.data.pack.pack`, or with ``pose`` from :func:`tape_ds.data.selection.select`.
-            samples: how many samples the run consumes; may exceed the sequences (several epochs).
-            attend_across: treat a packed sequence as one document, so that attention crosses the borders in it.
+            samples: of the run; may exceed the sequences (several epochs).
+            attend_across: treat a packed sequence as one document.
             origin: a description of the data and of what was left out, for reports.
         """
         columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
@@ -92,17 +107,12 @@ class TrainingSequences(torch.utils.data.Dataset):
         self.origin = origin
         self.order = Orders(seed, len(stored))
 
-    def __len__(self) -> int:
-        return self.samples
-
     def row_of(self, index: int) -> int:
         """Return the row of ``stored`` that sample ``index`` is made from."""
         epoch, place = divmod(index, len(self.stored))
         return int(self.order(epoch)[place])
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         stored = self.stored[self.row_of(index)]
         if self.pose is None:
             return packed_item(stored, self.attend_across)
@@ -110,12 +120,11 @@ class TrainingSequences(torch.utils.data.Dataset):
         return item(input_ids, slice(1, None), position_ids)
 
 
-class AnswerSequences(torch.utils.data.Dataset):
+class AnswerSequences(RunSamples):
     """A run's samples of whole sequences with an answer: a pure function of (seed, index, sequences of a step).
 
     The sequences of an optimizer step are drawn from (seed, step) regardless of length, and ordered by length, the
-    longest first: micro-batches follow one another there, so those that are padded together are of similar length, and
-    ranks have equal work at a time. The gradient of a step is that of any other order.
+    longest first: those that are padded together are of similar length, and ranks have equal work at a time.
 
     Items are dicts of tensors [t], t = the sequence's length: ``input_ids``, ``position_ids`` (0 .. t - 1), ``labels``
     (-100 except for the answer and its EOS, aligned with ``input_ids``), all int64, and ``document_ids`` int32 (0).
@@ -131,9 +140,6 @@ class AnswerSequences(torch.utils.data.Dataset):
         self.lengths = token_counts(stored)
         self._step = -1
         self._members: list[int] = []
-
-    def __len__(self) -> int:
-        return self.samples
 
     @property
     def tokens(self) -> int:
@@ -151,9 +157,7 @@ class AnswerSequences(torch.utils.data.Dataset):
             self._step = step
         return int(self._members[place])
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         return self.item(self.stored[self.row_of(index)])
 
     def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ sequence, without what came before.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -62,10 +62,7 @@ def pack(
                     tokens = np.append(tokens, np.array(end, tokens.dtype))
                 yield tokens
 
-    def rows() -> Iterator[dict[str, Any]]:
-        return cache.some(FILL[packing](arrays(), length), too_few)
-
-    return cache.rows(cache_dir, key, features, rows)
+    return cache.rows(cache_dir, key, features, lambda: FILL[packing](arrays(), length), none=too_few)
 
 
 def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequence]:
@@ -101,7 +98,7 @@ def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[PackedSequen
 
     A longer document is cut into full sequences, yielded at once, and its rest is placed like a short document. First
     fit over :data:`OPEN_SEQUENCES` sequences: a document goes into the oldest with enough room. If none has, the oldest
-    is yielded and the collator pads it. So a sequence's documents were near one another, and memory is bounded.
+    is yielded, and the collator pads it.
     """
     sequences: list[list[np.ndarray]] = []
     room: list[int] = []

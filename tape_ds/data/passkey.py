@@ -50,25 +50,20 @@ FORMS: dict[str, Callable[[int], str]] = {
 class PasskeyPrompt:
     """One prompt with its answer."""
 
-    length: int
-    """The most tokens that it may have."""
+    length: int  # the most tokens that it may have
     trial: int
     key: int
-    depth: float
-    """Share of the filler before the key, 0 to 1."""
+    depth: float  # share of the filler before the key, 0 to 1
     text: str
-    ids: tuple[int, ...]
-    """Token ids, with what the tokenizer puts before a text (BOS, or nothing)."""
+    ids: tuple[int, ...]  # token ids, with what the tokenizer puts before a text (BOS, or nothing)
 
 
 @dataclass(frozen=True)
 class PasskeyQuestion:
     """A prompt that is written when it is asked: a long one takes many passes of the tokenizer."""
 
-    length: int
-    """Tokens of prompt and reply together, or the nominal length of a published prompt."""
-    depth: float | None
-    """Share of the filler before the key; None where the protocol draws it."""
+    length: int  # tokens of prompt and reply together, or the nominal length of a published prompt
+    depth: float | None  # share of the filler before the key; None where the protocol draws it
     trial: int
     write: Callable[[], PasskeyPrompt]
 
@@ -178,24 +173,25 @@ def write(
     it.
     """
 
-    def prompt(units: int) -> str:
+    def with_filler(units: int) -> tuple[str, list[int]]:
         before = round(depth * units)
-        return text(form, before, units - before, key)
+        prompt = text(form, before, units - before, key)
+        return prompt, prompt_ids(prompt, tokenizer)
 
-    def fits(units: int) -> bool:
-        return len(prompt_ids(prompt(units), tokenizer)) + reply <= length
-
-    if not fits(0):
-        shortest = len(prompt_ids(text(form, 0, 0, key), tokenizer))
-        wrong = f"without any filler the prompt has {shortest} tokens"
-        raise UserError(Problem("passkey_lengths", length, wrong, f"give {shortest + reply} or more"))
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return PasskeyPrompt(length, trial, key, depth, prompt(low), tuple(prompt_ids(prompt(low), tokenizer)))
+    best = with_filler(0)
+    if len(best[1]) + reply > length:
+        wrong = f"without any filler the prompt has {len(best[1])} tokens"
+        raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(best[1]) + reply} or more"))
+    low = 0  # units that fit
+    high: int | None = None  # units that do not
+    while high is None or high - low > 1:
+        units = max(1, 2 * low) if high is None else (low + high) // 2
+        found = with_filler(units)
+        if len(found[1]) + reply <= length:
+            low, best = units, found
+        else:
+            high = units
+    return PasskeyPrompt(length, trial, key, depth, best[0], tuple(best[1]))
 
 
 def text(form: str, before: int, after: int, key: int) -> str:

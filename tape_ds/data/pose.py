@@ -4,20 +4,16 @@ A window of ``c`` tokens is cut into chunks. Positions jump forward between chun
 distance up to the target length is seen at the cost of ``c`` tokens. The content jumps too, by a separate draw: chunks
 are pieces of one document, in order, with text left out between them.
 
-The rules are those of the authors' code (``train_preprocess_function_pose`` in ``train_pose.py``) for two chunks,
-generalised to any number:
+The rules are those of the authors' ``train_pose.py`` for two chunks, generalised to any number:
 
 - Lengths: of ``r`` tokens left for ``k`` chunks, the next takes 1 .. ceil(r / k), uniformly; the last takes the rest.
-  For two chunks: the first has 1 .. (c + 1) // 2.
 - Positions: chunk ``i`` is shifted by ``u_i``; ``u_1 = 0`` and ``u_i`` is uniform in ``u_(i-1) .. T - c``, both ends
   included. So positions start at 0, rise strictly, and reach at most ``T - 1``.
 - Content: chunk ``i`` is moved forward by ``v_i`` in the document; ``v_1 = 0`` and ``v_i`` is uniform in
-  ``v_(i-1) .. n - c``, ``n`` the document's length. For two chunks the second ends uniformly in ``c .. n``, as in the
-  original.
+  ``v_(i-1) .. n - c``, ``n`` the document's length.
 
-The paper (section 3.2) compares this ``v`` with two others and finds little difference; :attr:`Pose.content` offers all
-three. The original truncates documents at five windows before drawing (:attr:`Pose.reach`), and draws once per example;
-here a draw belongs to a sample of the run and comes from (seed, sample index) alone.
+The paper (section 3.2) compares this ``v`` with two others; :attr:`Pose.content` offers all three. The original draws
+once per example; here a draw belongs to a sample of the run and comes from (seed, sample index) alone.
 """
 
 from collections.abc import Iterator
@@ -80,10 +76,7 @@ class PoseSequences:
         lengths = draw_lengths(count, pose.chunks, rng)
         # drawn also if unused, so that sequences which differ in Pose.content alone have the same positions
         moved = draw_shifts(len(lengths), len(tokens) - count, rng)
-        if pose.skips == "sorted":
-            shifts = draw_sorted_shifts(len(lengths), self.target - count, rng)
-        else:
-            shifts = draw_shifts(len(lengths), self.target - count, rng)
+        shifts = draw_shifts(len(lengths), self.target - count, rng, at_once=pose.skips == "sorted")
         if pose.content == "contiguous":
             moved = np.zeros_like(shifts)
         elif pose.content == "aligned":
@@ -101,14 +94,10 @@ def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarra
     return np.array([*lengths, count - sum(lengths)], dtype=np.int64)
 
 
-def draw_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Return int64 [chunks]: the first is 0, each next one uniform between the previous one and ``room``, included."""
+def draw_shifts(chunks: int, room: int, rng: np.random.Generator, *, at_once: bool = False) -> np.ndarray:
+    """Return int64 [chunks], rising: the first is 0, each next one uniform between the previous one and ``room``, both
+    included; ``at_once``: all between 0 and ``room``, then sorted."""
     shifts = [0]
     for _ in range(chunks - 1):
-        shifts.append(int(rng.integers(shifts[-1], room, endpoint=True)))
-    return np.array(shifts, dtype=np.int64)
-
-
-def draw_sorted_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Return int64 [chunks]: the first is 0, the others drawn from 0 .. ``room``, both included, then sorted."""
-    return np.array([0, *sorted(int(rng.integers(0, room, endpoint=True)) for _ in range(chunks - 1))], dtype=np.int64)
+        shifts.append(int(rng.integers(0 if at_once else shifts[-1], room, endpoint=True)))
+    return np.array(sorted(shifts), dtype=np.int64)

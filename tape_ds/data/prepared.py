@@ -9,8 +9,7 @@ After a complete shard, its record is written into the subfolder ``records``; af
 preparation resumes in each part after the shards with a valid record: earlier documents are read but not tokenised. A
 shard made again is the same file.
 
-``datasets.map(num_proc)`` loses the unfinished share of a killed worker, leaves its temporary files and its workers
-running, and needs the text as Arrow first.
+``datasets.map(num_proc)`` loses the unfinished share of a killed worker and needs the text as Arrow first.
 """
 
 import hashlib
@@ -23,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, count, islice, pairwise
@@ -107,27 +105,41 @@ def prepare(
         _check_same(folder, settings)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(Problem("output", str(folder), "holds something else", "name a new folder"))
+    records, left_out = folder / RECORDS, f"*-{BadRows.FILE}"
     if (folder / MANIFEST).is_file() and not check_manifest(folder, "output", str(folder)):
-        _count(folder, bad_rows)
+        for record in sorted(records.glob(left_out)):
+            bad_rows.read(record)
         return read_manifest(folder)
-    with building.disk("output", folder, "started again, the preparation resumes where it was"), claimed(folder):
-        storage.write_json(folder / RECORDS / "plan.json", asdict(settings))
-        for left_over in folder.rglob(".*.writing"):
-            left_over.unlink()
-        borders = np.linspace(0, len(inputs), min(parts, len(inputs)) + 1).round().astype(int)
-        tasks = [(part, inputs[start:end]) for part, (start, end) in enumerate(pairwise(borders))]
-        work = {"tokenizer": tokenizer, "folder": folder, "limit": shard_tokens, "report": report}
-        written = _in_processes(partial(_write_part, bad_rows=bad_rows, **work), tasks, processes)
-        _count(folder, bad_rows)
-        shards = tuple(chain.from_iterable(written))
-        if not shards:
-            shutil.rmtree(folder / RECORDS)  # the folder is as empty as before
-            wrong = "no document has any token"
-            raise UserError(Problem("data", settings.addresses, wrong, "name data that hold text"))
-        result = DataManifest(settings, shards)
-        DatasetInfo(features=document_features()).write_to_directory(str(folder))
-        result.write(folder)
-        return result
+
+    with building.disk("output", folder, "started again, the preparation resumes where it was"):
+        try:
+            records.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(records / "lock", timeout=0).acquire()
+        except Timeout as error:
+            wrong, remedy = "another preparation is using this folder", "wait until it is done, or name another folder"
+            raise UserError(Problem("output", str(folder), wrong, remedy)) from error
+        except OSError as error:
+            wrong = f"cannot be created ({error.strerror})"
+            raise UserError(Problem("output", str(folder), wrong, "name another folder")) from error
+        with lock:
+            storage.write_json(records / "plan.json", asdict(settings))
+            for left_over in folder.rglob(".*.writing"):
+                left_over.unlink()
+            borders = np.linspace(0, len(inputs), min(parts, len(inputs)) + 1).round().astype(int)
+            tasks = [(part, inputs[start:end]) for part, (start, end) in enumerate(pairwise(borders))]
+            work = {"tokenizer": tokenizer, "folder": folder, "limit": shard_tokens, "report": report}
+            written = _in_processes(partial(_write_part, bad_rows=bad_rows, **work), tasks, processes)
+            for record in sorted(records.glob(left_out)):  # of all processes, also of earlier calls
+                bad_rows.read(record)
+            shards = tuple(chain.from_iterable(written))
+            if not shards:
+                shutil.rmtree(records)  # the folder is as empty as before
+                wrong = "no document has any token"
+                raise UserError(Problem("data", settings.addresses, wrong, "name data that hold text"))
+            result = DataManifest(settings, shards)
+            DatasetInfo(features=document_features()).write_to_directory(str(folder))
+            result.write(folder)
+            return result
 
 
 def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
@@ -135,19 +147,18 @@ def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
     folder = Path(folder)
     if not is_prepared(folder):
         return [Problem("check", str(folder), f"no prepared data: it has no {MANIFEST}", "check the path")]
-
-    def damage(shard: ShardEntry) -> str | None:
-        wrong = wrong_size(folder, shard)
-        if wrong is None and storage.digest(folder / shard.file) != shard.sha256:
-            wrong = f"shard {shard.file} is damaged: its SHA-256 is another"
-        return wrong
-
+    problems = check_manifest(folder, "check", str(folder))
     try:
-        shards = read_manifest(folder).shards
+        shards = [shard for shard in read_manifest(folder).shards if wrong_size(folder, shard) is None]
     except ValueError:
-        return check_manifest(folder, "check", str(folder))
+        return problems
     with ThreadPoolExecutor(threads) as pool:  # hashing releases Python's lock
-        return [Problem("check", str(folder), wrong, PREPARE_AGAIN) for wrong in pool.map(damage, shards) if wrong]
+        digests = pool.map(storage.digest, [folder / shard.file for shard in shards])
+    for shard, digest in zip(shards, digests, strict=True):
+        if digest != shard.sha256:
+            wrong = f"shard {shard.file} is damaged: its SHA-256 is another"
+            problems.append(Problem("check", str(folder), wrong, PREPARE_AGAIN))
+    return problems
 
 
 def _check_same(folder: Path, settings: Settings) -> None:
@@ -169,28 +180,6 @@ def _check_same(folder: Path, settings: Settings) -> None:
             wrong = f"the folder was begun with {was!r}" + (", or it changed since" if name in shown else "")
             problems.append(Problem(name, value, wrong, "give what it was begun with, or name a new folder"))
     raise_if_any(problems)
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    try:
-        (folder / RECORDS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        wrong = f"cannot be created ({error.strerror})"
-        raise UserError(Problem("output", str(folder), wrong, "name another folder")) from error
-    try:
-        with FileLock(folder / RECORDS / "lock", timeout=0):
-            yield
-    except Timeout as error:
-        remedy = "wait until it is done, or name another folder"
-        wrong = "another preparation is using this folder"
-        raise UserError(Problem("output", str(folder), wrong, remedy)) from error
-
-
-def _count(folder: Path, bad_rows: BadRows) -> None:
-    """Add the rows that all processes, also of earlier calls, have left out."""
-    for record in sorted((folder / RECORDS).glob(f"*-{BadRows.FILE}")):
-        bad_rows.read(record)
 
 
 def _write_part(
@@ -230,9 +219,8 @@ def _write_part(
 def write_shard(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: int) -> ShardEntry:
     """Write rows ``{name, input_ids}`` of whole documents until they have ``limit`` tokens or none are left.
 
-    The Arrow stream file, which ``datasets`` memory-maps, is written completely or not at all, and not kept if no
-    document has a token. Its bytes depend on the documents and the limit alone, not on the tokenizer's batches: any
-    worker that makes the shard again makes the same file.
+    The Arrow stream file, not kept if no document has a token, depends on the documents and the limit alone, not on the
+    tokenizer's batches.
     """
     from datasets.arrow_writer import ArrowWriter
 
@@ -288,10 +276,7 @@ def _in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], processes: i
 
 
 def _begin(threads: int) -> None:
-    """Initialise a worker process: limit its threads, and end it with its parent (an orphan would write into the folder
-    of a restarted preparation)."""
-
-    def leave_with_parent() -> None:
+    def leave_with_parent() -> None:  # an orphan would write into the folder of a restarted preparation
         parent = multiprocessing.parent_process()
         assert parent is not None
         parent.join()

@@ -7,13 +7,14 @@ their number: PoSE's authors took 100,000 long texts from one part of the Pile.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute
 
+from tape_ds import building
 from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.sources import Source, parse_all
@@ -21,7 +22,7 @@ from tape_ds.data.tokenized import (
     FIELD_OF,
     FORMAT,
     document_features,
-    encoded_rows,
+    encode,
     tokenize_source,
     tokenizer_fingerprint,
 )
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
 class Selection:
     """Tokenised documents, and how much was read to find them. A document without a token is not counted."""
 
-    documents: "Dataset"
-    """Rows ``{name: string, input_ids: list<int32>}``."""
+    documents: "Dataset"  # rows `{name: string, input_ids: list<int32>}`
     tokens: int
-    read_documents: int
-    """With those that a filter left out."""
+    read_documents: int  # with those that a filter left out
     read_tokens: int
 
     def __str__(self) -> str:
@@ -116,23 +115,21 @@ def _first(
     read = {"tokens": 0, "read_documents": 0, "read_tokens": 0}
 
     def long_rows() -> Iterator[dict[str, Any]]:
-        for row in encoded_rows(source.documents(split), tokenizer):
-            size = len(row["input_ids"])
-            read["read_documents"] += 1
-            read["read_tokens"] += size
-            if size >= min_tokens:
-                read["tokens"] += size
-                yield row
+        for document, ids in encode(source.documents(split), tokenizer):
+            read["read_documents"] += len(ids) > 0
+            read["read_tokens"] += len(ids)
+            if len(ids) >= max(1, min_tokens):
+                read["tokens"] += len(ids)
+                yield {"name": document.name, "input_ids": ids}
 
     def build(folder: Path) -> None:
-        rows = islice(long_rows(), count)
-        if (first := next(rows, None)) is None:  # datasets writes nothing without a row
+        if not cache.write(key, features, islice(long_rows(), count), folder):
             folder.mkdir()
-        else:
-            cache.write(key, features, lambda: chain([first], rows), folder)
         (folder / "read.json").write_text(json.dumps(read), encoding="utf-8")
+        source_bad_rows.write(folder / source_bad_rows.FILE)
 
-    folder = cache.folder_with_record(source_bad_rows, cache_dir, key, build)
+    folder = building.folder(cache_dir, key, build)
+    source_bad_rows.count(folder / source_bad_rows.FILE)
     counts = json.loads((folder / "read.json").read_text(encoding="utf-8"))
     if not counts["tokens"]:
         return Selection(Dataset.from_dict({"name": [], "input_ids": []}, features), **counts)

@@ -1,15 +1,13 @@
 """Training sequences from text that is read and tokenised on demand; no token is stored.
 
 For corpora such as C4, too large to tokenise before every run. As in :mod:`tape_ds.data.order`, sample ``i`` is a
-pure function of (seed, i), shuffling included. (The shuffled streams of ``datasets`` do not resume exactly: their
-buffer is filled with what comes next.)
+pure function of (seed, i), shuffling included; the shuffled streams of ``datasets`` do not resume exactly.
 
 ``W`` stream workers take turns: sample ``i`` is sequence ``i // W`` of worker ``i % W``. In every epoch all shards are
 put into an order drawn from (seed, epoch), and worker ``w`` reads those at ``w, w + W, ...``, each completely, its
-documents through a bounded shuffle buffer with random numbers from (seed, epoch, shard). So a worker is an endless
-sequence of tokens that depends on nothing else; workers enter the next epoch independently, and the rest of a shard
-begins the first sequence of the next. Over all workers each token occurs once in an epoch, except those that the end of
-the run cuts off.
+documents through a bounded shuffle buffer with random numbers from (seed, epoch, shard). Workers enter the next epoch
+independently, and the rest of a shard begins the first sequence of the next. Over all workers each token occurs once in
+an epoch.
 
 **Ranks.** Accelerate gives rank ``r`` of ``R`` the micro-batches ``r, r + R, ...`` of size ``b``. If the number of
 workers is a multiple of ``R * b``, no two ranks read with the same worker. Otherwise several ranks do: the samples are
@@ -29,7 +27,7 @@ import numpy as np
 import torch
 
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.order import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
+from tape_ds.data.order import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, RunSamples, generator, packed_item
 from tape_ds.data.pack import PackedSequence, cut
 from tape_ds.data.sources import Document, Shard, parse_all
 from tape_ds.data.tokenized import FIELD_OF, encode
@@ -51,11 +49,9 @@ class Stream:
 
     shards: list[Shard]
     tokenizer: "PreTrainedTokenizerBase"
-    window: int
-    """Tokens of a sequence."""
+    window: int  # tokens of a sequence
     seed: int
-    workers: int
-    """At most as many as shards, so that each has one in every epoch."""
+    workers: int  # at most as many as shards, so that each has one in every epoch
     read: torch.Tensor = field(
         default_factory=lambda: torch.zeros((), dtype=torch.int64).share_memory_(), compare=False
     )
@@ -88,9 +84,6 @@ class Stream:
                 if len(empty) == len(self.shards):
                     return
 
-    def sequences(self, worker: int, first: int) -> Iterator[PackedSequence]:
-        return cut(self.tokens(worker, skip=first * self.window), self.window)
-
 
 def shuffled(documents: Iterable[Document], rng: np.random.Generator) -> Iterator[Document]:
     """Yield the documents in random order, each drawn from a buffer of bounded size."""
@@ -116,8 +109,7 @@ def shuffled(documents: Iterable[Document], rng: np.random.Generator) -> Iterato
 class StreamError(UserError):
     """A :class:`UserError` during a run: a damaged line in the middle of a shard, a lost network.
 
-    A DataLoader raises its worker's exception as ``type(error)(text)`` with the traceback in the text, from which the
-    message is extracted here.
+    A DataLoader raises its worker's exception as ``type(error)(text)``; the message is extracted from that traceback.
     """
 
     on_one_rank = True
@@ -132,13 +124,12 @@ class StreamError(UserError):
         return self._message
 
 
-class StreamedSequences(torch.utils.data.Dataset):
+class StreamedSequences(RunSamples):
     """A run's samples, packed sequences of ``window`` tokens; items as of
     :class:`tape_ds.data.order.TrainingSequences`.
 
-    Reading in rising order, as a sequential sampler does, is cheap: every stream worker keeps its place. An earlier
-    sample restarts its worker. The object may be pickled, or inherited by a forked process, at any time. Any number of
-    DataLoader processes gives the same samples; one is enough, since others tokenise the same text.
+    Reading in rising order is cheap: every stream worker keeps its place, and an earlier sample restarts its worker.
+    The object may be pickled or forked at any time. One DataLoader process is enough: others tokenise the same text.
     """
 
     def __init__(
@@ -154,11 +145,9 @@ class StreamedSequences(torch.utils.data.Dataset):
     ):
         """
         Args:
-            specs: of text, see :mod:`tape_ds.data.sources`; all their shards are mixed.
-            samples: how many samples the run consumes; epochs follow one another.
+            specs: of text; all their shards are mixed.
             workers: shards that are read at a time, 1 or more; at most all shards.
             skip_bad_rows: of the recipe; each process counts and logs those that it reads.
-
         """
         self.specs = list(specs)
         bad_rows = BadRows(skip_bad_rows, tell=True)
@@ -169,25 +158,20 @@ class StreamedSequences(torch.utils.data.Dataset):
         self._open: dict[int, tuple[int, Iterator[PackedSequence]]] = {}
         self._process = os.getpid()
 
-    def __len__(self) -> int:
-        return self.samples
-
     def documents_read(self) -> int:
-        """Return about how many documents all processes that share this object have read."""
         return int(self.stream.read)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         sequence, worker = divmod(index, self.stream.workers)
         if self._process != os.getpid():  # a forked child shares its parent's open files and their positions
             self._open, self._process = {}, os.getpid()
         at, sequences = self._open.pop(worker, (sequence + 1, iter(())))
         if at > sequence:
-            at, sequences = sequence, self.stream.sequences(worker, sequence)
+            window = self.stream.window
+            at, sequences = sequence, cut(self.stream.tokens(worker, skip=sequence * window), window)
         try:
             found = next(islice(sequences, sequence - at, None), None)
         except UserError as error:

@@ -3,10 +3,9 @@
 Each data spec has a ``datasets.Dataset`` folder (:mod:`tape_ds.data.cache`), named after a hash of everything that
 decides its contents: the source's fingerprint, the tokenizer's, the settings, and :data:`FORMAT`.
 
-**Special tokens.** A document is encoded as ``tokenizer(text)`` does it: Llama begins each with BOS and ends it with
-nothing, SmolLM2 adds neither. A BOS that the text itself begins with is not doubled. No EOS is appended, so that
-training and scoring have the same ids for the same text; ``document_ids``, not a token, mark the borders of packed
-documents (:func:`tape_ds.data.pack.pack` adds an end on request).
+**Special tokens.** A document is encoded as ``tokenizer(text)`` does it, except that a BOS that the text itself begins
+with is not doubled. No EOS is appended, so that training and scoring have the same ids for the same text
+(:func:`tape_ds.data.pack.pack` adds an end on request).
 """
 
 import hashlib
@@ -25,7 +24,7 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.prompting import appended
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
-from tape_ds.errors import UserError, raise_if_any
+from tape_ds.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -53,9 +52,8 @@ def tokenize(
     """Return the token ids of every document of ``specs``, in their order.
 
     Args:
-        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, once their
-            ids are known to be in the tokenizer's vocabulary. A prepared folder is read in place, once it is known to
-            be complete and of this tokenizer.
+        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, their ids
+            checked against the vocabulary. A prepared folder is read in place.
         tokenizer: any of transformers; with its special tokens, never truncating.
         bad_rows: where unreadable rows count; by default the first is refused.
 
@@ -94,10 +92,11 @@ def tokenize_source(
     """Return the documents of one source: a prepared folder in place, all else from the cache."""
     from datasets import load_from_disk
 
-    if isinstance(source, TokenSource):
-        raise_if_any(source.check_tokenizer(identity))
+    if isinstance(source, TokenSource) and source.recorded_tokenizer() not in (None, identity):
+        remedy = "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with"
+        raise UserError(source.problem("its token ids are those of another tokenizer", remedy))
     if isinstance(source, ArrowFolder) and source.prepared:
-        return load_from_disk(str(source.folder))
+        return load_from_disk(str(source.path))
     # the key of a tokenizer with BOS changed when doubled ones were left out
     once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
     source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
@@ -106,7 +105,9 @@ def tokenize_source(
 
     def token_rows() -> Iterator[dict[str, Any]]:
         if not isinstance(source, TokenSource):
-            yield from encoded_rows(source.documents(split), tokenizer)
+            for document, ids in encode(source.documents(split), tokenizer):
+                if len(ids):
+                    yield {"name": document.name, "input_ids": ids}
             return
         for name, ids in source.token_rows():
             if len(ids) == 0:
@@ -118,10 +119,8 @@ def tokenize_source(
                 raise UserError(source.problem(wrong, "tokenise the text again with this model's tokenizer"))
             yield {"name": name, "input_ids": ids.astype(np.int32)}
 
-    def rows() -> Iterator[dict[str, Any]]:
-        return cache.some(token_rows(), source.problem("no document has any token", "name data that hold text"))
-
-    return cache.rows(cache_dir, key, document_features(), rows, source_bad_rows)
+    none = source.problem("no document has any token", "name data that hold text")
+    return cache.rows(cache_dir, key, document_features(), token_rows, source_bad_rows, none=none)
 
 
 def document_features() -> "Features":
@@ -167,13 +166,6 @@ def encode(
             f"{doubled:,}",
             tokenizer.bos_token,
         )
-
-
-def encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
-    """Yield the rows of :func:`tokenize` for ``documents``, except those without a token."""
-    for document, ids in encode(documents, tokenizer):
-        if len(ids):
-            yield {"name": document.name, "input_ids": ids}
 
 
 def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:

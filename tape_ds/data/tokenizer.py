@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from sentencepiece import SentencePieceTrainer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tape_ds import building
 from tape_ds.data import cache
@@ -76,8 +76,7 @@ def train(
     folder = Path(folder)
     if folder.exists():
         raise UserError(Problem("output", str(folder), "exists", "name a new folder"))
-    model = _sentencepiece(_text_sources(specs, field), vocab_size, max_characters)
-    building.build_aside(folder, partial(_save, model))
+    building.build_aside(folder, partial(_build, _text_sources(specs, field), vocab_size, max_characters))
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -90,9 +89,7 @@ def cached(
     fingerprints = [source.fingerprint() for source in sources]
     key = cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
 
-    def build(folder: Path) -> None:
-        _save(_sentencepiece(sources, vocab_size, MAX_CHARACTERS), folder)
-
+    build = partial(_build, sources, vocab_size, MAX_CHARACTERS)
     return AutoTokenizer.from_pretrained(building.folder(cache_dir, key, build))
 
 
@@ -168,8 +165,7 @@ def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
     """Yield texts from all over the data, at most ``max_characters`` together, always the same.
 
     The shards of all sources (files, mostly) are shuffled in an order that depends on their number alone, and read from
-    their beginnings, sixteen at a time, a document of each in turn. So data larger than the limit are sampled evenly
-    over at least sixteen shards, and smaller data are used completely.
+    their beginnings, sixteen at a time, a document of each in turn.
     """
     shards = [shard for source in sources for shard in source.shards("train")]
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(shards))
@@ -195,7 +191,7 @@ def _text_sources(specs: Sequence[str], field: str, bad_rows: BadRows | None = N
     return sources
 
 
-def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: int) -> bytes:
+def _build(sources: Sequence[Source], vocab_size: int, max_characters: int, folder: Path) -> None:
     # a list, because sentencepiece would replace an error of the data by another
     lines = [
         line[start : start + _LINE]
@@ -220,19 +216,7 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
     except RuntimeError as error:  # a vocabulary that the text is too small or too varied for, and the nearest size
         wrong = str(error).rpartition("] ")[2]
         raise UserError(Problem("vocab_size", vocab_size, wrong, "give that size, or name other data")) from error
-    return model.getvalue()
-
-
-def _save(model: bytes, folder: Path) -> None:
     folder.mkdir()
-    (folder / "tokenizer.model").write_bytes(model)
-    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=sentencepiece_tokenizer.backend(folder / "tokenizer.model"),
-        add_bos_token=True,
-        add_eos_token=False,
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-        **special,
-    )
-    save(tokenizer, folder)
+    file = folder / "tokenizer.model"
+    file.write_bytes(model.getvalue())
+    save(sentencepiece_tokenizer.load(file, add_bos_token=True, split_special_tokens=True), folder)

@@ -4,22 +4,28 @@ A machine with another commit, other data or another copy of the base model sile
 what they are about to run with, and end with one message that names the machine, the subject and both values.
 """
 
+import contextlib
 import hashlib
+import ipaddress
 import json
 import os
+import socket
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from tape_ds import exit_codes, results
-from tape_ds.distributed import interface, rendezvous
+from tape_ds.distributed import rendezvous
 from tape_ds.errors import Problem, raise_if_any, redacted
 from tape_ds.kernels import jit
 
+GLOO = "GLOO_SOCKET_IFNAME"
+"""Environment variable that gloo reads."""
 NAMED = 6
 """Number of files or machines that a message names one by one."""
 _LOCAL_FIELDS = ("data_cache", "data_dir")
@@ -57,24 +63,52 @@ def check(fields: Mapping[str, Any], identity: Mapping[str, Any], timeout: float
         "machine": meeting.process.machine,
         "host": meeting.process.host,
         "boot": boot_id.read_text(encoding="ascii") if boot_id.exists() else "",
-        "address": interface.own_address(os.environ["MASTER_ADDR"]) or "",
+        "address": own_address(os.environ["MASTER_ADDR"]) or "",
         "digest": _digest(json.dumps(facts, sort_keys=True).encode()),
     }
     records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
 
     # rank 0's machine may resolve its own name to a loopback address; then any other machine's address shows the way
     addresses = [other.get("address", "") for other in records]  # absent from another version's record
-    interface.use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
+    use_interface_towards([os.environ["MASTER_ADDR"], *addresses])
 
-    problems = duplicate_hostnames(records)
     if len({other["digest"] for other in records}) > 1:  # the facts are long: exchanged only if they differ
         record |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
-        problems += differences([json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)])
-    raise_if_any(problems)
+        records = [json.loads(text) for text in meeting.barrier(json.dumps(record), seconds)]
+    raise_if_any(differences(records))
+
+
+def own_address(peer: str) -> str | None:
+    """Return this machine's address on the route to ``peer``; None if it is a loopback address or unknown."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, target in socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)  # looks the route up; nothing is sent
+                address: str = probe.getsockname()[0]
+                if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+                    return address
+    return None
+
+
+def use_interface_towards(peers: Iterable[str]) -> None:
+    """Have gloo use the interface on the route to the first of ``peers`` (names or addresses) on another machine,
+    unless the user set one.
+
+    Gloo takes the address of the host's own name, which is 127.0.1.1 where Debian and Ubuntu wrote /etc/hosts: no other
+    machine reaches it, and every job on several machines makes a gloo group, under NCCL too.
+    """
+    names = {each.address: name for name, addresses in psutil.net_if_addrs().items() for each in addresses}
+    for address in map(own_address, peers):
+        if address in names:
+            os.environ.setdefault(GLOO, names[address])
+            return
 
 
 def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return what this process is about to run with: subject -> name -> value, without credentials."""
+    package, program = Path(__file__).resolve().parents[1], Path(sys.argv[0])
+    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {program.name: program}
+    code = {name: path for name, path in files.items() if path.suffix in (".py", ".json") and path.is_file()}
     on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
     recipe = {name: value for name, value in results.redact(fields).items() if name not in _LOCAL_FIELDS}
     variables = [name for name in os.environ if name.startswith("TAPE_DS_") and name != exit_codes.FILE]
@@ -83,7 +117,7 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
         return {name.replace(".", " ", 1): value for name, value in identity.items() if name.split(".")[0] == kind}
 
     return {
-        "code": code_files(Path(__file__).resolve().parents[1], Path(sys.argv[0])),
+        "code": {name: _digest(path.read_bytes()) for name, path in code.items()},
         "versions": results.versions(),
         "variables": {name: redacted(os.environ[name]) for name in variables},
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
@@ -95,18 +129,19 @@ def facts_of(fields: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str
     }
 
 
-def code_files(package: Path, program: Path) -> dict[str, str]:
-    """Return the digest of every file of the package and of the program that runs."""
-    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {program.name: program}
-    code = {name: path for name, path in files.items() if path.suffix in (".py", ".json") and path.is_file()}
-    return {name: _digest(path.read_bytes()) for name, path in code.items()}
-
-
 def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Compare every machine with the majority, or with the first if there is none."""
+    """Compare every machine with the majority, or with the first if there is none; refuse different machines with one
+    hostname, which locks and messages could not tell apart."""
+    problems = []
+    for host in sorted({record["host"] for record in records}):
+        same_name = [record for record in records if record["host"] == host]
+        if len({record["boot"] for record in same_name}) > 1:
+            wrong = f"several machines have this name: {_machines(same_name)}"
+            problems.append(Problem("hostname", host, wrong, "give each machine, or container, its own hostname"))
+
     usual = Counter(record["digest"] for record in records).most_common(1)[0][0]
     majority = [record for record in records if record["digest"] == usual]
-    others, problems = _machines(majority), []
+    others = _machines(majority)
     for digest in dict.fromkeys(record["digest"] for record in records if record["digest"] != usual):
         minority = [record for record in records if record["digest"] == digest]
         here, there = minority[0], majority[0]
@@ -122,17 +157,6 @@ def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
             for name in names:
                 wrong = f"it is {expected.get(name, 'absent')} on {others}"
                 problems.append(Problem(f"{name} on {machines}", values.get(name, "absent"), wrong, remedy))
-    return problems
-
-
-def duplicate_hostnames(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Refuse different machines with one hostname: locks and messages could not tell them apart."""
-    problems = []
-    for host in sorted({record["host"] for record in records}):
-        same_name = [record for record in records if record["host"] == host]
-        if len({record["boot"] for record in same_name}) > 1:
-            wrong = f"several machines have this name: {_machines(same_name)}"
-            problems.append(Problem("hostname", host, wrong, "give each machine, or container, its own hostname"))
     return problems
 
 

@@ -32,14 +32,8 @@ class RankGroup:
 
     @classmethod
     def of(cls, layout: Layout, rank: int, timeout: timedelta | None = None) -> "RankGroup":
-        """Return the group of ``rank``; the first time it makes the process groups of all, so every process must call
-        it.
-
-        Args:
-            layout: of the job.
-            rank: of this process.
-            timeout: of a collective; None: torch's own.
-        """
+        """Return the group of ``rank`` in the job's ``layout``; the first time it makes the process groups of all, so
+        every process must call it. ``timeout`` of a collective; None: torch's own."""
         handles = _process_groups(layout, distributed.group.WORLD, timeout)
         own = layout.groups()[layout.data_rank(rank)]
         return cls(handles[layout.data_rank(rank)], layout.ways, own.index(rank), own[0])
@@ -63,7 +57,7 @@ class RankGroup:
         return _differentiable(x, self._gather, lambda gradient: gradient[self.index])
 
     def sum(self, x: Tensor) -> Tensor:
-        """Over all processes; not differentiable."""
+        """Return the sum over all processes; not differentiable."""
         summed = x.detach().clone(memory_format=torch.contiguous_format)
         comm.all_reduce(summed, group=self.handle)
         return summed
@@ -93,7 +87,7 @@ class RankGroup:
 
 @functools.cache
 def _process_groups(layout: Layout, world: Any, timeout: timedelta | None) -> list[Any]:
-    """Of each group of the layout; once for a process group ``world``, since each holds connections and threads."""
+    # once for a process group `world`: each group holds connections and threads
     comm.init_distributed(dist_backend=distributed.get_backend(), verbose=False)  # adopts torch's process group
     return [distributed.new_group(ranks, timeout=timeout) for ranks in layout.groups()]
 
@@ -114,21 +108,16 @@ def _differentiable(x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable
     return found
 
 
-@dataclass(frozen=True)
-class Stretches:
-    """Sequences of ``tokens`` tokens in equal stretches, one for each process of a group; the last ones are filled up
-    with padding that never reaches attention."""
+class GroupShards(Shards):
+    """Sequences of ``tokens`` tokens shared by ``group``: a stretch for each process, equally long; the last ones are
+    padded, and the padding never reaches attention."""
 
-    group: RankGroup
-    tokens: int
+    def __init__(self, group: RankGroup, tokens: int):
+        self.group = group
+        self.tokens = tokens
+        self.each = -(-tokens // group.size)  # t: T / P, rounded up
 
-    @property
-    def each(self) -> int:
-        """t: T / P, rounded up."""
-        return -(-self.tokens // self.group.size)
-
-    def local(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """Return this process's tokens; past the sequence's end ``filling``, or with None its last token."""
+    def local_tokens(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
         begin = min(self.group.index * self.each, self.tokens)
         own = x.narrow(dim, begin, min(self.each, self.tokens - begin))
         missing = self.each - own.shape[dim]
@@ -138,39 +127,28 @@ class Stretches:
         tail = last if filling is None else torch.full_like(last, filling)
         return torch.cat((own, *[tail] * missing), dim=dim)
 
+    def local_heads(self, count: int) -> slice:
+        """Return which of a model's ``count`` query heads are this process's."""
+        own = count // self.group.size
+        return slice(self.group.index * own, (self.group.index + 1) * own)
+
     def cut(self, x: Tensor, dim: int) -> Tensor:
-        """Whole sequences -> [P, ...], a stretch for each process; 0 behind the end."""
+        """Whole sequences -> [P, ...], a stretch for each process; 0 past the end."""
         missing = self.each * self.group.size - self.tokens
         if missing:
             x = F.pad(x, (*(0, 0) * (x.dim() - 1 - dim), 0, missing))
         return x.unflatten(dim, (self.group.size, -1)).movedim(dim, 0)
 
     def join(self, parts: Tensor, dim: int) -> Tensor:
-        """The stretches [P, ...] of all processes -> whole sequences, without what is behind their end."""
+        """The stretches [P, ...] of all processes -> whole sequences, without padding."""
         return parts.movedim(0, dim).flatten(dim, dim + 1).narrow(dim, 0, self.tokens)
 
-
-class GroupShards(Shards):
-    """Sequences of ``tokens`` tokens shared by ``group``."""
-
-    def __init__(self, group: RankGroup, tokens: int):
-        self.group = group
-        self.stretches = Stretches(group, tokens)
-
-    def local_tokens(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        return self.stretches.local(x, filling, dim)
-
-    def local_heads(self, count: int) -> slice:
-        """Return which of a model's ``count`` query heads are this process's."""
-        own = count // self.group.size
-        return slice(self.group.index * own, (self.group.index + 1) * own)
+    def all_heads(self, x_BhTC: Tensor) -> Tensor:
+        """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 past the sequences' end."""
+        return self.group.swap(self.cut(x_BhTC, dim=2)).movedim(0, 1).flatten(1, 2)
 
     def agree_on_draws(self, device: torch.device) -> None:
         # torch's CPU generator of the group's process 0
         state = torch.get_rng_state().to(device)
         comm.broadcast(state, src=self.group.first, group=self.group.handle)
         torch.set_rng_state(state.cpu())
-
-    def all_heads(self, x_BhTC: Tensor) -> Tensor:
-        """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 past the sequences' end."""
-        return self.group.swap(self.stretches.cut(x_BhTC, dim=2)).movedim(0, 1).flatten(1, 2)

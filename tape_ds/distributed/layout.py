@@ -1,4 +1,4 @@
-"""Which process of a job does what: arithmetic on ranks, shared by recipes, trainers and planners.
+"""The layout of a job: which process does and holds what; shared by recipes, trainers and planners.
 
 Neighbouring ranks work on the same sequences, so that what they exchange in every layer stays within a node if
 possible.
@@ -6,7 +6,7 @@ possible.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tape_ds.errors import Problem
 
@@ -14,22 +14,62 @@ SEQUENCE, TENSOR = "sequence_parallel_size", "tensor_parallel_size"
 """Fields of every recipe."""
 
 
+Offload = Literal["none", "cpu", "nvme"]
+Layers = Literal[1, "selective"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """DeepSpeed's own buffers; sizes in elements. Defaults are those of ``ds_configs/zero1`` and ``zero2``, and
+    DeepSpeed's own."""
+
+    reduce_bucket: int = 200_000_000
+    overlap: bool = True
+    """Communication overlaps computation: ZeRO-1 and 2 then have two buckets."""
+    prefetch_bucket: int = 50_000_000
+    max_live: int = 1_000_000_000
+    """ZeRO-3: gathered weights that may be there at once."""
+    persistence: int = 100_000
+    """ZeRO-3: smaller parameters are never given back."""
+    sub_group: int = 1_000_000_000
+    """ZeRO-3: weights that the optimizer steps on at once."""
+    secondary: int = 1
+    """ZeRO++ (hpZ): ranks that share a second copy of the weights; 1: none."""
+
+    @classmethod
+    def zero_3(cls, hidden: int) -> "Engine":
+        """Return the sizes that transformers fills in for "auto", as in ``ds_configs/zero3``."""
+        square = hidden * hidden
+        return cls(reduce_bucket=square, prefetch_bucket=int(0.9 * square), persistence=10 * hidden)
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The processes of a job.
-
-    Args:
-        world: number of processes.
-        sequence: number that share the tokens of the same sequences (Ulysses).
-        tensor: number that share every layer's heads and columns. Only one of the two can be above 1.
+    """The processes of a job, and what each of them shares, computes again or offloads.
 
     Raises:
-        ValueError: the processes cannot be divided into such groups, or both are above 1.
+        ValueError: the processes cannot be divided into such groups, or both ``sequence`` and ``tensor`` are above 1.
     """
 
     world: int = 1
+    """Processes."""
     sequence: int = 1
+    """Processes that share the tokens of the same sequences (Ulysses); ZeRO shards over them too."""
     tensor: int = 1
+    """Processes that share every layer's heads and columns."""
+    zero: int | None = None
+    """ZeRO stage; None trains without an engine, on fp32 weights under autocast."""
+    micro_batch: int = 1
+    """Sequences of a forward, in each of the :attr:`data` groups."""
+    checkpoint_layers: Layers | None = None
+    """How blocks are computed again for the backward (:mod:`tape_ds.methods.recompute`); None: they are not."""
+    offload_checkpoints: bool = False
+    """The inputs of those blocks wait in the host's memory."""
+    offload_optimizer: Offload = "none"
+    offload_weights: Offload = "none"
+    mlp_tiles: int = 1
+    """Pieces of a sequence that feed-forwards work on one at a time, each computed again in the backward."""
+    engine: Engine = Engine()
 
     def __post_init__(self) -> None:
         if min(self.sequence, self.tensor) < 1 or self.world % self.ways:
@@ -50,9 +90,11 @@ class Layout:
     @property
     def readers(self) -> str:
         """Noun for the :attr:`data` groups."""
-        if self.ways == 1:
-            return "processes"
-        return f"group{'s' * (self.data > 1)} of {self.ways} processes"
+        return "processes" if self.ways == 1 else f"group{'s' * (self.data > 1)} of {self.ways} processes"
+
+    @property
+    def recomputes(self) -> bool:
+        return self.checkpoint_layers is not None
 
     def data_rank(self, rank: int) -> int:
         return rank // self.ways
@@ -60,6 +102,36 @@ class Layout:
     def groups(self) -> list[list[int]]:
         """Return the ranks of each group, in order of their tokens and heads."""
         return [list(range(first, first + self.ways)) for first in range(0, self.world, self.ways)]
+
+    def shards(self, stage: int = 0) -> int:
+        """Number of shards of what ZeRO ``stage`` partitions; of what every stage does without one."""
+        return self.world // self.tensor if stage == 0 or (self.zero is not None and self.zero >= stage) else 1
+
+    def flags(self) -> dict[str, str]:
+        """Return the fields of a recipe for this layout, as a command line takes them."""
+        offload = "_offload" if {self.offload_optimizer, self.offload_weights} != {"none"} else ""
+        return {
+            "deepspeed": "null" if self.zero is None else f"zero{self.zero}{offload}",
+            "per_device_train_batch_size": str(self.micro_batch),
+            TENSOR: str(self.tensor),
+            SEQUENCE: str(self.sequence),
+            "activation_checkpointing": str(self.recomputes).lower(),
+            "checkpoint_layers": str(self.checkpoint_layers or 1),
+            "checkpoint_offload": str(self.offload_checkpoints).lower(),
+            "mlp_tiles": str(self.mlp_tiles),
+        }
+
+    def changes(self, other: "Layout") -> set[str]:
+        """Return the fields that differ; both fields of checkpointing are one choice."""
+        before = other.flags()
+        differing = {name for name, value in self.flags().items() if value != before[name]}
+        return {name.replace("checkpoint_layers", "activation_checkpointing") for name in differing}
+
+    def command_line(self, other: "Layout | None" = None) -> str:
+        """Return the flags that turn a recipe of the layout ``other`` (None: any recipe) into this one."""
+        before, always = (other or Layout()).flags(), ("deepspeed", "per_device_train_batch_size")
+        own = self.flags().items()
+        return " ".join(f"--{name} {value}" for name, value in own if name in always or value != before[name])
 
 
 def check_heads(heads: int, key_value_heads: int, size: int, field: str = SEQUENCE) -> Iterator[Problem]:

@@ -37,12 +37,6 @@ class ProcessInfo:
     def machine(self) -> str:
         return self.host if self.node is None else f"node_rank {self.node} ({self.host})"
 
-    def machine_of(self, rank: int) -> str:
-        """Return the machine of another rank for messages, if all machines run as many ranks as this one."""
-        if self.on_node is None or self.nodes is None or self.on_node * self.nodes != self.world:
-            return "an unknown machine"
-        return f"node_rank {rank // self.on_node}"
-
 
 def current(environ: Mapping[str, str] | None = None) -> ProcessInfo:
     """Read the launcher's variables; a single process without a launcher is rank 0 of 1."""

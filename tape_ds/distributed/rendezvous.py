@@ -63,20 +63,48 @@ class Rendezvous:
         Raises:
             UserError: some did not come, one cannot start, or they were not started as one job; on all ranks.
         """
-        rank, world = self.process.rank, self.process.world
+        process, notice = self.process, NOTICE_SECONDS
         try:
             if self._stage == 0:
-                self._enter()
+                world = self.store.compare_set("world", "", str(process.world)).decode()
+                if world != str(process.world):
+                    wrong = f"it is {process.world} on {process.machine} and {world} on another machine"
+                    remedy = "start all machines with the same hostfile, --include and --num_nodes, or --nnodes"
+                    raise UserError(Problem("WORLD_SIZE", process.world, wrong, remedy))
+                if self.store.add(f"entered/{process.rank}", 1) > 1:
+                    wrong, remedy = f"another process is rank {process.rank} already", "number the machines from 0"
+                    raise UserError(Problem("--node_rank", process.node, wrong, remedy))
             self._stage += 1
-            self.store.set(f"{self._stage}/{rank}", text)
+            keys = [f"{self._stage}/{rank}" for rank in range(process.world)]
+            self.store.set(keys[process.rank], text)
             self.store.add(f"{self._stage}", 1)
-            self._wait(seconds)
-            keys = [f"{self._stage}/{other}" for other in range(world)]
-            return [value.decode() for value in self.store.multi_get(keys)]
+            for waited in _poll(process, seconds):
+                if self.store.add(f"{self._stage}", 0) >= process.world:
+                    return [value.decode() for value in self.store.multi_get(keys)]
+                if self.store.check(["failed"]):
+                    raise NotTogether([])  # `end` reports the others' problems
+                if process.rank == 0 and waited > notice:
+                    print(f"waiting for {self._missing()} since {waited:.0f} s", flush=True)
+                    notice += NOTICE_SECONDS
+            remedy = (
+                "see the output there; check that the same command was started there, with the same machines and its "
+                "own --node_rank, and that a firewall lets --master_port through"
+            )
+            raise NotTogether(Problem("start", None, f"{self._missing()} did not come within {seconds:g} s", remedy))
         except RuntimeError as error:
             wrong = f"rank 0, which holds the job's store, is gone ({_first_line(error)})"
-            remedy = "see the first machine's output"
-            raise NotTogether(Problem("start", self.process.machine, wrong, remedy)) from error
+            raise NotTogether(Problem("start", process.machine, wrong, "see the first machine's output")) from error
+
+    def _missing(self) -> str:
+        here = self.process
+        machines: dict[str, list[str]] = {}
+        for rank in range(here.world):
+            if not self.store.check([f"{self._stage}/{rank}"]):
+                machine = "an unknown machine"
+                if here.on_node and here.nodes and here.on_node * here.nodes == here.world:  # equally many on each
+                    machine = f"node_rank {rank // here.on_node}"
+                machines.setdefault(machine, []).append(str(rank))
+        return "; ".join(f"{machine}, rank {', '.join(ranks)}" for machine, ranks in machines.items())
 
     def end(self, error: UserError) -> UserError:
         """End all ranks with the error of the first that failed; return the error to report here.
@@ -109,41 +137,6 @@ class Rendezvous:
                 time.sleep(2 * POLL_SECONDS)  # the store ends with this process
         error.on_one_rank = self.process.leads_node and not (answered and problems in ([], first))
         return error
-
-    def _enter(self) -> None:
-        """Check that ranks are unique and WORLD_SIZE agrees."""
-        process = self.process
-        world = self.store.compare_set("world", "", str(process.world)).decode()
-        if world != str(process.world):
-            wrong = f"it is {process.world} on {process.machine} and {world} on another machine"
-            remedy = "start all machines with the same hostfile, --include and --num_nodes, or --nnodes"
-            raise UserError(Problem("WORLD_SIZE", process.world, wrong, remedy))
-        if self.store.add(f"entered/{process.rank}", 1) > 1:
-            wrong, remedy = f"another process is rank {process.rank} already", "number the machines from 0"
-            raise UserError(Problem("--node_rank", process.node, wrong, remedy))
-
-    def _wait(self, seconds: float) -> None:
-        notice = NOTICE_SECONDS
-        for waited in _poll(self.process, seconds):
-            if self.store.add(f"{self._stage}", 0) >= self.process.world:
-                return
-            if self.store.check(["failed"]):
-                raise NotTogether([])  # `end` reports the others' problems
-            if self.process.rank == 0 and waited > notice:
-                print(f"waiting for {self._missing()} since {waited:.0f} s", flush=True)
-                notice += NOTICE_SECONDS
-        remedy = (
-            "see the output there; check that the same command was started there, with the same machines and its own "
-            "--node_rank, and that a firewall lets --master_port through"
-        )
-        raise NotTogether(Problem("start", None, f"{self._missing()} did not come within {seconds:g} s", remedy))
-
-    def _missing(self) -> str:
-        machines: dict[str, list[str]] = {}
-        for rank in range(self.process.world):
-            if not self.store.check([f"{self._stage}/{rank}"]):
-                machines.setdefault(self.process.machine_of(rank), []).append(str(rank))
-        return "; ".join(f"{machine}, rank {', '.join(ranks)}" for machine, ranks in machines.items())
 
 
 _meeting: Rendezvous | None = None
@@ -220,7 +213,18 @@ def current(seconds: float) -> Rendezvous | None:
     port = int(port_text)
     holds_store = process.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not holds_store:
-        _reach(process, address, port, seconds)
+        # torch would wait for rank 0 as well, but ignore signals and fill the terminal with stacks
+        reason = ""
+        for _ in _poll(process, seconds):
+            try:
+                socket.create_connection((address, port), timeout=5).close()
+                break
+            except OSError as error:  # also an unknown name, which may become known: containers start one by one
+                reason = str(error)
+        else:
+            wrong = f"rank 0 did not answer {process.machine} at port {port} within {seconds:g} s ({reason})"
+            remedy = "check that it was started there, and that a firewall lets the port through"
+            raise NotTogether(Problem("--master_addr", address, wrong, remedy))
     timeout = timedelta(seconds=max(seconds, 30))
     try:
         store = distributed.TCPStore(
@@ -234,20 +238,6 @@ def current(seconds: float) -> Rendezvous | None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     _meeting = Rendezvous(distributed.PrefixStore(f"rendezvous-{attempt}", store), process)
     return _meeting
-
-
-def _reach(process: ProcessInfo, address: str, port: int, seconds: float) -> None:
-    """Wait until rank 0 answers. torch would wait as well, but ignore signals and fill the terminal with stacks."""
-    reason = ""
-    for _ in _poll(process, seconds):
-        try:
-            socket.create_connection((address, port), timeout=5).close()
-            return
-        except OSError as error:  # also an unknown name, which may become known: containers start one by one
-            reason = str(error)
-    wrong = f"rank 0 did not answer {process.machine} at port {port} within {seconds:g} s ({reason})"
-    remedy = "check that it was started there, and that a firewall lets the port through"
-    raise NotTogether(Problem("--master_addr", address, wrong, remedy))
 
 
 def _poll(process: ProcessInfo, seconds: float) -> Iterator[float]:

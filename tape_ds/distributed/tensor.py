@@ -9,15 +9,15 @@ TAPE's state has a part for each key/value head, and its updates act across head
 tokens, all heads of them. Two exchanges a layer, of a P-th of the state each, bring it to the heads that are rotated by
 it and bring back what attention made of it; so the updates are computed once, not in every process.
 
-DeepSpeed's engine is told by ``tensor_parallel.autotp_size``, and that the model has been cut (``ds_autotp_parsed``):
-its process groups, ZeRO's sharding, the norm of the gradients and its checkpoints are those of its own AutoTP.
+``tensor_parallel.autotp_size`` and ``ds_autotp_parsed`` (the model has been cut) have DeepSpeed's engine use the
+process groups, ZeRO's sharding, the norm of the gradients and the checkpoints of its own AutoTP.
 
 Shape letters: those of :mod:`tape_ds.models.sharding`, and P processes.
 """
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +29,7 @@ from tape_ds.distributed.cuts import cut, cut_of
 from tape_ds.distributed.group import GroupShards, RankGroup
 from tape_ds.distributed.layout import TENSOR, Layout, check_cuts
 from tape_ds.distributed.rank_sync import RankSync
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.output_head import OutputHead
 
 COLUMNS, ROWS = "colwise", "rowwise"
@@ -54,7 +54,7 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
         timeout: of a collective; None: torch's own.
 
     Raises:
-        UserError: something in it cannot be cut so.
+        UserError: a part of it cannot be cut.
         ValueError: it has no decoder that shares sequences.
         RuntimeError: the processes' weights are not the same.
     """
@@ -63,58 +63,49 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     if bare is None:
         raise ValueError(f"{type(model).__name__} has no tensor_parallel_plan")
     raise_if_any(list(check_cuts(bare.config, layout.tensor)))
-    raise_if_any(list(_problems(bare, layout.tensor)))
+    plan: Mapping[str, str] = bare.tensor_parallel_plan
+    patterns = [(re.compile(re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
+    modules = dict(bare.named_modules())
+    planned = [(style, name) for name in modules for pattern, style in patterns if pattern.fullmatch(name)]
+    for style, name in planned:
+        if problem := _check(style, name, modules[name], layout.tensor):
+            raise UserError(problem)
+
     group = RankGroup.of(layout, rank, timeout)
     # pieces of different weights, put side by side, would show nowhere else
     sums = [float(each.detach().sum(dtype=torch.float64)) for each in model.parameters()]
     if any(others != sums for others in RankSync().numbers(sums)):
         raise RuntimeError("the processes that are to share the model hold different weights")
     part = vocabulary.VocabularyShard(group, tuple(_sizes(bare.config.vocab_size, group.size)))
-    for style, module in _planned(bare):
-        if style == "vocabulary":
-            _cut_vocabulary(module, part)
-        elif style != "key_value" or _cuts_key_heads(bare.config, group.size):
-            _cut_linear(module, COLUMNS if style == "key_value" else style, group)
+    sharding = ModelSharding(part, bare.config)
+    for style, name in planned:
+        if style != "key_value" or sharding.cuts_key_heads:
+            _cut(modules[name], COLUMNS if style == "key_value" else style, part)
     for parameter in model.parameters():
         if parameter.requires_grad and cut_of(parameter) is None:
             parameter.register_hook(group.sum)
-    ModelSharding(part, bare.config).attach(bare.base_model)
+    sharding.attach(bare.base_model)
     marked: Any = model
     marked.ds_autotp_parsed = True
 
 
-def _cuts_key_heads(config: Any, size: int) -> bool:
-    """Where there are fewer key/value heads than processes, all of them are in every process, which reads one."""
-    return config.num_key_value_heads % size == 0
-
-
-def _planned(bare: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of the plan, with how they are cut."""
-    plan: Mapping[str, str] = bare.tensor_parallel_plan
-    patterns = [(re.compile(re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
-    for name, module in bare.named_modules():
-        yield from ((style, module) for pattern, style in patterns if pattern.fullmatch(name))
-
-
-def _problems(bare: Any, size: int) -> Iterator[Problem]:
-    names = {id(module): name for name, module in bare.named_modules()}
-    for style, module in _planned(bare):
-        for name, parameter in module.named_parameters():
-            owner, kind = module.get_submodule(name.rpartition(".")[0]), _kind(name)
-            # whether the owner still computes the right thing with a piece of it
-            fits = kind is not None
-            if style == "vocabulary":
-                fits = kind in ("weight", "bias") and isinstance(owner, nn.Embedding | OutputHead)
-            if fits and getattr(parameter, "quant_state", None) is None:
-                continue
-            wrong = f"{names[id(module)]}.{name} is of a kind that cannot be cut"
+def _check(style: str, place: str, module: nn.Module, size: int) -> Problem | None:
+    """Check that each parameter's owner still computes the right thing with a piece of it."""
+    for name, parameter in module.named_parameters():
+        kind = _kind(name)
+        fits = kind is not None
+        if style == "vocabulary":
+            owner = module.get_submodule(name.rpartition(".")[0])
+            fits = kind in ("weight", "bias") and isinstance(owner, nn.Embedding | OutputHead)
+        if not fits or getattr(parameter, "quant_state", None) is not None:
+            wrong = f"{place}.{name} is of a kind that cannot be cut"
             remedy = "adapt linear layers of the blocks, unquantised, by plain LoRA; or use ZeRO-3"
-            yield Problem(TENSOR, size, wrong, remedy)
-            return
+            return Problem(TENSOR, size, wrong, remedy)
+    return None
 
 
 def _kind(name: str) -> str | None:
-    """Return which of a linear map's parameters this is, whatever wraps it; None: of a kind that is not known here."""
+    """Return which of a linear map's parameters this is, whatever wraps it; None: of an unknown kind."""
     if ".lora_" in f".{name}":
         return next((kind for kind in ("lora_A", "lora_B") if name.endswith(f"{kind}.default.weight")), None)
     end = name.rpartition(".")[2]
@@ -125,36 +116,27 @@ def _sizes(total: int, size: int) -> list[int]:
     return [len(piece) for piece in torch.arange(total).tensor_split(size)]
 
 
-def _cut_linear(module: nn.Module, style: str, group: RankGroup) -> None:
-    for name, parameter in module.named_parameters():
-        kind = _kind(name)
-        dim = None if kind is None else _DIMENSION[style][kind]
-        if dim is not None:
-            cut(parameter, dim, _sizes(parameter.shape[dim], group.size), group)
-    _tell_sizes(module)
-
-
-def _cut_vocabulary(module: nn.Module, part: vocabulary.VocabularyShard) -> None:
-    for each in module.modules():
-        if not isinstance(each, nn.Embedding | OutputHead):
-            continue
-        for parameter in each.parameters():
-            cut(parameter, 0, part.sizes, part.group)
-        if isinstance(each, OutputHead):
-            each.part = part
-        elif each.padding_idx is not None:
-            inside = part.begin <= each.padding_idx < part.end
-            each.padding_idx = each.padding_idx - part.begin if inside else None
-    _tell_sizes(module)
-
-
-def _tell_sizes(module: nn.Module) -> None:
-    """What modules say of themselves."""
-    for each in module.modules():
-        if isinstance(each, nn.Linear):
-            each.out_features, each.in_features = each.weight.shape
-        elif isinstance(each, nn.Embedding):
-            each.num_embeddings = len(each.weight)
+def _cut(module: nn.Module, style: str, part: vocabulary.VocabularyShard) -> None:
+    """Keep this process's piece of a module's parameters, and correct the sizes that its layers store."""
+    if style != "vocabulary":
+        for name, parameter in module.named_parameters():
+            kind = _kind(name)
+            dim = None if kind is None else _DIMENSION[style][kind]
+            if dim is not None:
+                cut(parameter, dim, _sizes(parameter.shape[dim], part.group.size), part.group)
+    for layer in module.modules():
+        if style == "vocabulary" and isinstance(layer, nn.Embedding | OutputHead):
+            for parameter in layer.parameters():
+                cut(parameter, 0, part.sizes, part.group)
+            if isinstance(layer, OutputHead):
+                layer.part = part
+            elif layer.padding_idx is not None:
+                inside = part.begin <= layer.padding_idx < part.end
+                layer.padding_idx = layer.padding_idx - part.begin if inside else None
+        if isinstance(layer, nn.Linear):
+            layer.out_features, layer.in_features = layer.weight.shape
+        elif isinstance(layer, nn.Embedding):
+            layer.num_embeddings = len(layer.weight)
 
 
 class ModelSharding:
@@ -166,8 +148,9 @@ class ModelSharding:
     def __init__(self, part: vocabulary.VocabularyShard, config: Any):
         self.part = part
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
-        self.cuts_key_heads = _cuts_key_heads(config, part.group.size)
         index, size = part.group.index, part.group.size
+        self.cuts_key_heads = self.groups % size == 0
+        """Else every process has all of the key/value heads, which are fewer than the processes, and reads one."""
         first = index * self.groups // size
         self.local_groups = slice(first, first + max(1, self.groups // size))
         """Key/value heads that this process's query heads read."""
@@ -224,13 +207,13 @@ class ModelSharding:
 class TensorShards(GroupShards):
     def gather(self, x_BtD: Tensor) -> Tensor:
         """Return all tokens of the sequences."""
-        return self.stretches.join(self.group.gather(x_BtD), dim=1)
+        return self.join(self.group.gather(x_BtD), dim=1)
 
     def scatter(self, y_BTD: Tensor) -> Tensor:
         """Parts of a sum -> the sum, of this process's tokens."""
-        return self.group.reduce(self.stretches.cut(y_BTD, dim=1))
+        return self.group.reduce(self.cut(y_BTD, dim=1))
 
     def to_heads(self, state_BGtC: Tensor) -> Tensor:
         """[B, G, t, C] -> [B, g, T, C]."""
         swapped = self.group.swap(state_BGtC.unflatten(1, (self.group.size, -1)).movedim(1, 0))
-        return self.stretches.join(swapped, dim=2)
+        return self.join(swapped, dim=2)

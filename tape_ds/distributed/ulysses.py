@@ -1,8 +1,8 @@
 """Sequence parallelism by all-to-all (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509), for every encoding.
 
-DeepSpeed's own wrapper for transformers replaces an attention function for the whole process, and wants keys and values
+DeepSpeed's own wrapper for transformers replaces an attention function for the whole process, and needs keys and values
 of one shape. Here a value may be wider than its key, so that TAPE's position state travels with it, and nothing outside
-the model that is given is touched.
+the given model is touched.
 
 In a layer, a process sends and receives two messages: queries, keys and values of its tokens for those of its heads,
 and attention's output back. Per token of a sequence and byte of an element that is ``2 H K + 2 G K`` for RoPE, and at
@@ -42,7 +42,7 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
         timeout: of a collective; None: torch's own.
 
     Raises:
-        UserError: its heads cannot be shared by so many processes.
+        UserError: its heads cannot be divided among the processes.
         ValueError: it has no decoder that shares sequences.
     """
     decoders: list[Any] = [module for module in model.modules() if hasattr(module, "sequence_sharding")]
@@ -68,7 +68,6 @@ class ShareTokens:
         self.group = group
 
     def __call__(self, tokens: int) -> "UlyssesShards":
-        """Sequences of so many tokens."""
         return UlyssesShards(self.group, tokens)
 
 
@@ -87,7 +86,7 @@ class UlyssesShards(GroupShards):
             by_head.append(x.repeat_interleave(copies, dim=1) if copies > 1 else x)
         shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
         parts = [x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head]
-        whole_BTC = self.stretches.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
+        whole_BTC = self.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
         pieces = whole_BTC.split([heads * width for heads, width in shapes], dim=-1)
         return [x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True)]
 

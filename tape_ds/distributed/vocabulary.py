@@ -29,12 +29,10 @@ class VocabularyShard:
 
     @property
     def begin(self) -> int:
-        """The first of this process."""
         return sum(self.sizes[: self.group.index])
 
     @property
     def end(self) -> int:
-        """Behind the last of this process."""
         return self.begin + self.sizes[self.group.index]
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,11 +47,8 @@ class VocabularyShard:
         return torch.cat([part[..., :size] for part, size in zip(parts, self.sizes, strict=True)], dim=-1)
 
     def check(self, ids: Tensor, what: str, ignored: int | None = None) -> None:
-        """Each process takes an id that none of them has for another's: it would become a zero without a word.
-
-        Raises:
-            RuntimeError: an id outside the whole vocabulary, and not ``ignored`` (on CUDA the device's assertion).
-        """
+        """Raise RuntimeError (on CUDA the device's assertion) for an id outside the whole vocabulary that is not
+        ``ignored``: each process would take it for another's, and it would silently become a zero."""
         entries = sum(self.sizes)
         fitting = (ids >= 0) & (ids < entries)
         if ignored is not None:
@@ -87,7 +82,7 @@ class _Loss(torch.autograd.Function):
         part: VocabularyShard,
         wanted: tuple[bool, bool],
     ) -> Tensor:
-        for_hidden, for_weight = wanted  # torch's needs_input_grad says yes under no_grad as well
+        for_hidden, for_weight = wanted  # torch's needs_input_grad is true under no_grad as well
         dtype = chunked.product_dtype(hidden_ND)
         loss = hidden_ND.new_zeros((), dtype=chunked.softmax_dtype(hidden_ND))
         d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
@@ -102,9 +97,17 @@ class _Loss(torch.autograd.Function):
                 rows = slice(at, at + chunk)
                 ignored_C1 = ignored_N[rows, None]
                 hidden_CD = hidden_ND[rows].to(dtype).masked_fill(ignored_C1, 0)
-                summed, slope_Cv = _chunk((hidden_CD @ weight.t()).to(loss.dtype), targets_N[rows], ignored_C1, part)
-                loss += summed
-                slope_Cv = slope_Cv.to(dtype)
+                logits_Cv = (hidden_CD @ weight.t()).to(loss.dtype)
+                shifted_Cv = logits_Cv.sub_(part.group.largest(logits_Cv.amax(dim=-1, keepdim=True)))
+                absent_C, local_C = part.local(targets_N[rows])
+                mine_C1 = shifted_Cv.gather(-1, local_C[:, None]).masked_fill(absent_C[:, None], 0)
+                p_Cv = shifted_Cv.exp_()
+                total_C1, target_C1 = part.group.sum(torch.stack((p_Cv.sum(dim=-1, keepdim=True), mine_C1)))
+                loss += (total_C1.log() - target_C1).masked_fill(ignored_C1, 0).sum()
+                # the loss's derivative in this process's logits
+                slope_Cv = p_Cv.div_(total_C1)
+                slope_Cv.scatter_add_(-1, local_C[:, None], (~absent_C[:, None]).to(slope_Cv.dtype).neg())
+                slope_Cv = slope_Cv.masked_fill_(ignored_C1, 0).to(dtype)
                 if d_hidden_ND is not None:
                     d_hidden_ND[rows] = slope_Cv @ weight
                 if for_weight:
@@ -123,17 +126,3 @@ class _Loss(torch.autograd.Function):
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*found, None, None, None, None)
-
-
-def _chunk(logits_Cv: Tensor, targets_C: Tensor, ignored_C1: Tensor, part: VocabularyShard) -> tuple[Tensor, Tensor]:
-    """Return sum of the losses of a chunk, and its derivative in this process's logits."""
-    largest_C1 = part.group.largest(logits_Cv.amax(dim=-1, keepdim=True))
-    shifted_Cv = logits_Cv - largest_C1
-    absent_C, local_C = part.local(targets_C)
-    mine_C1 = shifted_Cv.gather(-1, local_C[:, None]).masked_fill(absent_C[:, None], 0)
-    p_Cv = shifted_Cv.exp_()
-    total_C1, target_C1 = part.group.sum(torch.stack((p_Cv.sum(dim=-1, keepdim=True), mine_C1)))
-    loss = (total_C1.log() - target_C1).masked_fill(ignored_C1, 0).sum()
-    slope_Cv = p_Cv.div_(total_C1)
-    slope_Cv.scatter_add_(-1, local_C[:, None], (~absent_C[:, None]).to(slope_Cv.dtype).neg())
-    return loss, slope_Cv.masked_fill_(ignored_C1, 0)

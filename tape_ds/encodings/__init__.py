@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 from tape_ds.encodings import catalogue, scaling
@@ -24,10 +23,7 @@ _LLAMA = ("rope", "yarn")
 
 def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Return the given options, and those that the encoding takes from a tokenizer by default."""
-    chosen = options_of(name, given)
-    filled = chosen.for_tokenizer(tokenizer)
-    changed = {each.name for each in fields(chosen) if getattr(filled, each.name) != getattr(chosen, each.name)}
-    return {**given, **{name: getattr(filled, name) for name in changed}}
+    return {**given, **options_of(name, given).from_tokenizer(tokenizer)}
 
 
 def plain(config: Config, rope_parameters: Mapping[str, Any]) -> Config:
@@ -103,14 +99,14 @@ def llama_rope_parameters(config: ModelConfig) -> dict[str, Any] | None:
 
 def problems_with(config: ModelConfig) -> list[Problem]:
     """Return contradictions between the encoding, its options and the model's other fields."""
-    given = config.position_options or {}
-    problems = check_options(config.position_encoding, given)
-    problems += scaling.check(config.rope_parameters or {})
+    rope_parameters = config.rope_parameters or {}
+    problems = check_options(config.position_encoding, config.position_options or {})
+    problems += scaling.check(rope_parameters)
     if problems:
         return problems
     chosen = options(config)
     problems += chosen.problems_with(config)
-    if chosen.no_dynamic_scaling and scaling.is_dynamic(config.rope_parameters or {}):
+    if chosen.no_dynamic_scaling and scaling.is_dynamic(rope_parameters):
         wrong, remedy = chosen.no_dynamic_scaling, "choose another rope_type"
         problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, remedy))
     return problems

@@ -4,8 +4,6 @@ A digit's place within its number, 1, 2, 3, ... from the first as written, is a 
 token's. Where numbers are written with the least significant digit first, digits that have to be added up look alike.
 In training a common offset is drawn for all places of a forward, so that places of longer numbers are trained too;
 evaluation counts from 1. The paper's code gives every other token row 0 of its table; here they get nothing.
-
-:class:`AbacusEncoding` wraps another encoding, and keeps one integer more for each token.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from tape_ds.encodings.options import ModelConfig, Options
 
 
 class AbacusEncoding(base.PositionEncoding):
-    """Any encoding, with the embeddings of digits' places beside it.
+    """Any encoding, plus the embeddings of digits' places.
 
-    A token's place is the inner encoding's integers, and behind them its place within its number: 0 for what is no
-    digit. So a cache keeps both, and a number that is being generated is counted on.
+    A token's integers are those of the inner encoding, then its place within its number, 0 for other tokens. A cache
+    keeps both: counting continues in a number that is being generated.
     """
 
     def __init__(self, config: ModelConfig, options: Options, inner: base.PositionEncoding):
@@ -32,14 +30,11 @@ class AbacusEncoding(base.PositionEncoding):
         self.digits = base.PlaceTable(options.abacus_places, config.hidden_size)
         self.digit_ids = Constant(np.array(options.abacus_digits or (), np.int64))
         self.shift = options.abacus_shift
+        self.draws = self.shift > 0 or inner.draws
         self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact
         self.remembers = max(inner.remembers, 1) + 1
         self._alike: bool | None = None
-        """Whether the inner places of this forward are the same in all sequences; None: a look has to tell."""
-
-    @property
-    def draws(self) -> bool:
-        return self.shift > 0 or self.inner.draws
+        """Whether the inner places of this forward are the same in all sequences; None: they have to be compared."""
 
     def positions_for(self, positions_BT: Tensor, context: base.TokenContext) -> Tensor:
         """Return the inner encoding's places, followed by those within numbers."""
@@ -50,7 +45,7 @@ class AbacusEncoding(base.PositionEncoding):
         if not torch.compiler.is_compiling():
             self._alike = len(inner_BTN) == 1 if context.past_BSN is None else None
         digits_BT = torch.isin(context.ids_BT, self.digit_ids.on(context.ids_BT.device))
-        # of tokens in the cache, the last integer alone is asked: 0 where there was no digit
+        # for tokens in the cache only the last integer is read: 0 where there was no digit
         unknown_BTN = digits_BT[..., None].long().expand(-1, -1, inner_BTN.shape[-1] + 1)
         digits_BS = context.whole(unknown_BTN)[..., -1] > 0
         documents_BS = None if context.documents_BS is None else context.documents_BS[:, : digits_BS.shape[1]].long()

@@ -44,16 +44,9 @@ class AlibiLayer(base.PositionLayer):
         own = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
         self.slopes = Constant(np.array(own, np.float32))
 
-    def score_bias(
-        self,
-        query_positions_BTN: Tensor,
-        carried_BGTC: None,
-        key_positions_BSN: Tensor,
-        carried_BGSC: None,
-        heads: slice = base.EVERY_HEAD,
-    ) -> ScoreBias:
-        slopes_H = self.slopes.on(query_positions_BTN.device)[heads]
-        heads_H = torch.arange(len(slopes_H), device=query_positions_BTN.device)
+    def score_bias(self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD) -> ScoreBias:
+        slopes_H = self.slopes.on(positions[0].device)[heads]
+        heads_H = torch.arange(len(slopes_H), device=slopes_H.device)
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
             return slopes_H[head] * (key - query)
@@ -61,4 +54,4 @@ class AlibiLayer(base.PositionLayer):
         def block(queries: Tensor, keys: Tensor) -> Tensor:
             return elementwise(element, queries, keys, heads_H)
 
-        return ScoreBias(query_positions_BTN[:, None, :, :1], key_positions_BSN[:, None, :, :1], block, element)
+        return ScoreBias(*base.marks(positions), block, element)

@@ -22,6 +22,18 @@ from tape_ds.encodings.options import ModelConfig, Options
 from tape_ds.kernels.reference import upcast
 
 EVERY_HEAD = slice(None)
+Pair = tuple[Tensor, Tensor]
+"""Of the queries of this call, and of all keys, cached ones included."""
+PastKeys = Callable[[], Tensor | None]
+Normal = Callable[[Tensor], Any]
+"""Draw a tensor with the model's ``initializer_range``."""
+Fill = Callable[[Tensor, float], Any]
+
+
+def marks(positions: Pair) -> Pair:
+    """Return positions as the marks of a :class:`ScoreBias` that is the same for all heads."""
+    queries_BTN, keys_BSN = positions
+    return queries_BTN[:, None, :, :1], keys_BSN[:, None, :, :1]
 
 
 def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
@@ -83,13 +95,10 @@ class PositionEncoding(nn.Module):
     def __init__(self, config: ModelConfig, options: Options):
         super().__init__()
         self.random_shift = options.random_shift
+        self.draws = self.random_shift > 0
+        """Whether a forward in training draws from torch's CPU generator."""
         self.reads_tokens = options.reads_tokens
         self.log_window = None if options.log_scale == "none" else config.max_position_embeddings
-
-    @property
-    def draws(self) -> bool:
-        """Whether a forward in training draws from torch's CPU generator."""
-        return self.random_shift > 0
 
     def positions_for(self, positions_BT: Tensor, context: TokenContext) -> Tensor:
         """Return the positions of the tokens as this encoding counts: integers [B or 1, T, N], 0 or more.
@@ -128,6 +137,10 @@ class PositionLayer(nn.Module):
     """Whether a backward through :meth:`rotate` reads queries and keys as they were."""
     keeps_bias = False
     """Whether attention without a fused kernel keeps a bias of this layer for the backward."""
+    state_columns = 0
+    """Numbers of state per token that this layer reads and passes on."""
+    added_columns = 0
+    """Columns that :meth:`rotate` adds to every query and key."""
 
     def __init__(self, *made_of: Any):
         super().__init__()
@@ -150,11 +163,7 @@ class PositionLayer(nn.Module):
         return (upcast(q_BHTX) * factors_B1T1).to(q_BHTX.dtype)
 
     def accumulate(
-        self,
-        k_BGTX: Tensor,
-        past_keys: Callable[[], Tensor | None],
-        documents_BS: Tensor | None,
-        offset: int | Tensor,
+        self, k_BGTX: Tensor, past_keys: PastKeys, documents_BS: Tensor | None, offset: int | Tensor
     ) -> Tensor:
         """Return the keys as a cache keeps them: here a key may take in what is known of the keys before it.
 
@@ -172,16 +181,15 @@ class PositionLayer(nn.Module):
         return None
 
     def score_bias(
-        self,
-        query_positions_BTN: Tensor | None,
-        carried_BGTC: Tensor | None,
-        key_positions_BSN: Tensor | None,
-        carried_BGSC: Tensor | None,
-        heads: slice = EVERY_HEAD,
+        self, positions: Pair | None, carried: Pair | None, heads: slice = EVERY_HEAD
     ) -> ScoreBias | ContentBias | None:
-        """Return a bias on the scores, from positions as :meth:`PositionEncoding.for_layers` returns them and columns
-        of :meth:`carry`; for queries of this call and all keys, cached ones included. ``heads``: of the model's query
-        heads, those that this call computes; the columns are of their groups."""
+        """Return a bias on the scores.
+
+        Args:
+            positions: [B or 1, T, N] and [B or 1, S, N], as :meth:`PositionEncoding.for_layers` returns them.
+            carried: columns of :meth:`carry`, [B, G, T, C] and [B, G, S, C].
+            heads: of the model's query heads, those that this call computes; the columns are of their groups.
+        """
         return None
 
     def next_state(
@@ -190,14 +198,6 @@ class PositionLayer(nn.Module):
         """Return the state as the next block reads it, from :meth:`carry`'s columns after attention and the MLP's
         output before it joins the residual stream."""
         return state
-
-    def state_columns(self) -> int:
-        """Return numbers of state per token that this layer reads and passes on."""
-        return 0
-
-    def added_columns(self) -> int:
-        """Return columns that :meth:`rotate` adds to every query and key."""
-        return 0
 
     def multiplications_per_token(self, keys: float) -> float:
         """Return multiplications per token that this layer adds to a plain block, where a token sees ``keys`` keys."""
@@ -212,8 +212,8 @@ class Parameters(nn.Module, ABC):
     """
 
     @abstractmethod
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """Fill every parameter: ``normal`` draws with the model's ``initializer_range``, ``constant`` fills."""
+    def initialise(self, normal: Normal, constant: Fill) -> None:
+        """Fill every parameter."""
 
 
 class Weight(Parameters):
@@ -224,7 +224,7 @@ class Weight(Parameters):
         self.weight = nn.Parameter(torch.empty(*shape))
         self.zero_init = zero_init
 
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+    def initialise(self, normal: Normal, constant: Fill) -> None:
         constant(self.weight, 0.0) if self.zero_init else normal(self.weight)
 
 

@@ -6,7 +6,7 @@ A recipe is checked by this table alone, without torch; the classes that compute
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,12 +33,12 @@ class YarnOptions(Options):
     """``yarn``: trained with a factor of 1 it is plain RoPE; beyond its original window, the factor reaches the length
     of the text."""
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found, rope_type = super().problems_with(config), (config.rope_parameters or {}).get("rope_type")
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
+        rope_type = (config.rope_parameters or {}).get("rope_type")
         if "yarn" not in (rope_type or ""):
             remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
-            found.insert(0, Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy))
-        return found
+            yield Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy)
+        yield from super().problems_with(config)
 
     def default_rope_parameters(self, window: int) -> dict[str, Any]:
         own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
@@ -71,15 +71,13 @@ class NopeOptions(Options):
     """Least tokens of the texts that the model is used on. Scoring commands raise it to the length that they score;
     anything else computes with it as it is. None: ``trained_length``."""
 
-    def problems(self) -> list[Problem]:
-        found = super().problems()
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         if self.nope_layers is not None:
-            found.append(self.problem("nope_layers", "no layer of nope has positions", "remove it"))
+            yield self.problem("nope_layers", "no layer of nope has positions", "remove it")
         for name in ("trained_length", "text_length"):
             if getattr(self, name) is not None and self.score_scale is None:
-                remedy = "give score_scale as well, or remove it"
-                found.append(self.problem(name, "there is no score_scale", remedy))
-        return found
+                yield self.problem(name, "there is no score_scale", "give score_scale as well, or remove it")
 
     def changes_at(self, length: int, window: int) -> dict[str, Any]:
         # a text_length that was chosen for longer texts stays
@@ -88,13 +86,6 @@ class NopeOptions(Options):
 
     def at_any_length(self) -> Options:
         return replace(self, log_scale="none", text_length=None)
-
-    def score_factor(self, window: int) -> float:
-        """Return the factor on scores; ``window``: ``max_position_embeddings``."""
-        trained = self.trained_length or window
-        if self.score_scale is None or self.text_length is None or self.text_length <= trained:
-            return 1.0
-        return 1.0 + self.score_scale * math.log(self.text_length / trained)
 
 
 register("nope", NopeOptions, _BASE, "tape_ds.encodings.nope.NopeLayer")
@@ -118,38 +109,23 @@ class BipeOptions(Options):
 
     learns = True
     reads_tokens = True
+    no_random_shift = "these positions follow from the tokens and cannot be shifted"
     no_dynamic_scaling = "dynamic scaling follows the length in tokens, these angles count segments"
 
-    def problems(self) -> list[Problem]:
-        found = super().problems()
-        if self.separators is not None and (not self.separators or min(self.separators) < 0):
-            found.append(self.problem("separators", "no token ids", "give one token id or more, each 0 or more"))
-        if self.random_shift:
-            wrong = "these positions follow from the tokens and cannot be shifted"
-            found.append(self.problem("random_shift", wrong, "remove it"))
-        return found
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
+        remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
+        yield from self.problems_of_ids("separators", config.vocab_size, remedy)
+        yield from super().problems_with(config)
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found = super().problems_with(config)
-        if self.separators is None:
-            remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
-            found.insert(0, self.problem("separators", "not known", remedy))
-        elif max(self.separators) >= config.vocab_size:
-            wrong = f"beyond the vocabulary of {config.vocab_size}"
-            found.insert(0, self.problem("separators", wrong, "give ids of this model"))
-        return found
-
-    def for_tokenizer(self, tokenizer: Any) -> Options:
-        filled = self
+    def from_tokenizer(self, tokenizer: Any) -> dict[str, Any]:
+        found = super().from_tokenizer(tokenizer)
         if self.separators is None:
             # every token that spells a separator, with or without the mark of a word's beginning
-            spelled = {
-                index: tokenizer.convert_tokens_to_string([word]).strip(" ")
-                for word, index in tokenizer.get_vocab().items()
-            }
-            found = sorted(index for index, text in spelled.items() if text in SEPARATORS)
-            filled = replace(self, separators=found or None)
-        return Options.for_tokenizer(filled, tokenizer)
+            words = tokenizer.get_vocab().items()
+            spelled = {index: tokenizer.convert_tokens_to_string([word]).strip(" ") for word, index in words}
+            if ids := sorted(index for index, text in spelled.items() if text in SEPARATORS):
+                found["separators"] = ids
+        return found
 
 
 register("bipe_rope", BipeOptions, "tape_ds.encodings.bipe.BipeRopeEncoding", _ROPE_LAYER)
@@ -177,16 +153,15 @@ class CopeOptions(Options):
     learns = True
     biases_scores = True
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found = super().problems_with(config)
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         if config.attention_backend not in ("sdpa", "reference"):
-            wrong = "cope counts by the scores, and a fused kernel never holds them"
+            wrong = "cope counts by the scores, which a fused kernel never holds"
             remedy = (
                 "give sdpa (a block of queries at a time, computed twice in training: slower than a fused kernel, the "
                 "more the longer the text), or reference (all scores at once: memory by the square of the length)"
             )
-            found.insert(0, Problem("attention_backend", config.attention_backend, wrong, remedy))
-        return found
+            yield Problem("attention_backend", config.attention_backend, wrong, remedy)
+        yield from super().problems_with(config)
 
 
 register("cope", CopeOptions, _BASE, "tape_ds.encodings.cope.CopeLayer")
@@ -223,13 +198,13 @@ class PopeOptions(Options):
 
     learns = True
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found, rope_type = super().problems_with(config), (config.rope_parameters or {}).get("rope_type", "default")
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
+        rope_type = (config.rope_parameters or {}).get("rope_type", "default")
         if rope_type not in ("default", "linear"):
             # other scalings are defined on RoPE's pairs; linear divides positions
             wrong = "scales the frequencies of pairs of channels, and pope has one for each channel"
-            found.insert(0, Problem("rope_parameters.rope_type", rope_type, wrong, "choose default or linear"))
-        return found
+            yield Problem("rope_parameters.rope_type", rope_type, wrong, "choose default or linear")
+        yield from super().problems_with(config)
 
 
 register("pope", PopeOptions, "tape_ds.encodings.pope.PopeEncoding", "tape_ds.encodings.pope.PopeLayer")
@@ -245,16 +220,15 @@ class PropeOptions(Options):
     def kept(self, head_size: int) -> int:
         return math.floor(round(self.share * head_size / 2, 4))  # 0.58 * 50 is a little less than 29 in floats
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found = super().problems_with(config)
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         if not self.kept(config.head_dim):
             wrong = f"leaves none of the {config.head_dim // 2} frequencies of a head"
             remedy = f"give at least {2 / config.head_dim:g}, or position_encoding: nope"
-            found.insert(0, self.problem("share", wrong, remedy))
-        return found
+            yield self.problem("share", wrong, remedy)
+        yield from super().problems_with(config)
 
 
-register("prope", PropeOptions, "tape_ds.encodings.prope.PropeEncoding", _ROPE_LAYER)
+register("prope", PropeOptions, "tape_ds.encodings.rope.PropeEncoding", _ROPE_LAYER)
 
 
 @dataclass(frozen=True)
@@ -268,23 +242,18 @@ class RandpeOptions(Options):
     evaluation_seed: int = bounded(0, ge=0)
     """Seed of the fixed draw of evaluation."""
 
-    def problems(self) -> list[Problem]:
-        found = super().problems()
-        if self.random_shift:  # an offset would push them out of the window
-            found.append(self.problem("random_shift", "positions are drawn at random already", "remove it"))
-        return found
+    no_random_shift = "positions are drawn at random already"  # an offset would push them out of the window
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found, window = [], config.max_position_embeddings
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
+        window, length = config.max_position_embeddings, self.evaluation_length
         drawn_from = self.max_range if self.max_range is not None else 2 * window
         if drawn_from < window:
             wrong = f"shorter than max_position_embeddings = {window}"
-            found.append(self.problem("max_range", wrong, "give that or more"))
-        length = self.evaluation_length
+            yield self.problem("max_range", wrong, "give that or more")
         if length is not None and not 1 <= length <= drawn_from:
             wrong = f"not between 1 and max_range = {drawn_from}"
-            found.append(self.problem("evaluation_length", wrong, "choose one of these"))
-        return found + super().problems_with(config)
+            yield self.problem("evaluation_length", wrong, "choose one of these")
+        yield from super().problems_with(config)
 
 
 register("randpe", RandpeOptions, "tape_ds.encodings.randpe.RandpeEncoding", _ROPE_LAYER)
@@ -310,17 +279,16 @@ class RepoOptions(Options):
     def inner_width(self, hidden: int) -> int:
         return hidden // 8 if self.width is None else self.width
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found, layers, first = [], config.num_hidden_layers, self.first_predicted(config.num_hidden_layers)
-        if not any(self.has_positions(layer) for layer in range(first, layers)):
-            wrong = f"leaves none of the {layers} layers to predict positions"
-            wrong += " together with nope_layers" if first < layers else ""
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
+        layers, others = config.num_hidden_layers, list(super().problems_with(config))
+        if not others and not any(map(self.has_positions, range(self.first_predicted(layers), layers))):
+            wrong = f"none of the {layers} layers would predict positions"
             remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
-            found.append(self.problem("start_layer", wrong, remedy))
+            yield self.problem("start_layer", wrong, remedy)
         if self.inner_width(config.hidden_size) < 1:
             wrong = f"an eighth of hidden_size = {config.hidden_size} is less than 1"
-            found.append(self.problem("width", wrong, "give 1 or more"))
-        return found + super().problems_with(config)
+            yield self.problem("width", wrong, "give 1 or more")
+        yield from others
 
 
 register("repo", RepoOptions, "tape_ds.encodings.repo.RepoEncoding", "tape_ds.encodings.repo.RepoLayer")
@@ -336,11 +304,11 @@ class T5Options(Options):
     learns = True
     biases_scores = True
 
-    def problems(self) -> list[Problem]:
-        found, half = super().problems(), self.buckets // 2
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        half = self.buckets // 2
         if self.max_distance <= half:  # half the buckets must end before the last one begins
-            found.append(self.problem("max_distance", f"not above half the buckets, {half}", "give more"))
-        return found
+            yield self.problem("max_distance", f"not above half the buckets, {half}", "give more")
 
 
 register("t5", T5Options, _ALIBI, "tape_ds.encodings.t5.T5Layer")
@@ -379,42 +347,29 @@ class TapeOptions(Options):
     def learns(self) -> bool:
         return self.attention_update != "off" or self.feed_forward
 
-    def problems(self) -> list[Problem]:
-        from_alibi, updates = self.start == "alibi", self.attention_update != "off"
-        only_feeds = (self.state_norm, self.form, updates) == ("unit", "tensorial", False) and self.feed_forward
-        across_heads = updates and self.form in ("tensorial", "separate")
-        no_pairs = "start: alibi has neither pairs of cosines and sines nor channels in an order"
-        rules = [
-            (from_alibi and self.form != "tensorial", "form", no_pairs, "give tensorial, or start: rope"),
-            (from_alibi and self.state_norm == "unit", "state_norm", no_pairs, "give none, or start: rope"),
-            (from_alibi and self.attention_norm == "unit", "attention_norm", no_pairs, "give none, or start: rope"),
-            (
-                only_feeds,  # one factor for all channels
-                "state_norm",
-                "the feed-forward alone only lengthens or shortens a pair, which unit undoes",
-                "give none, or an attention update",
-            ),
-            (
-                not updates and self.attention_norm == "unit",
-                "attention_norm",
-                "there is no attention update",
-                "give none, or an update",
-            ),
-            (
-                self.attention_init == "identity" and not across_heads,
-                "attention_init",
-                "there is no attention update by a matrix across heads",
-                "give zero, or attention_update: mix with form: tensorial",
-            ),
-        ]
-        return super().problems() + [self.problem(*rule) for holds, *rule in rules if holds]
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        updates, across_heads = self.attention_update != "off", self.form in ("tensorial", "separate")
+        if self.start == "alibi":
+            wrong = "start: alibi has neither pairs of cosines and sines nor channels in an order"
+            for name, plain in (("form", "tensorial"), ("state_norm", "none"), ("attention_norm", "none")):
+                if getattr(self, name) != plain:
+                    yield self.problem(name, wrong, f"give {plain}, or start: rope")
+        if self.state_norm == "unit" and self.form == "tensorial" and self.feed_forward and not updates:
+            # one factor for all channels
+            wrong = "the feed-forward alone only lengthens or shortens a pair, which unit undoes"
+            yield self.problem("state_norm", wrong, "give none, or an attention update")
+        if self.attention_norm == "unit" and not updates:
+            yield self.problem("attention_norm", "there is no attention update", "give none, or an update")
+        if self.attention_init == "identity" and not (updates and across_heads):
+            wrong = "there is no attention update by a matrix across heads"
+            yield self.problem("attention_init", wrong, "give zero, or attention_update: mix with form: tensorial")
 
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found = super().problems_with(config)
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         if self.start == "alibi" and config.head_dim % BUCKETS:
             wrong = f"the features of start: alibi need a multiple of {BUCKETS}"
-            found.insert(0, Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope"))
-        return found
+            yield Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope")
+        yield from super().problems_with(config)
 
     def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
         # At a factor of 1 the model was trained on plain RoPE, and is used as ``yarn`` is; any other factor is that of

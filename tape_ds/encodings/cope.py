@@ -1,8 +1,8 @@
 """``cope``: contextual position encoding (Golovneva et al. 2024, arXiv:2405.18719).
 
-A gate ``g_ij = sigmoid(q_i k_j / sqrt(K))`` says how far query i counts key j. The key's place is what it counts from
+A gate ``g_ij = sigmoid(q_i k_j / sqrt(K))`` is how far query i counts key j. The key's place is what it counts from
 there up to itself, ``p_ij = g_ij + ... + g_ii``, and the score gets ``q_i e[p_ij] / sqrt(K)`` added, where e is learned
-and read between two of its rows. So a head can count what it likes: words, sentences, digits.
+and read between two of its rows. A head can learn to count words, sentences, digits.
 
 Shape letters: B batch, t a block of queries, s all keys up to its last one, H query heads, K head size, P rows of e.
 """
@@ -33,14 +33,7 @@ class CopeLayer(base.PositionLayer):
         self.places = Places(options.positions, config.head_dim, zero_init=True)  # as published
         self.heads = config.num_attention_heads
 
-    def score_bias(
-        self,
-        query_positions_BTN: None,
-        carried_BGTC: None,
-        key_positions_BSN: None,
-        carried_BGSC: None,
-        heads: slice = base.EVERY_HEAD,
-    ) -> ContentBias:
+    def score_bias(self, positions: None, carried: None, heads: slice = base.EVERY_HEAD) -> ContentBias:
         """Products with all rows of e are computed once a query, and then looked up: no [t, s, K] tensor."""
         e_PK = self.places()
         last, scale = len(e_PK) - 1, e_PK.shape[1] ** -0.5

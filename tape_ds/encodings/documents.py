@@ -1,4 +1,4 @@
-"""Tokens of a sequence by the document they belong to, for encodings that count from the tokens themselves.
+"""Sums and order of tokens within documents, for encodings that count from the tokens themselves.
 
 Shape letters: B batch, T tokens of this call, S keys, cached ones included, C numbers of a token.
 """
@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def together(documents_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the order in which every document's tokens stand together, each in its own order, and whether a document
-    begins there; both [B, S]. Documents may be interleaved."""
+    """Return an order of tokens that joins every document's, which may be interleaved, and whether a document begins at
+    a token; both [B, S]."""
     order_BS = documents_BS.argsort(dim=1, stable=True)
     documents = documents_BS.gather(1, order_BS)
     begins = torch.ones_like(documents, dtype=torch.bool)

@@ -6,9 +6,6 @@ position (at least a learned threshold), so that any length is mapped to the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +44,7 @@ class FireNetwork(base.Parameters):
         inner = self.weight_in[:, 0], self.bias_in, self.weight_out, self.bias_out
         return upcast(self.curvature).clone(), threshold, *(upcast(x).clone() for x in inner)
 
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+    def initialise(self, normal: base.Normal, constant: base.Fill) -> None:
         for weight in (self.weight_in, self.weight_out):
             normal(weight)
         for weight, value in (
@@ -66,14 +63,7 @@ class FireLayer(base.PositionLayer):
         super().__init__()
         self.network = FireNetwork(options, config.num_attention_heads)
 
-    def score_bias(
-        self,
-        query_positions_BTN: Tensor,
-        carried_BGTC: None,
-        key_positions_BSN: Tensor,
-        carried_BGSC: None,
-        heads: slice = base.EVERY_HEAD,
-    ) -> ScoreBias:
+    def score_bias(self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD) -> ScoreBias:
         c, threshold, weight_in_J, bias_in_J, weight_out_HJ, bias_out_H = self.network()
         weight_out_HJ, bias_out_H = weight_out_HJ[heads], bias_out_H[heads]
 
@@ -92,8 +82,7 @@ class FireLayer(base.PositionLayer):
             x_BtsJ = torch.relu(normalised(queries, keys.transpose(-1, -2))[:, 0, ..., None] * weight_in_J + bias_in_J)
             return (x_BtsJ @ weight_out_HJ.T + bias_out_H).permute(0, 3, 1, 2)
 
-        marks = query_positions_BTN[:, None, :, :1], key_positions_BSN[:, None, :, :1]
-        return ScoreBias(*marks, block, element, learned=True, inner=len(weight_in_J))
+        return ScoreBias(*base.marks(positions), block, element, learned=True, inner=len(weight_in_J))
 
     def multiplications_per_token(self, keys: float) -> float:
         return keys * (self.network.weight_in.numel() + self.network.weight_out.numel())

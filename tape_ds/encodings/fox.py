@@ -5,9 +5,9 @@ and key j gets ``log f_(j+1) + ... + log f_i`` added: a bias that depends on wha
 ``c_i = log f_1 + ... + log f_i`` it is ``c_i - c_j``, and a softmax takes no notice of c_i, which all scores of a query
 share. So what remains is a number of the key: one more column, and attention by any kernel.
 
-Beside bf16 numbers the sum is kept as three of them, which together have 24 bits: differences of c matter, and c grows
+With bf16 keys the sum is kept as three bf16 numbers, which together have 24 bits: differences of c matter, and c grows
 with the text. A column's unit is such that fp16 holds sums down to -370,000 at heads of 128. The gradient of a gate is
-a sum of the columns' gradients that cancel, and a kernel in 16 bits rounds each of them: it is exact in fp32 alone
+a sum of the columns' gradients that cancel, and a kernel in 16 bits rounds each of them: it is exact only in fp32
 (docs/encodings.md).
 
 Shape letters: B batch, T tokens of this call, S keys, cached ones included, H query heads, G key/value heads, R query
@@ -15,9 +15,6 @@ heads of a group, K head size, X columns of a key, E columns of the sums, D hidd
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +30,7 @@ UNIT = 64.0
 """What a query's column holds: a power of two, so that every dtype has it exactly."""
 _TERMS = {torch.bfloat16: 3, torch.float16: 3}
 _ALIGNED = 8
-"""Fused kernels want heads of a multiple of so many columns."""
+"""Fused kernels take heads of a multiple of this number of columns."""
 
 
 class Gates(base.Parameters):
@@ -47,7 +44,7 @@ class Gates(base.Parameters):
     def forward(self, x_BTD: Tensor, heads: slice) -> Tensor:
         return F.linear(x_BTD, self.weight[heads], self.bias[heads])
 
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+    def initialise(self, normal: base.Normal, constant: base.Fill) -> None:
         normal(self.weight)
         constant(self.bias, 0.0)
 
@@ -60,6 +57,8 @@ class FoxLayer(base.PositionLayer):
         self.gates = Gates(config)
         self.head_dim = config.head_dim
         self.heads_per_group = config.num_attention_heads // config.num_key_value_heads
+        columns = self.heads_per_group * _TERMS[torch.bfloat16]
+        self.added_columns = columns + -(self.head_dim + columns) % _ALIGNED
 
     def observe(self, x_BTD: Tensor, heads: slice = base.EVERY_HEAD) -> Tensor:
         """``log f``, at least fp32 [B, H, T]."""
@@ -84,11 +83,7 @@ class FoxLayer(base.PositionLayer):
         return torch.cat((super().scaled(q_BHTK, factors_B1T1), reads_BHTE), dim=-1)
 
     def accumulate(
-        self,
-        k_BGTX: Tensor,
-        past_keys: Callable[[], Tensor | None],
-        documents_BS: Tensor | None,
-        offset: int | Tensor,
+        self, k_BGTX: Tensor, past_keys: base.PastKeys, documents_BS: Tensor | None, offset: int | Tensor
     ) -> Tensor:
         """Put the sums of ``-log f`` over the document in place of ``log f``."""
         k_BGTK, columns_BGTE = k_BGTX.split((self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1)
@@ -123,10 +118,8 @@ class FoxLayer(base.PositionLayer):
         return self._padded(torch.stack(terms, dim=-1).flatten(-2))
 
     def _numbers(self, columns_BGTE: Tensor) -> Tensor:
-        """Return what :meth:`_columns` was given, fp64 [B, G, R, T]: sums over long texts need the digits.
-
-        Columns that fill up are so many heads more: whoever has part of a group's heads has fewer, and finds no count.
-        """
+        """Return what :meth:`_columns` was given, fp64 [B, G, R, T], as sums over long texts need the digits; padding
+        columns count as further heads."""
         terms = _TERMS.get(columns_BGTE.dtype, 1)
         used = columns_BGTE.shape[-1] // terms * terms
         terms_BGTYR = columns_BGTE[..., :used].double().unflatten(-1, (-1, terms)).transpose(-1, -2)
@@ -135,9 +128,7 @@ class FoxLayer(base.PositionLayer):
     def _padded(self, columns: Tensor) -> Tensor:
         return F.pad(columns, (0, -(self.head_dim + columns.shape[-1]) % _ALIGNED))
 
-    def added_columns(self) -> int:
-        return self._padded(torch.empty(self.heads_per_group * _TERMS[torch.bfloat16])).numel()
-
     def multiplications_per_token(self, keys: float) -> float:
         heads, hidden = self.gates.weight.shape
-        return heads * hidden + heads * keys * (self._padded(torch.empty(self.heads_per_group)).numel())
+        columns = self.heads_per_group + -(self.head_dim + self.heads_per_group) % _ALIGNED
+        return heads * hidden + heads * keys * columns

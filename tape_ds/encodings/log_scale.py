@@ -5,9 +5,9 @@ A softmax over more keys is flatter. The product of a query that sees n keys wit
 text, and without a bound; Chiang and Cholak 2022, arXiv:2202.12172, Section 4.3, with ``ln n`` alone). So a model
 computes what it did up to N keys, and the factor can be switched on for longer texts without training.
 
-n counts the keys that the query does see: tokens of its document up to itself, without padding. Position ids are not
-asked, so that shifts, jumps (PoSE) and drawn positions change no factor, and a cache has nothing to keep for it.
-Attention within groups (LongLoRA's, while it trains) sees fewer, and n counts the document all the same.
+n counts the tokens of the query's document up to itself, without padding. Position ids are not read: shifts, jumps
+(PoSE) and drawn positions change no factor, and a cache keeps nothing for it. Attention within groups (LongLoRA's,
+while it trains) sees fewer keys than n.
 
 Shape letters: B batch, T tokens of this call.
 """

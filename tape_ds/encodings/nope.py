@@ -3,6 +3,8 @@ arXiv:2305.19466). On texts longer than those of training its scores may be scal
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from tape_ds.encodings import base
@@ -13,7 +15,10 @@ from tape_ds.encodings.options import ModelConfig
 class NopeLayer(base.PositionLayer):
     def __init__(self, config: ModelConfig, options: NopeOptions, layer_idx: int):
         super().__init__()
-        self.factor = options.score_factor(config.max_position_embeddings)
+        trained = options.trained_length or config.max_position_embeddings
+        length, self.factor = options.text_length or trained, 1.0
+        if options.score_scale is not None and length > trained:
+            self.factor += options.score_scale * math.log(length / trained)
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: None, state: None, observed: None = None

@@ -16,12 +16,12 @@ class _Options(Section):
 
 
 @functools.cache
-def _section(options: Any) -> Any:
+def _section(options: Any) -> type[_Options]:
     hints = get_type_hints(options)
-    members = {
+    members: dict[str, Any] = {
         each.name: (hints[each.name], Field(each.default, **each.metadata)) for each in dataclasses.fields(options)
     }
-    return create_model(options.__name__, __base__=_Options, **members)  # type: ignore[call-overload]
+    return create_model(options.__name__, __base__=_Options, **members)
 
 
 def problems(encoding: str, options: Any, given: Mapping[str, Any]) -> list[Problem]:

@@ -5,7 +5,7 @@ No torch here: a recipe is checked, and its help shown, without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
@@ -68,6 +68,8 @@ class Options:
     """Whether positions follow from the token ids, and position ids are ignored."""
     biases_scores = False
     """Whether the encoding may add to the scores of attention."""
+    no_random_shift = ""
+    """Why ``random_shift`` is refused; empty: it is not."""
     no_dynamic_scaling = ""
     """Why ``rope_type: dynamic``, whose angles follow from the length of the text, is refused; empty: it is not."""
 
@@ -79,65 +81,61 @@ class Options:
     def problem(self, name: str, wrong: str, remedy: str) -> Problem:
         return Problem(f"position_options.{name}", getattr(self, name), wrong, remedy)
 
-    def problems(self) -> list[Problem]:
-        digits, layers = self.abacus_digits, self.nope_layers
-        found = []
+    def problems(self) -> Iterator[Problem]:
+        """Yield contradictions among the options themselves."""
+        if self.random_shift and self.no_random_shift:
+            yield self.problem("random_shift", self.no_random_shift, "remove it")
         for each in fields(self):
             if not self.abacus and each.name.startswith("abacus_") and getattr(self, each.name) != each.default:
-                wrong = "an option of abacus, which is off"
-                found.append(self.problem(each.name, wrong, "add abacus: true, or remove it"))
-        if self.abacus and digits is not None and (not digits or min(digits) < 0):
-            found.append(self.problem("abacus_digits", "no token ids", "give one or more, each 0 or more"))
+                yield self.problem(each.name, "an option of abacus, which is off", "add abacus: true, or remove it")
         if self.abacus and self.abacus_shift >= self.abacus_places:
             wrong = f"some offsets leave no place of the {self.abacus_places} that have an embedding"
-            found.append(self.problem("abacus_shift", wrong, "give less, or more abacus_places"))
+            yield self.problem("abacus_shift", wrong, "give less, or more abacus_places")
+        if self.log_scale == "nope_layers" and not self.nope_layers:
+            yield self.problem("log_scale", "there are no such layers", "add nope_layers, or give log_scale: all")
 
-        if isinstance(layers, list) and (not layers or min(layers) < 0):
-            remedy = "give one or more, counted from 0, or null for none"
-            found.append(self.problem("nope_layers", "no layers", remedy))
-        elif isinstance(layers, int) and layers < 2:
-            wrong = "no layer would keep its positions" if layers == 1 else "no interval"
-            found.append(self.problem("nope_layers", wrong, "give 2 or more, or position_encoding: nope"))
-        if self.log_scale == "nope_layers" and layers is None:
-            remedy = "add nope_layers, or give log_scale: all"
-            found.append(self.problem("log_scale", "there are no such layers", remedy))
-        return found
-
-    def problems_with(self, config: ModelConfig) -> list[Problem]:
-        found = []
+    def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
+        """Yield what does not fit the model."""
         layers, count = self.nope_layers, config.num_hidden_layers
-        if self.abacus and self.abacus_digits is None:
+        if self.abacus:
             remedy = "give the ids of the tokens that are one digit each (unknown for a tokenizer that joins digits)"
-            found.append(self.problem("abacus_digits", "not known", remedy))
-        elif self.abacus and max(self.abacus_digits or ()) >= config.vocab_size:
-            wrong = f"beyond the vocabulary of {config.vocab_size}"
-            found.append(self.problem("abacus_digits", wrong, "give ids of this model"))
+            yield from self.problems_of_ids("abacus_digits", config.vocab_size, remedy)
 
-        if layers is not None and not any(map(self.has_positions, range(count))):
-            wrong = "no layer would keep its positions"
-            found.append(self.problem("nope_layers", wrong, "give less, or position_encoding: nope"))
-        elif layers is not None and (max(layers) >= count if isinstance(layers, list) else layers > count):
-            wrong = f"there are {count} layers, counted from 0"
-            found.append(
-                self.problem("nope_layers", wrong, f"give some of 0 .. {count - 1}, or 2 .. {count} for every n-th")
-            )
+        if isinstance(layers, int):
+            exist = 2 <= layers <= count
+        else:
+            exist = all(0 <= layer < count for layer in layers or ())
+        if not exist:
+            remedy = f"give some of 0 .. {count - 1}, or 2 .. {count} for every n-th"
+            yield self.problem("nope_layers", f"there are {count} layers, counted from 0", remedy)
+        elif not any(map(self.has_positions, range(count))):
+            remedy = "give less, or position_encoding: nope"
+            yield self.problem("nope_layers", "no layer would keep its positions", remedy)
 
         window = config.max_position_embeddings
         if self.log_scale != "none" and window < 2:
             wrong = "log_scale divides by its logarithm"
-            found.append(Problem("max_position_embeddings", window, wrong, "give 2 or more"))
-        return found
+            yield Problem("max_position_embeddings", window, wrong, "give 2 or more")
+
+    def problems_of_ids(self, name: str, vocabulary: int, remedy: str) -> Iterator[Problem]:
+        """Yield what is wrong with a list of token ids that a model needs."""
+        ids = getattr(self, name)
+        if not ids:
+            yield self.problem(name, "not known", remedy)
+        elif min(ids) < 0 or max(ids) >= vocabulary:
+            yield self.problem(name, f"beyond the vocabulary of {vocabulary}", "give ids of this model")
 
     def has_positions(self, layer: int) -> bool:
         if isinstance(self.nope_layers, list):
             return layer not in self.nope_layers
         return self.nope_layers is None or (layer + 1) % self.nope_layers != 0
 
-    def scales_queries(self, layer: int) -> bool:
-        return self.log_scale == "all" or (self.log_scale == "nope_layers" and not self.has_positions(layer))
-
     def last_placed(self, layers: int) -> int:
         return next(layer for layer in reversed(range(layers)) if self.has_positions(layer))
+
+    def stretches(self, layers: int) -> list[int]:
+        """Return the first layers of stretches whose layers are alike; the last one with positions may differ."""
+        return sorted({0, self.last_placed(layers)})
 
     def alike(self, layers: int) -> dict[int, int]:
         """Return the first layer of each kind with positions -> how many layers are of that kind."""
@@ -154,25 +152,19 @@ class Options:
                 found[next(layer for layer in range(begin, end) if self.has_positions(layer))] = count
         return found
 
-    def stretches(self, layers: int) -> list[int]:
-        """Return the first layers of stretches whose layers are alike; the last one with positions may differ."""
-        return sorted({0, self.last_placed(layers)})
-
     def is_alone(self) -> bool:
         """Return whether no option that every encoding has changes what a model computes."""
-        return not self.abacus and self.nope_layers is None and self.log_scale == "none"
+        return not self.abacus and not self.nope_layers and self.log_scale == "none"
 
-    def for_tokenizer(self, tokenizer: Any) -> Options:
-        """Return these options with missing token ids filled in.
-
-        Where a token joins several digits, the digits stay unknown: it would hide places within them.
-        """
+    def from_tokenizer(self, tokenizer: Any) -> dict[str, Any]:
+        """Return missing token ids that the tokenizer gives."""
         if not self.abacus or self.abacus_digits is not None:
-            return self
+            return {}
         vocabulary = tokenizer.get_vocab()
         digits = sorted(vocabulary[digit] for digit in DIGITS if digit in vocabulary)
+        # A token that joins several digits would hide places within them: the digits stay unknown.
         joined = any(len(word) > 1 and set(word) <= set(DIGITS) for word in vocabulary)
-        return replace(self, abacus_digits=digits) if digits and not joined else self
+        return {"abacus_digits": digits} if digits and not joined else {}
 
     def default_rope_parameters(self, window: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10_000.0}

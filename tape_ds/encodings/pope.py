@@ -12,7 +12,6 @@ size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ class Phases(base.Parameters):
         """
         return torch.remainder(upcast(self.delta[groups]), -TURN)
 
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+    def initialise(self, normal: base.Normal, constant: base.Fill) -> None:
         if self.uniform:
             init.uniform_(self.delta, -TURN, 0.0)
         else:
@@ -77,6 +76,7 @@ class PopeLayer(base.PositionLayer):
         self.phases = Phases(config, options)
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.groups = config.num_key_value_heads
+        self.added_columns = self.head_dim
 
     def observe(self, x_BTD: Tensor, heads: slice = base.EVERY_HEAD) -> Tensor:
         """delta [G, K] of the key/value heads that these query heads read."""
@@ -91,9 +91,6 @@ class PopeLayer(base.PositionLayer):
         again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         q_BHTX = checkpoint(polar, q_BHTK, start, None, **again)
         return q_BHTX, checkpoint(polar, k_BGTK, start, observed[:, None], **again)
-
-    def added_columns(self) -> int:
-        return self.head_dim
 
     def multiplications_per_token(self, keys: float) -> float:
         return self.heads * keys * self.head_dim

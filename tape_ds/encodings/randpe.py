@@ -20,10 +20,10 @@ from tape_ds.encodings.rope import RopeEncoding
 
 class RandpeEncoding(RopeEncoding):
     translation_invariant = False
-    draws = True
 
     def __init__(self, config: ModelConfig, options: RandpeOptions):
         super().__init__(config, options)
+        self.draws = True
         self.window = config.max_position_embeddings
         self.max_range = options.max_range or 2 * self.window
         length = options.evaluation_length or self.window
@@ -36,8 +36,8 @@ class RandpeEncoding(RopeEncoding):
             refuse_above(
                 positions_BT,
                 self.window - 1,
-                f"randpe draws {self.window} positions (max_position_embeddings) in training, and position {{}} is "
-                "asked for: train on shorter sequences, or raise max_position_embeddings",
+                f"randpe draws {self.window} positions (max_position_embeddings) in training, and a text has position "
+                "{}: train on shorter sequences, or raise max_position_embeddings",
             )
             drawn = torch.randperm(self.max_range, device="cpu")[: self.window].sort().values
             draw = drawn.to(positions_BT.device)

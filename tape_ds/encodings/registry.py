@@ -28,10 +28,7 @@ _ENTRIES: dict[str, EncodingEntry] = {}
 
 
 def register(
-    name: str,
-    options: type[Options],
-    encoding: str | type[PositionEncoding],
-    layer: str | type[PositionLayer],
+    name: str, options: type[Options], encoding: str | type[PositionEncoding], layer: str | type[PositionLayer]
 ) -> None:
     """Add an encoding, ours or another package's.
 
@@ -59,7 +56,7 @@ def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
     if name not in _ENTRIES:
         return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _ENTRIES))]
     kind = _ENTRIES[name].options
-    return option_types.problems(name, kind, given) or kind(**given).problems()
+    return option_types.problems(name, kind, given) or list(kind(**given).problems())
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> Options:
@@ -74,21 +71,18 @@ def options(config: ModelConfig) -> Options:
 def build(config: ModelConfig) -> PositionEncoding:
     chosen = options(config)
     encoding: PositionEncoding = imported(_ENTRIES[config.position_encoding].encoding)(config, chosen)
-    if not chosen.abacus:
-        return encoding
-    with_abacus: PositionEncoding = imported("tape_ds.encodings.abacus.AbacusEncoding")(config, chosen, encoding)
-    return with_abacus
+    if chosen.abacus:
+        encoding = imported("tape_ds.encodings.abacus.AbacusEncoding")(config, chosen, encoding)
+    return encoding
 
 
 def build_layer(config: ModelConfig, layer_idx: int) -> PositionLayer:
-    """Return the per-block part of the encoding that ``config`` names; one that does nothing in a layer without
-    positions."""
+    """Return the part of the encoding for one block; without positions there, one that does nothing."""
     chosen = options(config)
-    named = _ENTRIES[config.position_encoding].layer
-    if not chosen.has_positions(layer_idx):
-        named = "tape_ds.encodings.base.PositionLayer"
+    placed = chosen.has_positions(layer_idx)
+    named = _ENTRIES[config.position_encoding].layer if placed else "tape_ds.encodings.base.PositionLayer"
     layer: PositionLayer = imported(named)(config, chosen, layer_idx)
-    layer.log_scaled = chosen.scales_queries(layer_idx)
+    layer.log_scaled = chosen.log_scale == "all" or (chosen.log_scale == "nope_layers" and not placed)
     return layer
 
 

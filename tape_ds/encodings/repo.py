@@ -11,7 +11,6 @@ hidden size, J width of the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ class Predictor(base.Parameters):
         with torch.autocast(x_BTD.device.type, enabled=False):  # bf16 numbers near 100 are 0.5 apart
             return F.linear(upcast(inner_BTJ), upcast(self.final[groups]))
 
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+    def initialise(self, normal: base.Normal, constant: base.Fill) -> None:
         for weight in self.parameters():
             normal(weight)
 

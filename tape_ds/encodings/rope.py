@@ -1,6 +1,8 @@
 """``rope``: rotary position embedding (Su et al. 2021, arXiv:2104.09864), with any RoPE scaling.
 
-``yarn`` is the same with ``rope_type: yarn`` (Peng et al. 2023, arXiv:2309.00071).
+``yarn`` is the same with ``rope_type: yarn`` (Peng et al. 2023, arXiv:2309.00071). ``prope`` leaves the lowest
+frequencies out (p-RoPE, Barbero et al. 2024, arXiv:2410.06205): channels that turn least carry content, and over a
+long text they turn enough to lose it.
 """
 
 from __future__ import annotations
@@ -70,6 +72,12 @@ class RopeEncoding(base.PositionEncoding):
             frequencies, factor = self.frequencies.on(positions_BTN.device), self.frequencies.factor
         angles_BTC = positions_BTN[..., :1].double() * frequencies
         return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * factor).float()[:, None]
+
+
+class PropeEncoding(RopeEncoding):
+    def __init__(self, config: ModelConfig, options: Any):
+        super().__init__(config, options)
+        self.frequencies.array[options.kept(self.head_dim) :] = 0.0  # after scaling; the highest come first
 
 
 def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ angle is off by 4e-3 at position 131,072, and a frequency that passed through bf
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,19 @@ from tape_ds.errors import Problem, did_you_mean
 Parameters = Mapping[str, Any]
 WINDOW = "original_max_position_embeddings"
 """The parameter that holds the context, in tokens, before scaling."""
+_YARN = ("attention_factor", "beta_fast", "beta_slow", "truncate")
+_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), (WINDOW,)),
+    "ntk": (("factor",), (WINDOW,)),
+    "dynamic": (("factor", WINDOW), ()),
+    "yarn": (("factor", WINDOW), _YARN),
+    "yarn_revised": (("factor", WINDOW), _YARN),
+    "llama3": (("factor", WINDOW, "low_freq_factor", "high_freq_factor"), ()),
+}
+"""Parameters of each ``rope_type`` that it needs, and those that it may have."""
+_LLAMA = ("default", "linear", "yarn", "llama3")
+_BETAS = {"beta_fast": 32, "beta_slow": 1}
 
 
 def available() -> list[str]:
@@ -24,10 +37,49 @@ def available() -> list[str]:
 
 
 def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """Angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 except with YaRN), from complete
-    ``rope_parameters``."""
-    function, _, _ = _TYPES[parameters["rope_type"]]
-    return function(parameters, head_size)
+    """Return angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 except with YaRN), from
+    complete ``rope_parameters``; of ``dynamic``, those within the window."""
+    kind, theta, factor = parameters["rope_type"], float(parameters["rope_theta"]), parameters.get("factor", 1.0)
+    if kind == "ntk":
+        theta = ntk_base(parameters, head_size)
+    plain = theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+    if kind in ("default", "dynamic", "ntk"):
+        return plain, 1.0
+    if kind == "linear":  # position interpolation (Chen et al. 2023, arXiv:2306.15595): every position is divided
+        return plain / factor, 1.0
+
+    window = parameters[WINDOW]
+    if kind == "llama3":  # bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept
+        low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+        smooth = np.clip((window * plain / (2 * math.pi) - low) / (high - low), 0, 1)
+        return (1 - smooth) * plain / factor + smooth * plain, 1.0
+
+    # YaRN (Peng et al. 2023, arXiv:2309.00071, Section 3.2-3.4), with transformers' conventions for its parameters. The
+    # ramp is the share of interpolation of each frequency.
+    def dimension(turns: float) -> float:
+        return head_size * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    fast, slow = (parameters.get(name) or _BETAS[name] for name in ("beta_fast", "beta_slow"))
+    low, high = dimension(fast), dimension(slow)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    high = high + 0.001 if low == high else high
+    ramp = np.clip((np.arange(head_size // 2, dtype=np.float64) - low) / (high - low), 0, 1)
+
+    attention = parameters.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    if kind == "yarn":
+        return plain / factor * ramp + plain * (1 - ramp), float(attention)
+    # as PoSE used it (Zhu et al. 2023, arXiv:2309.10400): wavelengths are blended instead of frequencies
+    return plain / (ramp * factor + (1 - ramp)), float(attention)
+
+
+def ntk_base(parameters: Parameters, head_size: int) -> float:
+    """Return the base of static NTK-aware scaling (bloc97 2023; YaRN paper, Section 3.1): the slowest wave is
+    interpolated by the factor and the fastest is left as it is."""
+    return float(parameters["rope_theta"]) * parameters["factor"] ** (head_size / (head_size - 2))
 
 
 def same(one: Parameters, other: Parameters, head_size: int) -> bool:
@@ -39,7 +91,7 @@ def same(one: Parameters, other: Parameters, head_size: int) -> bool:
 
 def is_dynamic(parameters: Parameters) -> bool:
     """Return whether the frequencies follow from the length of a text, see ``rope.dynamic_frequencies``."""
-    return parameters.get("rope_type") == _DYNAMIC
+    return parameters.get("rope_type") == "dynamic"
 
 
 def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
@@ -47,7 +99,7 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
     the base during generation)."""
     name = parameters["rope_type"]
     if name == "ntk":
-        return {"rope_type": "default", "rope_theta": _ntk_base(parameters, head_size)}
+        return {"rope_type": "default", "rope_theta": ntk_base(parameters, head_size)}
     return dict(parameters) if name in _LLAMA else None
 
 
@@ -55,20 +107,21 @@ def as_longrope(parameters: Parameters, head_size: int, window: int) -> dict[str
     """Return the same angles as transformers' ``longrope``, which has a factor for each frequency: for families that
     allow no other scaling. Not for ``dynamic``. ``window``: tokens of context before scaling."""
     scaled, attention_factor = frequencies(parameters, head_size)
-    factors = (_plain(parameters, head_size) / scaled).tolist()
+    plain, _ = frequencies({**parameters, "rope_type": "default"}, head_size)
+    factors = (plain / scaled).tolist()
     return {
         "rope_type": "longrope",
         "rope_theta": parameters["rope_theta"],
         "short_factor": factors,
         "long_factor": factors,
         "attention_factor": attention_factor,
-        "factor": 1.0,  # which some classes read, and which changes nothing beside an attention_factor
+        "factor": 1.0,  # read by some classes; without effect where there is an attention_factor
         WINDOW: window,
     }
 
 
 def named(rope_type: str) -> set[str]:
-    _, required, optional = _TYPES.get(rope_type, (None, (), ()))
+    required, optional = _TYPES.get(rope_type, ((), ()))
     return {*required, *optional}
 
 
@@ -86,35 +139,28 @@ def check(parameters: Parameters) -> list[Problem]:
     name = parameters.get("rope_type", "default")
     if name not in _TYPES:
         return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(name, _TYPES))]
-    _, required, optional = _TYPES[name]
-    known = {"rope_type", "rope_theta", *required, *optional}
-    problems = [
-        Problem(
-            f"rope_parameters.{key}",
-            value,
-            f"not a parameter of rope_type {name!r}",
-            # the name is close to attention_factor, the meaning is not
-            "attn_factor multiplies YaRN's 0.1 ln(factor) + 1: give the product as attention_factor"
-            if key == "attn_factor"
-            else did_you_mean(key, known),
-        )
-        for key, value in parameters.items()
-        if key not in known
-    ]
+    problems, required = [], _TYPES[name][0]
+    known = {"rope_type", "rope_theta", *named(name)}
     for key in required:
         if parameters.get(key) is None:
             problems.append(Problem(f"rope_parameters.{key}", None, f"missing for rope_type {name!r}", f"set {key}"))
     for key, value in parameters.items():
-        if key not in known - {"rope_type", "truncate"} or value is None:
-            continue
         least = {"factor": 1.0, "rope_theta": math.nextafter(1.0, 2.0)}.get(key, math.ulp(0.0))
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            problems.append(Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number"))
+        wrong = remedy = ""
+        if key not in known:
+            wrong, remedy = f"not a parameter of rope_type {name!r}", did_you_mean(key, known)
+            if key == "attn_factor":  # the name is close to attention_factor, the meaning is not
+                remedy = "attn_factor multiplies YaRN's 0.1 ln(factor) + 1: give the product as attention_factor"
+        elif key == "truncate" and not isinstance(value, bool):
+            wrong, remedy = "not a boolean", "true or false"
+        elif key in ("rope_type", "truncate") or value is None:
+            continue
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            wrong, remedy = "not a number", "give a finite number"
         elif value < least:
-            remedy = f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
-            problems.append(Problem(f"rope_parameters.{key}", value, "too small", remedy))
-    if not isinstance(parameters.get("truncate", True), bool):
-        problems.append(Problem("rope_parameters.truncate", parameters["truncate"], "not a boolean", "true or false"))
+            wrong, remedy = "too small", f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
+        if wrong:
+            problems.append(Problem(f"rope_parameters.{key}", value, wrong, remedy))
     if problems:
         return problems
     # both bands run from a lower to a higher bound
@@ -124,84 +170,3 @@ def check(parameters: Parameters) -> list[Problem]:
             wrong = f"not below {higher} = {high}"
             problems.append(Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} below {higher}"))
     return problems
-
-
-def _plain(parameters: Parameters, head_size: int) -> np.ndarray:
-    return float(parameters["rope_theta"]) ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
-
-
-def _default(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    return _plain(parameters, head_size), 1.0
-
-
-def _linear(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """Position interpolation (Chen et al. 2023, arXiv:2306.15595): every position divided by the factor."""
-    return _plain(parameters, head_size) / parameters["factor"], 1.0
-
-
-def _ntk_base(parameters: Parameters, head_size: int) -> float:
-    return float(parameters["rope_theta"]) * parameters["factor"] ** (head_size / (head_size - 2))
-
-
-def _ntk(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """Static NTK-aware scaling (bloc97 2023; YaRN paper, Section 3.1): a larger base, so that the slowest wave is
-    interpolated by the factor and the fastest is left as it is."""
-    return _plain({"rope_theta": _ntk_base(parameters, head_size)}, head_size), 1.0
-
-
-def _yarn(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """YaRN (Peng et al. 2023, arXiv:2309.00071, Section 3.2-3.4), with transformers' conventions for its parameters."""
-    plain, ramp = _plain(parameters, head_size), _yarn_ramp(parameters, head_size)
-    return plain / parameters["factor"] * ramp + plain * (1 - ramp), _yarn_attention_factor(parameters)
-
-
-def _yarn_revised(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """YaRN as PoSE used it (Zhu et al. 2023, arXiv:2309.10400): wavelengths are blended instead of frequencies."""
-    plain, ramp = _plain(parameters, head_size), _yarn_ramp(parameters, head_size)
-    return plain / (ramp * parameters["factor"] + (1 - ramp)), _yarn_attention_factor(parameters)
-
-
-def _yarn_ramp(parameters: Parameters, head_size: int) -> np.ndarray:
-    """Share of interpolation of each frequency, fp64 [head_size / 2]."""
-    window, theta = parameters["original_max_position_embeddings"], float(parameters["rope_theta"])
-
-    def dimension(turns: float) -> float:
-        return head_size * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    fast, slow = (parameters.get(name) or _BETAS[name] for name in ("beta_fast", "beta_slow"))
-    low, high = dimension(fast), dimension(slow)
-    if parameters.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_size - 1)
-    high = high + 0.001 if low == high else high
-    return np.clip((np.arange(head_size // 2, dtype=np.float64) - low) / (high - low), 0, 1)
-
-
-def _yarn_attention_factor(parameters: Parameters) -> float:
-    if parameters.get("attention_factor") is not None:
-        return float(parameters["attention_factor"])
-    return 1.0 if parameters["factor"] <= 1 else 0.1 * math.log(parameters["factor"]) + 1.0
-
-
-def _llama3(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """Llama 3.1's bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept."""
-    factor, window = parameters["factor"], parameters["original_max_position_embeddings"]
-    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
-    plain = _plain(parameters, head_size)
-    smooth = np.clip((window * plain / (2 * math.pi) - low) / (high - low), 0, 1)
-    return (1 - smooth) * plain / factor + smooth * plain, 1.0
-
-
-_DYNAMIC = "dynamic"
-_YARN = ("attention_factor", "beta_fast", "beta_slow", "truncate")
-_LLAMA = ("default", "linear", "yarn", "llama3")
-_BETAS = {"beta_fast": 32, "beta_slow": 1}
-_TYPES: dict[str, tuple[Callable[[Parameters, int], tuple[np.ndarray, float]], tuple[str, ...], tuple[str, ...]]] = {
-    "default": (_default, (), ()),
-    "linear": (_linear, ("factor",), (WINDOW,)),
-    "ntk": (_ntk, ("factor",), (WINDOW,)),
-    "dynamic": (_default, ("factor", WINDOW), ()),  # within the window; ``rope.dynamic_frequencies`` beyond
-    "yarn": (_yarn, ("factor", WINDOW), _YARN),
-    "yarn_revised": (_yarn_revised, ("factor", WINDOW), _YARN),
-    "llama3": (_llama3, ("factor", WINDOW, "low_freq_factor", "high_freq_factor"), ()),
-}

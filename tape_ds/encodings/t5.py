@@ -1,5 +1,5 @@
 """``t5``: T5's relative bias (Raffel et al. 2020, arXiv:1910.10683, Section 2.1): a learned number per bucket of
-distances and head, here a table of its own in every layer."""
+distances and head, here with a separate table in every layer."""
 
 from __future__ import annotations
 
@@ -40,16 +40,9 @@ class T5Layer(base.PositionLayer):
         self.buckets = Constant(buckets_by_distance(options.buckets, options.max_distance))
         self.table = BucketTable(options.buckets, config.num_attention_heads)
 
-    def score_bias(
-        self,
-        query_positions_BTN: Tensor,
-        carried_BGTC: None,
-        key_positions_BSN: Tensor,
-        carried_BGSC: None,
-        heads: slice = base.EVERY_HEAD,
-    ) -> ScoreBias:
+    def score_bias(self, positions: base.Pair, carried: None, heads: slice = base.EVERY_HEAD) -> ScoreBias:
         """Distances look up a table of max_distance + 1 rows; a key ahead of its query counts as distance 0."""
-        by_distance_RH = self.table(self.buckets.on(query_positions_BTN.device))[:, heads]
+        by_distance_RH = self.table(self.buckets.on(positions[0].device))[:, heads]
         farthest = len(by_distance_RH) - 1
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
@@ -59,5 +52,4 @@ class T5Layer(base.PositionLayer):
             distances_Bts = (queries - keys.transpose(-1, -2))[:, 0].clamp(0, farthest)
             return nn.functional.embedding(distances_Bts, by_distance_RH).permute(0, 3, 1, 2)
 
-        marks = query_positions_BTN[:, None, :, :1], key_positions_BSN[:, None, :, :1]
-        return ScoreBias(*marks, block, element, learned=True)
+        return ScoreBias(*base.marks(positions), block, element, learned=True)

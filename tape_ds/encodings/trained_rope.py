@@ -86,8 +86,8 @@ class TrainedRope:
     def unscaled_theta(self) -> float:
         """The base frequency of the unscaled RoPE that gives the same angles within the native length: ``ntk`` is a
         larger base, and ``dynamic`` leaves texts of its window as they are."""
-        plain = scaling.as_llama(self.parameters, self.head_size) if self.type == "ntk" else None
-        return float((plain or self.parameters)["rope_theta"])
+        ntk = self.type == "ntk"
+        return scaling.ntk_base(self.parameters, self.head_size) if ntk else float(self.parameters["rope_theta"])
 
 
 def read(config: Mapping[str, Any], name: str) -> TrainedRope:
@@ -95,7 +95,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     each kind of layer, that of layers that see everything. ``name`` is for messages."""
     model_type = config.get("model_type")
     foreign, is_own = model_type not in _OURS, model_type in OWN_TYPES
-    stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    stated = config.get(place) or {}
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
         stated = stated[FULL]
     length = native_length(config)
@@ -113,7 +114,13 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     window = next((each for each in named if each is not None), None)
     if rope_type == "yarn":
         given = _with_attention_factor(given, length, window)
-    head_size = int(_head_size(config) * (given.get(PARTIAL, 1.0) if foreign else 1.0))
+
+    # Columns of a head, or of its rotated part where the family names those; 0: not known.
+    rotated = "rotary_dim" if model_type in ("gptj", "tape_gptj") else "qk_rope_head_dim"
+    head_size = config.get(rotated) or config.get("head_dim") or 0
+    if not head_size and config.get("num_attention_heads"):
+        head_size = config.get("hidden_size", 0) // config["num_attention_heads"]
+    head_size = int(int(head_size) * (given.get(PARTIAL, 1.0) if foreign else 1.0))
 
     parameters = {"rope_type": rope_type, "rope_theta": next(each for each in thetas if each is not None)}
     for key, value in given.items():
@@ -126,7 +133,14 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         parameters[WINDOW] = window
     if rope_type in KEPT:
         return TrainedRope(name, parameters, length, window, head_size)
-    raise_if_any([_of_the_file(each, config, name) for each in scaling.check(parameters)])
+    found = []
+    for each in scaling.check(parameters):
+        remedy = "correct config.json, or remove what the weights were not trained with"
+        if each.field.endswith("rope_type"):
+            remedy = "give a model with one of: " + ", ".join(scaling.available())
+        field = each.field.replace("rope_parameters", place)
+        found.append(Problem("model", name, f"its config.json has {field} = {each.value!r}, {each.wrong}", remedy))
+    raise_if_any(found)
     if rope_type not in _STATIC:
         return TrainedRope(name, parameters, length, window or length, head_size)
 
@@ -151,15 +165,6 @@ def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Problem:
-    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    field = found.field.replace("rope_parameters", place)
-    remedy = "correct config.json, or remove what the weights were not trained with"
-    if found.field.endswith("rope_type"):
-        remedy = "give a model with one of: " + ", ".join(scaling.available())
-    return Problem("model", name, f"its config.json has {field} = {found.value!r}, {found.wrong}", remedy)
-
-
 def native_length(config: Mapping[str, Any]) -> int | None:
     found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
     return found if type(found) is int and found >= 1 else None
@@ -173,8 +178,20 @@ def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> I
         yield f"its config.json has rope_scaling = {stated!r}, which is no mapping", "correct config.json"
     elif any(isinstance(value, Mapping) for value in stated.values()):
         yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
-    if twice := _stated_twice(config):
-        yield f"its config.json has two readings of {', '.join(twice)}", "keep what the weights were trained with"
+
+    # Both published forms, or two fields of one, may give a parameter different values; one of two may lack it.
+    outside = {key: config[key] for key in ("rope_theta", WINDOW) if key in config}
+    forms = [form for form in (config.get("rope_scaling"), config.get("rope_parameters")) if form]
+    readings: dict[str, list[Any]] = {}
+    for form in [*({**outside, **form} for form in forms if isinstance(form, Mapping)), outside]:
+        for key, value in form.items():
+            if isinstance(value, (int, float, str)):
+                readings.setdefault("rope_type" if key == "type" else key, []).append(value)
+    twice = [key for key, values in readings.items() if len(set(values)) > 1 or len(values) < len(forms)]
+    if twice:
+        wrong = f"its config.json has two readings of {', '.join(sorted(twice))}"
+        yield wrong, "keep what the weights were trained with"
+
     if config.get("model_type") not in _OURS:  # a class of transformers reads these
         return
     for key, value in config.items():
@@ -188,35 +205,18 @@ def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> I
         yield wrong, remedy
 
 
-def _stated_twice(config: Mapping[str, Any]) -> list[str]:
-    """Return names of RoPE parameters that both published forms, or two fields of one, give different values; of two
-    forms, also what one of them lacks."""
-    outside = {key: config[key] for key in ("rope_theta", WINDOW) if key in config}
-    forms = [form for form in (config.get("rope_scaling"), config.get("rope_parameters")) if form]
-    places = [{**outside, **form} for form in forms if isinstance(form, Mapping)] + [outside]
-    found: dict[str, list[Any]] = {}
-    for place in places:
-        for key, value in place.items():
-            if value is not None and isinstance(value, (int, float, str)):
-                found.setdefault("rope_type" if key == "type" else key, []).append(value)
-    return sorted(key for key, values in found.items() if len(set(values)) > 1 or len(values) < len(forms))
-
-
 def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> dict[str, Any]:
-    """Return YaRN's parameters with the factor on attention that other names for it stand for."""
+    """Return YaRN's parameters with other names for its factor on attention resolved."""
     if isinstance(window, (int, float)) and window > 0:
         given = {"factor": length / window, **given}  # transformers' default
     if not isinstance(given.get("factor"), (int, float)):
         return given
-
-    def default(scale: float = 1.0) -> float:
-        return 1.0 + 0.1 * scale * math.log(max(given["factor"], 1.0))
-
+    log = math.log(max(given["factor"], 1.0))
     if isinstance(given.get("attn_factor"), (int, float)):  # vLLM's: it multiplies the default
-        given["attention_factor"] = given.pop("attn_factor") * given.get("attention_factor", default())
+        given["attention_factor"] = given.pop("attn_factor") * given.get("attention_factor", 1.0 + 0.1 * log)
     if given.get("mscale") and given.get("mscale_all_dim"):  # DeepSeek's
         mscale, all_dim = given.pop("mscale"), given.pop("mscale_all_dim")
-        given.setdefault("attention_factor", default(mscale) / default(all_dim))
+        given.setdefault("attention_factor", (1.0 + 0.1 * mscale * log) / (1.0 + 0.1 * all_dim * log))
     if given.get("mscale") == 1 and not given.get("mscale_all_dim"):
         given.pop("mscale")
     if given.get("mscale_all_dim") == 0:
@@ -224,18 +224,11 @@ def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> d
     return given
 
 
-def _head_size(config: Mapping[str, Any]) -> int:
-    """Return columns of a head, or of its rotated part where the family names those; 0: not known."""
-    name = "rotary_dim" if config.get("model_type") in ("gptj", "tape_gptj") else "qk_rope_head_dim"
-    found = config.get(name) or config.get("head_dim")
-    if not found and config.get("num_attention_heads"):
-        found = config.get("hidden_size", 0) // config["num_attention_heads"]
-    return int(found or 0)
-
-
 def requested_type(own: TrainedRope, change: Parameters) -> str:
-    asked = change.get("rope_type") or own.type
-    return str(asked if asked != AUTO else own.type if own.type != "default" else "yarn")
+    kind = change.get("rope_type") or own.type
+    if kind == AUTO:
+        kind = "yarn" if own.type == "default" else own.type
+    return str(kind)
 
 
 def extended(own: TrainedRope, change: Parameters, target_length: int) -> dict[str, Any]:
@@ -269,14 +262,15 @@ def factor_window(own: TrainedRope, change: Parameters) -> float | None:
 
 
 def check_change(own: TrainedRope, change: Parameters, target_length: int) -> Iterator[Problem]:
-    """Yield what of a change undoes what the weights were trained with, or does not reach the target.
+    """Yield where a change undoes what the weights were trained with, or does not reach the target.
 
     Fields are the recipe's; arguments as for :func:`extended`.
     """
-    kind = requested_type(own, change)
+    kind, native = requested_type(own, change), own.native_length
     named, factor = change.get(WINDOW), change.get("factor")
     window = factor_window(own, change)
-    trained = f"the weights were trained with {scaling.described(own.parameters)}"
+    scaled_as = scaling.described(own.parameters)
+    trained = f"the weights were trained with {scaled_as}"
     if kind != own.type and own.is_scaled:
         wrong = f"{trained}, which {kind} would undo"
         remedy = f"rope_parameters: {{rope_type: {own.type}}}, or {AUTO}, with a method that trains"
@@ -285,17 +279,26 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
         return
     if own.type in KEPT:
-        if target_length > own.native_length:
-            wrong = f"{trained}, which is kept as it is, and reaches {own.native_length:,} tokens"
-            yield Problem("target_length", target_length, wrong, f"give {own.native_length}")
+        if target_length > native:
+            wrong = f"{trained}, which is kept as it is, and reaches {native:,} tokens"
+            yield Problem("target_length", target_length, wrong, f"give {native}")
         return
     if kind == "default" and "rope_type" not in change and factor is not None:
         remedy = "add rope_type: one of " + ", ".join([AUTO, *scaling.available()])
         yield Problem("rope_parameters", dict(change), "a factor without a rope_type scales nothing", remedy)
         return
-    base = window or own.native_length
-    if window is None and target_length > own.native_length and (factor is None or own.type in _FROM_WINDOW):
-        yield _which_length(own, target_length, trained)
+
+    base = window or native
+    if window is None and target_length > native and (factor is None or own.type in _FROM_WINDOW):
+        before, after = native / own.factor, own.factor * native
+        wrong = f"{trained}; config.json leaves open if max_position_embeddings = {native:,} is before or after that"
+        either = f"{before:.10g} if the model reaches {native:,} tokens, or {native} if it reaches {after:,.0f}"
+        if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
+            remedy = f"write {WINDOW} into the model's config.json: {either}, which is how transformers reads it"
+            yield Problem("model", own.name, wrong, remedy)
+        else:
+            factors = f"{target_length / before:.4g} or {max(own.factor, target_length / native):.4g}"
+            yield Problem(f"rope_parameters.{WINDOW}", None, wrong, f"give {either} (the factor becomes {factors})")
     elif isinstance(factor, (int, float)) and kind == own.type and factor < own.factor:
         yield Problem("rope_parameters.factor", factor, trained, f"give {own.factor:g} or more, or leave it out")
     elif isinstance(factor, (int, float)) and factor * base < target_length:
@@ -304,35 +307,18 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         remedy = f"give {enough:.10g} or more ({target_length:,} / {base:,.10g}), or leave factor out (factor: null)"
         wrong = f"{reached} do not reach target_length = {target_length:,}"
         yield Problem("rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length")
-    yield from _window_problems(own, kind, named)
+
+    if isinstance(named, int):
+        least, most = 0.0, float(native)
+        if kind == own.type and WINDOW in own.parameters:
+            least = most = own.parameters[WINDOW]
+        elif kind == own.type and own.window is None:
+            least = native / own.factor
+        if not least <= named <= most:
+            known = f"{most:.10g}" if least in (0, most) else f"{least:.10g} to {most:.10g}"
+            wrong = f"the model has {native:,} tokens natively, with {scaled_as}"
+            yield Problem(f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out")
     yield from scaling.check(extended(own, change, target_length))
-
-
-def _which_length(own: TrainedRope, target_length: int, trained: str) -> Problem:
-    length, before = own.native_length, own.native_length / own.factor
-    wrong = f"{trained}; config.json leaves open whether max_position_embeddings = {length:,} is before or after that"
-    if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
-        remedy = f"write {WINDOW} into the model's config.json: {before:.10g} if the model reaches {length:,} tokens, "
-        remedy += f"or {length}, which transformers computes with, if it reaches {own.factor * length:,.0f}"
-        return Problem("model", own.name, wrong, remedy)
-    factors = f"{target_length / before:.4g} or {max(own.factor, target_length / length):.4g}"
-    remedy = f"give {before:.10g} if the model reaches {length:,} tokens, or {length} if it reaches "
-    remedy += f"{own.factor * length:,.0f} (the factor becomes {factors})"
-    return Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
-
-
-def _window_problems(own: TrainedRope, kind: str, named: Any) -> Iterator[Problem]:
-    if not isinstance(named, int):
-        return
-    least, most = 0.0, float(own.native_length)
-    if kind == own.type and WINDOW in own.parameters:
-        least = most = own.parameters[WINDOW]
-    elif kind == own.type and own.window is None:
-        least = own.native_length / own.factor
-    if not least <= named <= most:
-        known = f"{most:.10g}" if least in (0, most) else f"{least:.10g} to {most:.10g}"
-        wrong = f"the model has {own.native_length:,} tokens natively, with {scaling.described(own.parameters)}"
-        yield Problem(f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out")
 
 
 def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:

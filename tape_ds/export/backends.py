@@ -1,25 +1,17 @@
 """Attention backends of an exported model: torch's SDPA, or plain matrices on request."""
 
-import functools
-from collections.abc import Callable
-
 from torch import Tensor
 
+from tape_ds.attention import requested
 from tape_ds.attention.call import AttentionCall, joined
-from tape_ds.attention.names import requested
 from tape_ds.attention.plain import attention_by_reference
 from tape_ds.attention.sdpa import attention_by_sdpa
 from tape_ds.errors import did_you_mean
 
-_BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
-    "reference": functools.partial(joined, attention_by_reference),
-    "sdpa": attention_by_sdpa,
-}
-
 
 def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
     """Return the call's outputs [B, H, T, V], computed by a backend."""
-    return _BACKENDS[name](call)
+    return attention_by_sdpa(call) if name == "sdpa" else joined(attention_by_reference, call)
 
 
 def choose(backend: str, call: AttentionCall) -> str:
@@ -29,11 +21,9 @@ def choose(backend: str, call: AttentionCall) -> str:
         ValueError: it is unknown.
     """
     name = requested(backend)
-    if name == "auto":
-        return "sdpa"
-    if name not in _BACKENDS:
-        raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *_BACKENDS])}")
-    return name
+    if name not in ("auto", "sdpa", "reference"):
+        raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', 'reference', 'sdpa'])}")
+    return "sdpa" if name == "auto" else name
 
 
 def missing(name: str, device_type: str) -> str | None:

@@ -4,9 +4,11 @@ Every number comes from the run's stored result, its record or its configuration
 Paths are cut to their last part. The text is in ``card.md.jinja``.
 """
 
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -15,17 +17,17 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import tape_ds
 from tape_ds.checkpoint.source_model import SourceModel
+from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.weights import specs_of
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.errors import redacted
-from tape_ds.export import card_results
-from tape_ds.export.redaction import command_line, hub_names, shown
 from tape_ds.markdown_table import markdown_table
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.loading import config_file, hub
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
+from tape_ds.scoring.span_losses import SpanLosses
 
 HUB_BASES = {
     config_file.SMOLLM2: (
@@ -34,22 +36,26 @@ HUB_BASES = {
     )
 }
 """Short names of hub models: hub id and remark."""
+TITLES = {
+    "passkey": "Passkeys found",
+    "perplexity": "Perplexity by length",
+    "answer_loss": "Loss on held-out answers, nats per token",
+}
+"""Titles of the figures that are tables of rows."""
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _SHOWN_VERSIONS = ("tape_ds", "torch", "deepspeed", "transformers", "peft")
+# from the root, a home folder, `.` or `..` up to what ends a path in a data spec or a list; may contain blanks
+_PATH = re.compile(r"(?<![\w/.])(?:~[^/\s:#\"',\]]*|\.{1,2})?/[^:#\"',\]]*")
 
 
-class Wishes(NamedTuple):
-    """The user's choices."""
+def text(source: SourceModel, model: PreTrainedModel, name: str, license: str | None = None, *, plain: bool) -> str:
+    """Return the card of ``model`` as it was written, credentials replaced.
 
-    name: str
-    """The model's name."""
-    license: str | None = None
-    """The hub's id of the weights' licence; None: not stated."""
-
-
-def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: bool) -> str:
-    """Return the card of ``model`` as it was written, credentials replaced; a ``plain`` folder loads without custom
-    code."""
+    Args:
+        name: of the model.
+        license: the hub's id of the weights' licence; None: not stated.
+        plain: whether the folder loads without custom code.
+    """
     config, record, result = source.config, source.record, source.result
     base = record.base if record is not None else None
     if base is not None and Path(base).is_absolute() and Path(base).name == TRAINED:
@@ -60,23 +66,37 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
     if result is not None and record is not None and record.names:
         dataset = result.config.get("dataset")
         data = [f"scrolls:{dataset}"] if dataset is not None else specs_of(result.config.get("train_data", []))
+    # without revision, configuration, split or field, which are ours
+    on_hub = (HubDataset(spec).name for spec in data if spec.startswith(f"{HubDataset.kind}:"))
     encoding_name = getattr(config, "position_encoding", "rope")
     figures = {} if result is None else result.figures
-    native = figures.get("native_length") or _rope(config).get("original_max_position_embeddings")
+    native = figures.get("native_length") or of_full(config.rope_parameters or {}).get(
+        "original_max_position_embeddings"
+    )
     parameters = model.num_parameters()
+    tables = {} if result is None else result_tables(result)
+
+    exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
+    made_with = [f"Exported by `tape-ds export` of {exported}."]
+    if result is not None:
+        versions = ", ".join(f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions)
+        verb = "Trained" if result.figures.get("trained") else "Scored"
+        commit = f", {commit_words(result.commit)}" if result.commit is not None else ""
+        made_with.append(f"{verb} with {versions}{commit}, on {result.started[:10]}, by")
+        made_with.append(f"```\n{shlex.join(map(shown, result.command))}\n```")
 
     header = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
-        license=wishes.license,
+        license=license,
         base_model=base if base is not None and hub.is_id(base) else None,
-        datasets=hub_names(data) or None,
+        datasets=list(dict.fromkeys(name for name in on_hub if name is not None)) or None,
         tags=["long-context", *([] if plain else [encoding_name, "custom_code"])],
     )
     card = ModelCard.from_template(
         header,
         str(_TEMPLATE),
-        name=wishes.name,
+        name=name,
         plain=plain,
         older_names=isinstance(config, TapeConfig),
         kind=type(model).__name__.removesuffix("ForCausalLM"),
@@ -93,24 +113,29 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
         encoding=_encoding_table(source),
         names=summarise(record.names) if record is not None else "",
         settings="" if result is None or record is None or not record.names else _settings_table(result, data),
-        results=card_results.text(result) if result is not None else f"None: {source.without_result}.",
-        measured=card_results.measured(result),
-        made_with=_made_with(result),
+        results="\n\n".join(tables.values()) or f"None: {source.without_result or 'the run scored nothing'}.",
+        measured=list(tables),
+        made_with="\n\n".join(made_with),
     )
     return redacted(str(card).rstrip("\n") + "\n")
 
 
-def _rope(config: Any) -> Mapping[str, Any]:
-    """Return the RoPE parameters of full-attention layers."""
-    return of_full(config.rope_parameters or {})
+def shown(text: str) -> str:
+    """Return ``text`` without credentials, paths cut to their last part; relative ones (``runs/demo``) stay."""
+    return _PATH.sub(lambda path: Path(path.group()).name, redacted(text))
+
+
+def commit_words(commit: Mapping[str, Any]) -> str:
+    """Return a commit from :func:`tape_ds.results.commit` for people."""
+    return f"commit {commit['hash'][:12]}" + (" with local changes" if commit["dirty"] else "")
 
 
 def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
     """Return a warning about a plain folder's RoPE settings that llama.cpp ignores silently."""
-    rope_parameters = _rope(config)
+    rope = of_full(config.rope_parameters or {})
     defaults = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None}
-    unread = [name for name, value in defaults.items() if rope_parameters.get(name, value) not in (value, None)]
-    if rope_parameters.get("rope_type") != "yarn" or not unread:
+    unread = [name for name, value in defaults.items() if rope.get(name, value) not in (value, None)]
+    if rope.get("rope_type") != "yarn" or not unread:
         return None
     return (
         f"llama.cpp converts it and computes other angles: it does not read {', '.join(unread)} (`beta_*` can be given "
@@ -121,7 +146,7 @@ def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
 def _encoding_table(source: SourceModel) -> str:
     """Return a table of the positional encoding and, for a trained model, of what was trained."""
     record, config = source.record, source.config
-    rope = _rope(config)
+    rope = of_full(config.rope_parameters or {})
     numbers = [
         f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
         for key, value in rope.items()
@@ -133,17 +158,16 @@ def _encoding_table(source: SourceModel) -> str:
     if options := getattr(config, "position_options", None):
         encoding += f", options {options}"
     rows = [("positional encoding", encoding)]
-    if record is None:
-        return markdown_table(("", ""), rows, "l")
 
-    rows.insert(0, ("method", f"`{record.method}`"))
-    counts = source.result.figures.get("parameters") if source.result is not None else None
-    if counts:
-        # as trained: adapters count, though they are merged into the weights here
-        share = f"{counts['trained']:,} of {counts['all']:,} ({counts['trained'] / counts['all']:.2%})"
-        rows.append(("parameters trained", share))
-    if any("lora_" in name for name in record.names):
-        rows.append(("adapters", "merged into the weights"))
+    if record is not None:
+        rows.insert(0, ("method", f"`{record.method}`"))
+        counts = source.result.figures.get("parameters") if source.result is not None else None
+        if counts:
+            # as trained: adapters count, though they are merged into the weights here
+            share = f"{counts['trained']:,} of {counts['all']:,} ({counts['trained'] / counts['all']:.2%})"
+            rows.append(("parameters trained", share))
+        if any("lora_" in name for name in record.names):
+            rows.append(("adapters", "merged into the weights"))
     return markdown_table(("", ""), rows, "l")
 
 
@@ -174,18 +198,36 @@ def _settings_table(result: Result, data: list[str]) -> str:
     return markdown_table(("", ""), [row for row in rows if row[1]], "l")
 
 
-def _made_with(result: Result | None) -> str:
-    exported = f"tape_ds {tape_ds.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
-    lines = [f"Exported by `tape-ds export` of {exported}."]
-    if result is not None:
-        versions = ", ".join(f"{name} {result.versions[name]}" for name in _SHOWN_VERSIONS if name in result.versions)
-        verb = "Trained" if result.figures.get("trained") else "Scored"
-        commit = f", {commit_words(result.commit)}" if result.commit is not None else ""
-        lines.append(f"{verb} with {versions}{commit}, on {result.started[:10]}, by")
-        lines.append(f"```\n{command_line(result.command)}\n```")
-    return "\n\n".join(lines)
+def result_tables(result: Result) -> dict[str, str]:
+    """Return what was measured, in words, and its table as Markdown."""
+    tables = {}
+    if scores := result.figures.get("loss_by_position"):
+        # all documents together, a row for each variant
+        merged = {
+            variant: SpanLosses.merge(map(SpanLosses.from_dict, by_document.values()))
+            for variant, by_document in scores.items()
+        }
+        first = next(iter(merged.values()))
+        documents = ", ".join(f"`{shown(name)}`" for name in next(iter(scores.values())))
+        head = ["", *(f"from {start:,}" for start in first.starts), "mean"]
+        rows = [[name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"] for name, losses in merged.items()]
+        spans = f"nats per token, mean over spans of {first.span:,} tokens"
+        caption = f"Loss by position ({spans}) on {documents}, held out:\n\n"
+        tables["loss by position on the documents named"] = caption + markdown_table(head, rows, "l")
+
+    for name, title in TITLES.items():
+        figure = result.figures.get(name) or []
+        entries = list(figure.values() if isinstance(figure, dict) else figure)
+        if not entries:
+            continue
+        # entries that are lists or mappings are only in the stored file
+        columns = [key for key in entries[0] if not any(isinstance(entry.get(key), (list, dict)) for entry in entries)]
+        cells = [[_cell(entry.get(key)) for key in columns] for entry in entries]
+        tables[title.lower()] = f"{title}:\n\n{markdown_table(columns, cells, 'l')}"
+    return tables
 
 
-def commit_words(commit: Mapping[str, Any]) -> str:
-    """Return a commit from :func:`tape_ds.results.commit` for people."""
-    return f"commit {commit['hash'][:12]}" + (" with local changes" if commit["dirty"] else "")
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,5 +1,5 @@
-"""Write the exported folder: weights, configuration, tokenizer, model card, and the model's code if transformers has
-none.
+"""Write the exported folder (weights, configuration, tokenizer, model card, and the model's code if transformers has
+none), and upload it.
 
 Plain if that is exact: a model with rotary encoding and RoPE scaling that transformers computes becomes a Llama (or
 Qwen2) folder, and one that was extended in transformers' class a folder of that class. Every other model carries its
@@ -11,25 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HFValidationError, HTTPError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
-import tape_ds
 from tape_ds import building, encodings, results
 from tape_ds.checkpoint.source_model import SourceModel
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.errors import Problem, UserError
 from tape_ds.export import card, model_code
 from tape_ds.models import convert, saving
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 
-HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to files of this folder, without what
-# needs more than torch, transformers and numpy. Modules that docstrings refer to are those of tape_ds.
-#
-# Licensed under the Apache License, Version 2.0; you may not use this file except in compliance with the License, which
-# is at http://www.apache.org/licenses/LICENSE-2.0. Distributed on an "AS IS" BASIS, WITHOUT WARRANTIES OR CONDITIONS OF
-# ANY KIND, either express or implied.
-"""
+_NOT_REACHED = "the hub refused, or was not reached ({})"
 
 
 def is_plain(source: SourceModel) -> bool:
@@ -40,14 +37,24 @@ def is_plain(source: SourceModel) -> bool:
     return encodings.llama_rope_parameters(config) is not None
 
 
-def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Write the folder ``out``, which must not exist; return the model as it was written, by default in the base
-    model's dtype."""
+def write(
+    source: SourceModel, out: Path, name: str, license: str | None = None, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """Write the folder ``out``, which must not exist; return the model as it was written.
+
+    Args:
+        name, license: for the model card, see :func:`tape_ds.export.card.text`.
+        dtype: of the weights; default: the base model's.
+    """
     assert not out.exists(), "checked by the caller"
     plain = is_plain(source)
     config: Any = source.config
     own_class = extendable.by_own_class(config)
-    code = {} if plain else code_files(config.model_type, getattr(config, "position_encoding", "rope"))
+    code: dict[str, str] = {}
+    if not plain:
+        commit = results.commit()
+        origin = "not from a checkout" if commit is None else card.commit_words(commit)
+        code = model_code.files(config.model_type, getattr(config, "position_encoding", "rope"), origin)
 
     model: Any = source.load().to(dtype or source.dtype)
     model.config.use_cache = True  # it is there to generate
@@ -60,43 +67,55 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
 
     def build(folder: Path) -> None:
         saving.save(model, folder)
-        _edit_config(folder / CONFIG, plain=plain, own_class=own_class)
-        for name, text in code.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not plain:
+            # `transformers serve` takes the first architecture's class from transformers itself; its auto class is
+            # there, and finds the folder's code
+            written["architectures"].insert(0, "AutoModelForCausalLM")
+        elif not own_class:
+            # transformers 4 and converters made for it (older ones of llama.cpp and vLLM) read these names;
+            # transformers 5 reads both
+            scaling = dict(written["rope_parameters"])
+            written["rope_theta"] = scaling.pop("rope_theta")
+            written["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+        (folder / CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+        for file, text in code.items():
+            (folder / file).write_text(text, encoding="utf-8")
         if source.has_tokenizer:
             tokenizer = tokenizers.load_tokenizer(str(source.folder), "source")
             tokenizer.model_max_length = source.config.max_position_embeddings
             tokenizers.save(tokenizer, folder)
-        (folder / "README.md").write_text(card.text(source, model, wishes, plain=plain), encoding="utf-8")
+        (folder / "README.md").write_text(card.text(source, model, name, license, plain=plain), encoding="utf-8")
 
     building.build_aside(out, build, "out")
     return model
 
 
-def _edit_config(path: Path, *, plain: bool, own_class: bool) -> None:
-    if plain and own_class:
-        return
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if plain:
-        # transformers 4 and converters made for it (older ones of llama.cpp and vLLM) read these names; transformers 5
-        # reads both
-        scaling = dict(config["rope_parameters"])
-        config["rope_theta"] = scaling.pop("rope_theta")
-        config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
-    else:
-        # `transformers serve` takes the first architecture's class from transformers itself; its auto class is there,
-        # and finds the folder's code
-        config["architectures"].insert(0, "AutoModelForCausalLM")
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def check_push(name: str) -> list[Problem]:
+    """Validate name, token and connection before there is anything to upload."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        return [Problem("--push", name, str(error), "give NAME, or OWNER/NAME for an organisation's")]
+    if get_token() is None:
+        return [Problem("--push", name, "there is no token for the hub", "run `hf auth login`, or export HF_TOKEN")]
+    try:
+        HfApi().whoami()
+    except (HTTPError, OSError) as error:
+        wrong = _NOT_REACHED.format(" ".join(str(error).split())[:300])
+        return [Problem("--push", name, wrong, "check the token (`hf auth whoami`) and the connection")]
+    return []
 
 
-def code_files(model_type: str, encoding: str) -> dict[str, str]:
-    """Return file name -> source of the code that a model of this type with this encoding carries.
-
-    Raises:
-        CopyError: the package's sources changed in a way that the export does not support.
-    """
-    commit = results.commit()
-    origin = "not from a checkout" if commit is None else card.commit_words(commit)
-    header = HEADER.format(version=tape_ds.__version__, commit=origin)
-    return model_code.files(model_type, encoding, header)
+def push(name: str, folder: Path) -> str:
+    """Upload a folder as the model ``name``, created as private if it does not exist; return its URL."""
+    api = HfApi()
+    try:
+        repository = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Export by tape_ds")
+    except (HTTPError, OSError) as error:
+        wrong = _NOT_REACHED.format(" ".join(str(error).split())[:300])
+        remedy = f"the folder {folder} is complete: upload it with `hf upload {name} {folder}`"
+        raise UserError(Problem("--push", name, wrong, remedy)) from error
+    return str(repository)

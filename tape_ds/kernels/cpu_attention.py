@@ -52,7 +52,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> 
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return empty_rows(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=_statistics(q))
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_rows(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=statistics)
 
 
 @torch.library.custom_op("tape_ds::cpu_attention_backward", mutates_args=(), device_types="cpu")
@@ -96,7 +97,3 @@ def _pad(x_BHTK: Tensor, width: int) -> Tensor:
     """In the same memory order as :func:`empty_rows`: torch's kernel gives its output the query's."""
     missing = width - x_BHTK.shape[-1]
     return F.pad(x_BHTK.transpose(1, 2), (0, missing)).transpose(1, 2) if missing else x_BHTK
-
-
-def _statistics(x: Tensor) -> torch.dtype:
-    return x.dtype if x.dtype == torch.float64 else torch.float32

@@ -13,7 +13,6 @@ Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K h
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -138,12 +137,6 @@ def join_kernel(
     store(out_T[:, None] + tl.arange(0, COLUMNS)[None, :], out_TK * inverse_T[:, None], inside_T, WIDTH, COLUMNS)
 
 
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; one in the interpreter."""
-    return 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def split_count(keys: int, programs: int, processors: int) -> int:
     """Return how many parts the keys are cut into: as many as run at once, two programs on every processor; none too
     short.
@@ -190,7 +183,8 @@ def _decode(
     (launch,) = SPLIT[capability(device), padded(width)]
     block = min(padded(heads // groups * queries), launch.rows)
     row_blocks = triton.cdiv(heads // groups * queries, block)
-    splits = splits or split_count(reach, batch * groups * row_blocks, _processors(device))
+    processors = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    splits = splits or split_count(reach, batch * groups * row_blocks, processors)
     per_split = triton.cdiv(triton.cdiv(reach, launch.columns), splits) * launch.columns
     part = torch.empty((splits, lines, len(outputs) * width), device=device, dtype=torch.float32)
     top, total = (torch.empty((splits, lines), device=device, dtype=torch.float32) for _ in range(2))

@@ -34,24 +34,15 @@ def attention_backward(grad_shape: Shape, q_shape: Shape, k_shape: Shape, v_shap
 
 
 @register_flop_formula(_ops.position_mix)
-def mix(
-    start_shape: Shape,
-    state_shape: Shape | None,
-    moved_shape: Shape | None,
-    attend_shape: Shape | None,
-    gate_shape: Shape | None,
-    expand_shape: Shape | None,
-    *_: Any,
-    **__: Any,
-) -> int:
-    """Return the mix across heads, one G x G matrix per token, and its product with the state."""
-    tokens, width = start_shape[2], start_shape[3]
+def mix(start: Shape, state: Any, attended: Any, attend: Any, gate: Any, expand: Any, *_: Any, **__: Any) -> int:
+    """Count the mix across heads, one G x G matrix per token, and its product with the state, from shapes or None."""
+    tokens, width = start[2:]
     count = 0
-    if moved_shape is not None and attend_shape is not None:
-        count += moved_shape[0] * math.prod(attend_shape) * width
-    if gate_shape is not None and expand_shape is not None:
-        rank, groups = expand_shape
-        count += gate_shape[0] * groups**2 * (rank + width)
+    if attended is not None and attend is not None:
+        count += attended[0] * math.prod(attend) * width
+    if gate is not None and expand is not None:
+        rank, groups = expand
+        count += gate[0] * groups**2 * (rank + width)
     return 2 * tokens * count
 
 
@@ -62,19 +53,9 @@ def mix_backward(grad_shape: Shape, *inputs: Any, **__: Any) -> int:
 
 
 @register_flop_formula(_ops.linear_cross_entropy)
-def head_and_loss(
-    hidden_shape: Shape,
-    weight_shape: Shape,
-    labels_shape: Shape,
-    ignore_index: int,
-    chunk: int,
-    dtype: torch.dtype,
-    for_hidden: bool,
-    for_weight: bool,
-    *_: Any,
-    **__: Any,
-) -> int:
+def head_and_loss(hidden_shape: Shape, weight_shape: Shape, *others: Any, **_: Any) -> int:
     """Count the logits, and the products of the gradients that are computed."""
+    for_hidden, for_weight = others[4:6]  # after the labels, ignore_index, chunk and dtype
     return 2 * hidden_shape[0] * math.prod(weight_shape) * (1 + for_hidden + for_weight)
 
 

@@ -87,15 +87,9 @@ def _lacking(device: torch.device) -> str | None:
     return reason
 
 
-# Environment variable of a process whose Triton cache holds every kernel and launcher that it uses
-KERNELS_ARE_BUILT = "TAPE_DS_KERNELS_ARE_BUILT"
-
-
 @functools.cache
 def no_compiler() -> str | None:
     """Return why Triton cannot build a kernel's launcher in C on this machine, or None."""
-    if os.environ.get(KERNELS_ARE_BUILT):
-        return None
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "Triton needs a C compiler on every machine: install gcc (apt install gcc), or name one in CC"

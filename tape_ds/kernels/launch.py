@@ -37,7 +37,7 @@ class Launch(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The compiler's options, of a launch ``kernel[grid](..., **launch.options)`` and of the compile gate.
 
-        Fused multiply-adds are asked for by name: Triton 3.9 warns that its default is about to change.
+        Fused multiply-adds are enabled by name: Triton 3.9 warns that its default is about to change.
         """
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 

@@ -96,14 +96,19 @@ def _chunked(
             loss += F.nll_loss(log_p_CV, labels_C, ignore_index=ignore_index, reduction="sum")
             if not (for_hidden or for_weight):
                 continue
-            d_logits_CV = _slope(log_p_CV, labels_C.masked_fill(ignored_C1[:, 0], 0)).to(dtype)
-            del log_p_CV
+            # the derivative by the logits, softmax minus one-hot, in the memory of the logarithms
+            p_CV = log_p_CV.exp_()
+            p_CV[torch.arange(len(labels_C), device=labels_C.device), labels_C.masked_fill(ignored_C1[:, 0], 0)] -= 1
+            d_logits_CV = p_CV.to(dtype)
+            del log_p_CV, p_CV
             if for_hidden:
                 d_hidden_ND[rows] = (d_logits_CV @ weight).masked_fill_(ignored_C1, 0)
             if for_weight:
                 sum_VD = add_product(sum_VD, d_logits_CV.t(), hidden_CD)
-    if for_weight:
-        _store(d_weight_VD, sum_VD)
+    if for_weight and sum_VD is None:  # no token had a label
+        d_weight_VD.zero_()
+    elif sum_VD is not None:
+        d_weight_VD.copy_(sum_VD)
     return loss, d_hidden_ND, d_weight_VD
 
 
@@ -117,17 +122,8 @@ def blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
 
 
 @_chunked.register_fake
-def _(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    labels_N: Tensor,
-    ignore_index: int,
-    chunk: int,
-    dtype: torch.dtype,
-    for_hidden: bool,
-    for_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _results(hidden_ND, weight_VD, for_hidden, for_weight)
+def _(hidden_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _results(hidden_ND, weight_VD, *others[-2:])
 
 
 def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,13 +148,6 @@ def softmax_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _slope(log_p_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """Return the loss's derivative by the logits, softmax minus one-hot, in the memory of the logarithms."""
-    p_CV = log_p_CV.exp_()
-    p_CV[torch.arange(len(labels_C), device=labels_C.device), labels_C] -= 1
-    return p_CV
-
-
 def add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Tensor:
     """``sum + left @ right`` in at least fp32, in the sum's memory where there is one; the product itself stays on
     16-bit operands."""
@@ -172,14 +161,6 @@ def add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Ten
     if sum_VD is None:
         return torch.mm(left_VC, right_CD, out_dtype=torch.float32)
     return torch.addmm(sum_VD, left_VC, right_CD, out_dtype=torch.float32, out=sum_VD)
-
-
-def _store(into: Tensor, found: Tensor | None) -> None:
-    """Copy the sum, or zeros where no token had a label."""
-    if found is None:
-        into.zero_()
-    else:
-        into.copy_(found)
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -24,7 +24,7 @@ from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
 def position_mix(
     start_B1TK: Tensor,
     state_BGTK: Tensor | None,
-    moved_BHTK: Tensor | None,
+    attended_BHTK: Tensor | None,
     attend_GH: Tensor | None,
     gate_BTI: Tensor | None,
     expand_IG: Tensor | None,
@@ -41,7 +41,7 @@ def position_mix(
     Args:
         start_B1TK: fp32 [B or 1, 1 or G, T, K], where the state started. Never needs a gradient.
         state_BGTK: the deviation so far; None is zero.
-        moved_BHTK: ``A e``, what attention made of the state; None, with ``attend_GH``, leaves that update out.
+        attended_BHTK: ``A e``, what attention made of the state; None, with ``attend_GH``, leaves that update out.
         attend_GH: W_att.
         gate_BTI: ``W_x y``, before its SiLU; None, with the two matrices, leaves the feed-forward out.
         expand_IG: W_up.
@@ -52,7 +52,7 @@ def position_mix(
     Returns:
         [B, G, T, K], seen in memory of [B, T, G, K].
     """
-    inputs = Inputs(start_B1TK, state_BGTK, moved_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI)
+    inputs = Inputs(start_B1TK, state_BGTK, attended_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI)
     inputs.check()
     mixed: Tensor = _mix(*inputs, dtype, unit)
     return mixed

@@ -72,23 +72,11 @@ def _store(
 
 @jit
 def _updated(
-    START,
-    STATE,
-    MOVED,
-    attend,
-    matrix,
-    start_group,
-    state_group,
-    moved_head,
-    left,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEAD_ROWS: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    UNIT: tl.constexpr,
-):
+    START, STATE, MOVED,
+    attend, matrix, start_group, state_group, moved_head, left,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, HEAD_ROWS: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
     """COLUMNS of one token from ``left`` on, of the WIDTH that the pointers begin: the start (where it is read), and
     the new deviation before its moduli are restored."""
     start = tl.zeros([GROUP_ROWS, COLUMNS], tl.float32)
@@ -126,46 +114,13 @@ def _restored(cos_start, sin_start, cos, sin, cos_grad, sin_grad, LEAST: tl.cons
 
 @jit
 def position_mix_kernel(
-    START,
-    STATE,
-    MOVED,
-    ATTEND,
-    GATE,
-    EXPAND,
-    CONTRACT,
-    MATRIX,
-    GRAD,
-    OUT,
-    T,
-    start_batch,
-    start_group,
-    start_token,
-    state_batch,
-    state_group,
-    state_token,
-    moved_batch,
-    moved_head,
-    moved_token,
-    gate_batch,
-    gate_token,
-    grad_batch,
-    grad_group,
-    grad_token,
-    out_batch,
-    out_group,
-    out_token,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    RANK: tl.constexpr,
-    HEAD_ROWS: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RANKS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    UNIT: tl.constexpr,
+    START, STATE, MOVED, ATTEND, GATE, EXPAND, CONTRACT, MATRIX, GRAD, OUT, T,
+    start_batch, start_group, start_token, state_batch, state_group, state_token, moved_batch, moved_head,
+    moved_token, gate_batch, gate_token, grad_batch, grad_group, grad_token, out_batch, out_group, out_token,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, HEAD_ROWS: tl.constexpr,
+    GROUP_ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, TOKENS: tl.constexpr, UNIT: tl.constexpr,
     LEAST: tl.constexpr,
-):
+):  # fmt: skip
     """The new deviation of TOKENS tokens of one row; M is read where it is given as MATRIX [B T, G, G].
 
     UNIT: columns come in pairs, COLUMNS cosines and their sines at a time, and get their moduli back. Where GRAD is
@@ -237,43 +192,13 @@ def position_mix_kernel(
 
 @jit
 def position_mix_backward_kernel(
-    GRAD,
-    START,
-    STATE,
-    MOVED,
-    ATTEND,
-    MATRIX,
-    DMATRIX,
-    DSTATE,
-    DMOVED,
-    SUMS,
-    T,
-    grad_batch,
-    grad_group,
-    grad_token,
-    start_batch,
-    start_group,
-    start_token,
-    state_batch,
-    state_group,
-    state_token,
-    moved_batch,
-    moved_head,
-    moved_token,
-    dstate_batch,
-    dstate_group,
-    dstate_token,
-    dmoved_batch,
-    dmoved_head,
+    GRAD, START, STATE, MOVED, ATTEND, MATRIX, DMATRIX, DSTATE, DMOVED, SUMS, T,
+    grad_batch, grad_group, grad_token, start_batch, start_group, start_token, state_batch, state_group, state_token,
+    moved_batch, moved_head, moved_token, dstate_batch, dstate_group, dstate_token, dmoved_batch, dmoved_head,
     dmoved_token,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEAD_ROWS: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, HEAD_ROWS: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     """The gradients of TOKENS tokens of one row, and their share of ``attend``'s: one row of SUMS [programs, G, H].
 
     Channels do not meet each other, but in the sums: they are taken COLUMNS at a time, so that registers suffice.
@@ -336,30 +261,23 @@ def fits(inputs: Inputs) -> bool:
     return width <= 128 and groups <= 64 and inputs.heads() <= 64 and inputs.wide() == torch.float32
 
 
-def _composes(rank: int, groups: int) -> bool:
-    """Return whether the forward kernel forms M itself: registers hold the pair of weights, at the default I = 4 G."""
-    return padded(groups) <= 32 and padded(rank) <= 4 * padded(groups)
-
-
-def _most(heads: int, groups: int) -> int:
-    """Return the row of ``BACKWARD``."""
-    return padded(max(groups, heads // 2))
-
-
 def forward(inputs: Inputs, out: Tensor, unit: bool, grad: Tensor | None = None) -> None:
     """Write the new deviation to ``out`` [B, G, T, K]; or, from the gradient ``grad`` of one whose moduli were
     restored, the gradient before that step."""
     start, state, moved, attend, gate, expand, contract = inputs.with_rows()
     batch, groups, tokens, _ = inputs.sizes()
     matrix = None
-    if gate is not None and not _composes(inputs.rank(), groups):
+    # At the default I = 4 G registers hold the pair of weights, and the kernel forms M itself.
+    composes = padded(groups) <= 32 and padded(inputs.rank()) <= 4 * padded(groups)
+    if gate is not None and not composes:
         matrix = F.silu(gate).flatten(0, 1) @ product(inputs, gate.dtype)
         gate = expand = contract = None
+    gate_strides = (0, 0) if gate is None else gate.stride()[:2]
 
     def run(launch: Launch) -> None:
         position_mix_kernel[triton.cdiv(tokens, launch.rows), batch](
             start, state, moved, attend, gate, expand, contract, matrix, grad, out, tokens,
-            *strides(start), *strides(state), *strides(moved), *_gate_strides(gate), *strides(grad), *strides(out),
+            *strides(start), *strides(state), *strides(moved), *gate_strides, *strides(grad), *strides(out),
             **_constants(position_mix_kernel, launch, *inputs.model(), unit), **launch.options,
         )  # fmt: skip
 
@@ -405,8 +323,9 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
             d_attend.copy_(sums.sum(dim=0))
 
     shape = (*_shape(inputs), *(x is None for x in gradients))
+    most = padded(max(groups, inputs.heads() // 2))
     with torch.cuda.device_of(grad):
-        run(choose("position_mix backward", BACKWARD, grad.device, _most(inputs.heads(), groups), shape, run))
+        run(choose("position_mix backward", BACKWARD, grad.device, most, shape, run))
     if gate is None or d_matrix is None or product_IX is None or silu_NI is None:
         return
     if d_gate is not None:
@@ -414,10 +333,6 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None], unit:
         d_gate.copy_(torch.ops.aten.silu_backward(d_silu, gate))
     if d_expand is not None or d_contract is not None:
         split((silu_NI.T @ d_matrix).float(), inputs, d_expand, d_contract)
-
-
-def _gate_strides(gate: Tensor | None) -> tuple[int, ...]:
-    return (0, 0) if gate is None else (gate.stride(0), gate.stride(1))
 
 
 def _constants(

@@ -109,7 +109,7 @@ def position_mix(state_BGTK: Tensor, gate_BTI: Tensor, expand_IG: Tensor, contra
 def position_update(
     start_B1TK: Tensor,
     state_BGTK: Tensor | None,
-    moved_BHTK: Tensor | None,
+    attended_BHTK: Tensor | None,
     attend_GH: Tensor | None,
     gate_BTI: Tensor | None,
     expand_IG: Tensor | None,
@@ -122,7 +122,7 @@ def position_update(
     Args:
         start_B1TK: where the state started; B may be 1 here, and heads may be shared.
         state_BGTK: the deviation so far; None is zero.
-        moved_BHTK: ``A e``; None, with ``attend_GH``, leaves that update out.
+        attended_BHTK: ``A e``; None, with ``attend_GH``, leaves that update out.
         attend_GH: W_att.
         gate_BTI: before its SiLU; None, with the two matrices, leaves the feed-forward out.
         expand_IG: W_up.
@@ -133,8 +133,8 @@ def position_update(
         The new deviation [B, G, T, K], not rounded: in fp32 or wider.
     """
     added_BGTK = torch.zeros_like(upcast(start_B1TK)) if state_BGTK is None else upcast(state_BGTK)
-    if moved_BHTK is not None and attend_GH is not None:
-        added_BGTK = added_BGTK + torch.einsum("gh,bhtk->bgtk", upcast(attend_GH), upcast(moved_BHTK))
+    if attended_BHTK is not None and attend_GH is not None:
+        added_BGTK = added_BGTK + torch.einsum("gh,bhtk->bgtk", upcast(attend_GH), upcast(attended_BHTK))
     if gate_BTI is not None and expand_IG is not None and contract_GI is not None:
         state = upcast(start_B1TK) + added_BGTK
         full_BGTK = state.expand(gate_BTI.shape[0], contract_GI.shape[0], -1, -1)

@@ -101,7 +101,7 @@ _rotate.register_autograd(_differentiate, setup_context=_save)
 def empty_gradients(
     grad: Tensor, state: Tensor | None, for_x: bool, for_state: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return memory for the gradients asked for; that of ``x`` is [B, T, H, K] seen as [B, H, T, K]."""
+    """Return memory for the gradients that are needed; that of ``x`` is [B, T, H, K] seen as [B, H, T, K]."""
     return empty_rows(grad) if for_x else None, _empty_like(state) if for_state and state is not None else None
 
 
@@ -110,20 +110,34 @@ def _empty_like(x: Tensor) -> Tensor:
     return torch.empty_like(x) if x.stride(-1) == 1 else x.new_empty(x.shape)
 
 
-def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None:
-    _turn(x, start, state, out, backwards=False)
-
-
 def backward(
     grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, d_x: Tensor | None, d_state: Tensor | None
 ) -> None:
     """The PyTorch form of those gradients that have memory: of ``x`` the rotation back, of the state a sum over the
     heads of a group, which alone reads ``x``."""
     if d_x is not None:
-        _turn(grad, start, state, d_x, backwards=True)
+        forward(grad, start, state, d_x, backwards=True)
     if d_state is not None:
         assert x is not None
-        _collect(grad, x, d_state)
+        # dc = g_r x_r + g_i x_i, ds = g_i x_r - g_r x_i, head after head
+        wide = _wide(grad, x, d_state)
+        for first, count in _chunks(grad):
+            heads_BGRTK = [y.narrow(2, first, count).unflatten(1, (d_state.shape[1], -1)).to(wide) for y in (grad, x)]
+            out = d_state.narrow(2, first, count)
+            result = out if out.dtype == wide else torch.empty_like(out, dtype=wide)
+            d_cos, d_sin = result.chunk(2, dim=-1)
+            for head in range(heads_BGRTK[0].shape[2]):
+                (grad_real, grad_imaginary), (real, imaginary) = (y[:, :, head].chunk(2, dim=-1) for y in heads_BGRTK)
+                if head == 0:
+                    torch.mul(grad_real, real, out=d_cos)
+                    torch.mul(grad_imaginary, real, out=d_sin)
+                else:
+                    d_cos.addcmul_(grad_real, real)
+                    d_sin.addcmul_(grad_imaginary, real)
+                d_cos.addcmul_(grad_imaginary, imaginary)
+                d_sin.addcmul_(grad_real, imaginary, value=-1)
+            if result is not out:
+                out.copy_(result)
 
 
 def _wide(*tensors: Tensor | None) -> torch.dtype:
@@ -139,7 +153,9 @@ def _chunks(x: Tensor) -> Iterator[tuple[int, int]]:
         yield first, min(step, tokens - first)
 
 
-def _turn(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None, out_BHTK: Tensor, backwards: bool) -> None:
+def forward(
+    x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None, out_BHTK: Tensor, backwards: bool = False
+) -> None:
     """Write the rotation, or the rotation back, to ``out``."""
     wide = _wide(x_BHTK, state_BGTK)
     groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]
@@ -157,30 +173,5 @@ def _turn(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None, out_BHT
         sign = 1 if backwards else -1
         torch.mul(real, cos, out=out_real).addcmul_(imaginary, sin, value=sign)
         torch.mul(imaginary, cos, out=out_imaginary).addcmul_(real, sin, value=-sign)
-        if result is not out:
-            out.copy_(result)
-
-
-def _collect(grad_BHTK: Tensor, x_BHTK: Tensor, out_BGTK: Tensor) -> None:
-    """Write the state's gradient to ``out``: dc = g_r x_r + g_i x_i, ds = g_i x_r - g_r x_i, head after head."""
-    wide = _wide(grad_BHTK, x_BHTK, out_BGTK)
-    groups = out_BGTK.shape[1]
-    for first, count in _chunks(grad_BHTK):
-        grad = grad_BHTK.narrow(2, first, count).unflatten(1, (groups, -1)).to(wide)
-        x = x_BHTK.narrow(2, first, count).unflatten(1, (groups, -1)).to(wide)
-        out = out_BGTK.narrow(2, first, count)
-        result = out if out.dtype == wide else torch.empty_like(out, dtype=wide)
-        d_cos, d_sin = result.chunk(2, dim=-1)
-        for head in range(grad.shape[2]):
-            grad_real, grad_imaginary = grad[:, :, head].chunk(2, dim=-1)
-            real, imaginary = x[:, :, head].chunk(2, dim=-1)
-            if head == 0:
-                torch.mul(grad_real, real, out=d_cos)
-                torch.mul(grad_imaginary, real, out=d_sin)
-            else:
-                d_cos.addcmul_(grad_real, real)
-                d_sin.addcmul_(grad_imaginary, real)
-            d_cos.addcmul_(grad_imaginary, imaginary)
-            d_sin.addcmul_(grad_real, imaginary, value=-1)
         if result is not out:
             out.copy_(result)

@@ -53,21 +53,10 @@ def _store(base, tokens, stride, present, first, second, HALF: tl.constexpr, COL
 
 @jit
 def _state(
-    START,
-    STATE,
-    batch,
-    group,
-    tokens,
-    start_batch,
-    start_group,
-    start_token,
-    state_batch,
-    state_group,
-    state_token,
-    present,
-    HALF: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    START, STATE,
+    batch, group, tokens, start_batch, start_group, start_token, state_batch, state_group, state_token, present,
+    HALF: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Cosines and sines of ``start + state``."""
     cos, sin = _halves(START + batch * start_batch + group * start_group, tokens, start_token, present, HALF, COLUMNS)
     if STATE is not None:
@@ -80,28 +69,11 @@ def _state(
 
 @jit
 def rotate_kernel(
-    X,
-    START,
-    STATE,
-    OUT,
-    T,
-    repeats,
-    x_batch,
-    x_head,
-    x_token,
-    start_batch,
-    start_group,
-    start_token,
-    state_batch,
-    state_group,
-    state_token,
-    out_batch,
-    out_head,
-    out_token,
-    HALF: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    X, START, STATE, OUT, T,
+    repeats, x_batch, x_head, x_token, start_batch, start_group, start_token, state_batch, state_group, state_token,
+    out_batch, out_head, out_token,
+    HALF: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Turn ROWS tokens in the ``repeats`` heads of one group of one row; grid (blocks, groups, batch)."""
     tokens = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     group, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -120,36 +92,11 @@ def rotate_kernel(
 
 @jit
 def rotate_backward_kernel(
-    GRAD,
-    X,
-    START,
-    STATE,
-    DX,
-    DSTATE,
-    T,
-    repeats,
-    grad_batch,
-    grad_head,
-    grad_token,
-    x_batch,
-    x_head,
-    x_token,
-    start_batch,
-    start_group,
-    start_token,
-    state_batch,
-    state_group,
-    state_token,
-    dx_batch,
-    dx_head,
-    dx_token,
-    dstate_batch,
-    dstate_group,
-    dstate_token,
-    HALF: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    GRAD, X, START, STATE, DX, DSTATE, T,
+    repeats, grad_batch, grad_head, grad_token, x_batch, x_head, x_token, start_batch, start_group, start_token,
+    state_batch, state_group, state_token, dx_batch, dx_head, dx_token, dstate_batch, dstate_group, dstate_token,
+    HALF: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Turn ROWS tokens of the gradient back (DX), and sum what the state did to the heads of its group (DSTATE)."""
     tokens = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     group, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)

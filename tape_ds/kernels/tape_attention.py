@@ -105,13 +105,13 @@ def _(q_BHTK: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
 @torch.library.custom_op("tape_ds::tape_attention_backward", mutates_args=(), device_types=("cpu", "cuda"))
 def _backward(
     dout_BHTK: Tensor,
-    dmoved_BHTK: Tensor,
+    dattended_BHTK: Tensor,
     q_BHTK: Tensor,
     k_BGSK: Tensor,
     v_BGSK: Tensor,
     e_BGSK: Tensor,
     out_BHTK: Tensor,
-    moved_BHTK: Tensor,
+    attended_BHTK: Tensor,
     lse_BHT: Tensor,
     documents_3BS: Tensor | None,
     offset: int,
@@ -120,13 +120,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     call = ForwardCall(offset, scale, documents_3BS)
     exact = deterministic or torch.are_deterministic_algorithms_enabled()
-    saved = Saved(q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, moved_BHTK, lse_BHT)
+    saved = Saved(q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, attended_BHTK, lse_BHT)
     with torch.cuda.device_of(q_BHTK):  # what ``sum`` hands back is one number seen everywhere: rows() copies that
-        return tape_attention_backward.backward(rows(dout_BHTK), rows(dmoved_BHTK), saved, call, exact)
+        return tape_attention_backward.backward(rows(dout_BHTK), rows(dattended_BHTK), saved, call, exact)
 
 
 @_backward.register_fake
-def _(dout_BHTK: Tensor, dmoved_BHTK: Tensor, q_BHTK: Tensor, k_BGSK: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _(dout_BHTK: Tensor, dattended_BHTK: Tensor, q_BHTK: Tensor, k_BGSK: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return empty_rows(q_BHTK), empty_rows(k_BGSK), empty_rows(k_BGSK), empty_rows(k_BGSK)
 
 
@@ -137,9 +137,9 @@ def _keep(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]
 
 
 def _differentiate(
-    ctx: FunctionCtx, dout_BHTK: Tensor, dmoved_BHTK: Tensor, _: Tensor | None
+    ctx: FunctionCtx, dout_BHTK: Tensor, dattended_BHTK: Tensor, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    gradients = _backward(dout_BHTK, dmoved_BHTK, *ctx.saved_tensors, *ctx.options)  # type: ignore[attr-defined]
+    gradients = _backward(dout_BHTK, dattended_BHTK, *ctx.saved_tensors, *ctx.options)  # type: ignore[attr-defined]
     return *gradients, None, None, None, None
 
 

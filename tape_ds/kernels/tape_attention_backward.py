@@ -73,15 +73,15 @@ class Saved(NamedTuple):
     v_BGSK: Tensor
     e_BGSK: Tensor
     out_BHTK: Tensor
-    moved_BHTK: Tensor
+    attended_BHTK: Tensor
     lse_BHT: Tensor
 
 
 def backward(
-    dout_BHTK: Tensor, dmoved_BHTK: Tensor, saved: Saved, call: ForwardCall, deterministic: bool
+    dout_BHTK: Tensor, dattended_BHTK: Tensor, saved: Saved, call: ForwardCall, deterministic: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and dE, each laid out as [B, tokens, heads, K]."""
-    q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, moved_BHTK, lse_BHT = saved
+    q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, attended_BHTK, lse_BHT = saved
     batch, heads, queries, width = q_BHTK.shape
     groups, keys = k_BGSK.shape[1:3]
     columns, reach = padded(width), call.reach(queries, keys)
@@ -109,30 +109,30 @@ def backward(
 
     def delta(launch: Launch) -> None:
         delta_kernel[(triton.cdiv(lse_BHT.shape[2], launch.rows), heads, batch)](
-            out_BHTK, moved_BHTK, dout_BHTK, dmoved_BHTK, lse_BHT, delta_BHT,
-            *strides(out_BHTK, moved_BHTK, dout_BHTK, dmoved_BHTK), lse_BHT.shape[2],
+            out_BHTK, attended_BHTK, dout_BHTK, dattended_BHTK, lse_BHT, delta_BHT,
+            *strides(out_BHTK, attended_BHTK, dout_BHTK, dattended_BHTK), lse_BHT.shape[2],
             WIDTH=width, COLUMNS=columns, ROWS=launch.rows, **launch.options,
         )  # fmt: skip
 
     def values(launch: Launch) -> None:
         values_kernel[(triton.cdiv(reach, launch.rows), groups, batch)](
-            q_BHTK, k_BGSK, dout_BHTK, dmoved_BHTK, lse_BHT, dv_BGSK, de_BGSK, *documents,
-            *strides(q_BHTK, k_BGSK, dout_BHTK, dmoved_BHTK, dv_BGSK), lse_BHT.shape[2],
+            q_BHTK, k_BGSK, dout_BHTK, dattended_BHTK, lse_BHT, dv_BGSK, de_BGSK, *documents,
+            *strides(q_BHTK, k_BGSK, dout_BHTK, dattended_BHTK, dv_BGSK), lse_BHT.shape[2],
             **arguments, ROWS=launch.rows, QUERIES=launch.columns, **launch.options,
         )  # fmt: skip
 
     def keys_and_queries(launch: Launch) -> None:
         keys_kernel[(triton.cdiv(reach, launch.rows), groups, batch)](
-            q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dmoved_BHTK, lse_BHT, delta_BHT, dk_BGSK, sums_BHTK, *documents,
-            *strides(q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dmoved_BHTK, dk_BGSK, sums_BHTK), lse_BHT.shape[2],
-            **arguments, ATOMIC=not deterministic, ROWS=launch.rows, QUERIES=launch.columns,
+            q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dattended_BHTK, lse_BHT, delta_BHT, dk_BGSK, sums_BHTK,
+            *documents, *strides(q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dattended_BHTK, dk_BGSK, sums_BHTK),
+            lse_BHT.shape[2], **arguments, ATOMIC=not deterministic, ROWS=launch.rows, QUERIES=launch.columns,
             **launch.options,
         )  # fmt: skip
 
     def only_queries(launch: Launch) -> None:
         queries_kernel[(triton.cdiv(queries, launch.rows), heads, batch)](
-            q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dmoved_BHTK, lse_BHT, delta_BHT, dq_BHTK, *documents,
-            *strides(q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dmoved_BHTK, dq_BHTK), lse_BHT.shape[2],
+            q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dattended_BHTK, lse_BHT, delta_BHT, dq_BHTK, *documents,
+            *strides(q_BHTK, k_BGSK, v_BGSK, e_BGSK, dout_BHTK, dattended_BHTK, dq_BHTK), lse_BHT.shape[2],
             **arguments, ROWS=launch.rows, KEYS=launch.columns, **launch.options,
         )  # fmt: skip
 

@@ -167,7 +167,7 @@ def forward(
     """
     batch, heads, queries, width = q_BHTK.shape
     groups, keys = k_BGSK.shape[1:3]
-    out_BHTK, moved_BHTK = empty_rows(q_BHTK), empty_rows(q_BHTK)
+    out_BHTK, attended_BHTK = empty_rows(q_BHTK), empty_rows(q_BHTK)
     lse_BHT = torch.empty((batch, heads, whole_blocks(queries)), device=q_BHTK.device, dtype=torch.float32)
     lse_BHT[:, :, queries:].fill_(float("inf"))
     strides = [stride for x in (q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK) for stride in x.stride()[:3]]
@@ -175,7 +175,7 @@ def forward(
 
     def run(launch: Launch) -> None:
         forward_kernel[(triton.cdiv(queries, launch.rows), heads, batch)](
-            q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, moved_BHTK, lse_BHT, *documents, *strides,
+            q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, attended_BHTK, lse_BHT, *documents, *strides,
             lse_BHT.shape[2], group=heads // groups, **arguments,
             WIDTH=width, COLUMNS=padded(width), ROWS=launch.rows, KEYS=launch.columns,
             **launch.options,
@@ -185,4 +185,4 @@ def forward(
         plain = call.documents_3BS is None
         shape = (q_BHTK.shape, groups, keys, plain)
         run(choose("tape_attention forward", FORWARD, q_BHTK.device, padded(width), shape, run))
-    return out_BHTK, moved_BHTK, lse_BHT
+    return out_BHTK, attended_BHTK, lse_BHT

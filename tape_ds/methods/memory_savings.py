@@ -98,7 +98,7 @@ class MemorySavings:
             if memory.checkpoint_offload:
                 # next to the hidden states, a position state may travel from block to block
                 layers = [module for module in model.modules() if isinstance(module, PositionLayer)]
-                keep_last = 2 if any(layer.state_columns() for layer in layers) else 1
+                keep_last = 2 if any(layer.state_columns for layer in layers) else 1
                 self.offload = InputOffload(device, keep_last)
             self.recompute = use_recompute(model, memory.checkpoint_layers, self.offload or nullcontext)
 

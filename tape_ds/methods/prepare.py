@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from tape_ds.attention.shifted_groups import use_groups
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.methods import METHODS, groups
-from tape_ds.models import decoder_shape
+from tape_ds.models import decoder
 from tape_ds.models.output_head import OutputHead
 
 
@@ -28,7 +28,7 @@ def prepare(name: str, model: nn.Module, settings: Any) -> Trained:
     """Choose what ``model`` trains; ``settings`` is the method section of a recipe."""
     method = METHODS[name]
     prepared = model.requires_grad_(method.trains == "everything")
-    for router in decoder_shape.routers(model).values():
+    for router in decoder.routers(model).values():
         router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
     if method.trains == "groups":
         for parameter in map(model.get_parameter, groups.names(model, settings)):

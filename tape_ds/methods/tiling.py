@@ -33,13 +33,11 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
     if tiles < 1:
         raise ValueError(f"tiles = {tiles}: give 1 or more")
     feed_forwards = [module for module in model.modules() if isinstance(module, LlamaMLP)]
-    # layers that update their state by plain operations, see tape_ds.encodings.tape_updates
+    # layers that update their state by plain operations, see tape_ds.encodings.tape
     updates: list[Any] = [
         module
         for module in model.modules()
-        if isinstance(module, TapeLayer)
-        and module.form.whole_halves
-        and not (module.attend is None and module.gate is None)
+        if isinstance(module, TapeLayer) and module.whole_halves and not (module.attend is None and module.gate is None)
     ]
     if not feed_forwards:
         raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")

@@ -28,7 +28,7 @@ from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading import configuration
 from tape_ds.models.loading.families import QWEN2, QWEN3, check_llama_shaped
-from tape_ds.models.loading.strict import fill, load_exact
+from tape_ds.models.loading.weight_files import fill, load_exact
 
 logger = logging.getLogger(__name__)
 

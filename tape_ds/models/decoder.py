@@ -1,9 +1,8 @@
 """Any decoder of transformers, as its own class computes it, with this project's attention, documents and loss.
 
-transformers lets an attention function and a mask function be registered by name. The mask function here gives every
-layer, in the place of a mask, its :class:`KeyPlaces`; the attention function reads them there. So documents, padding
-and positions that skip (PoSE) reach a foreign class as they reach a model of this project, and recomputed layers get
-the same again.
+transformers registers attention functions and mask functions by name. The mask function here returns
+:class:`KeyPlaces` instead of a mask, and the attention function reads them. So documents, padding and positions that
+skip (PoSE) reach transformers' classes as they reach this project's models, and recomputed layers get the same again.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, D hidden size, V vocabulary
 entries.
@@ -12,6 +11,7 @@ entries.
 import contextlib
 import copy
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,37 +28,38 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tape_ds.attention import available
+from tape_ds.attention import available, requested
 from tape_ds.attention.attend import attend, attend_with_weights
 from tape_ds.attention.document_layout import DocumentLayout
-from tape_ds.attention.names import requested
 from tape_ds.encodings.trained_rope import of_full
 from tape_ds.models.decoder_configuration import ATTENTION, SCORE_SCALE, with_rope
 from tape_ds.models.inputs import CACHE, Documents, past_length
 from tape_ds.models.language_model import LanguageModel
-from tape_ds.models.loading.strict import load_exact
+from tape_ds.models.loading.weight_files import load_exact
 from tape_ds.models.output_head import OutputHead, causal_lm_loss
 from tape_ds.registration import register
 
 CHUNK = 1024
-"""Tokens whose logits exist at once, where a family changes what its head gives."""
+"""Tokens whose logits exist at once, if a family changes its head's output."""
+_ROUTER = re.compile("(Router|Gating|MoEV1Gate)$")
+"""Ends of the names of classes that send a token to its experts."""
 
 
 @dataclass(frozen=True)
 class KeyPlaces:
-    """The argument that a layer receives in the place of a mask."""
+    """A layer's argument instead of a mask."""
 
     layout: DocumentLayout | None
-    """Of the documents among the layer's keys; None: one document without padding."""
+    """Documents among the layer's keys; None: one document without padding."""
     offset: int | Tensor
     """Place of the first query among the keys."""
     window: int | None = None
-    """Keys that a query sees, itself among them; None: all before it."""
+    """Keys that a query sees, itself included; None: all before it."""
 
 
 _UNKNOWN: Any = object()
 _layout: ContextVar[DocumentLayout | None] = ContextVar("_layout", default=_UNKNOWN)
-"""Of the call that is being computed: what its masks are made of."""
+"""Documents of the call that is being computed."""
 
 
 def places(
@@ -71,8 +72,8 @@ def places(
     local_size: int | None = None,
     **_: Any,
 ) -> KeyPlaces:
-    """Return the places of one kind of layer: with a window of ``local_size``, and perhaps a cache that has dropped the
-    first ``kv_offset`` keys."""
+    """Return the places of one kind of layer, with a window of ``local_size``; its cache may have dropped the first
+    ``kv_offset`` keys."""
     layout = _layout.get()
     if isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
         q_offset = int(q_offset)  # a static cache counts on the device
@@ -105,10 +106,10 @@ def attention(
         raise ValueError(f"attention dropout of {dropout} is computed by no backend: set it to 0 in the configuration")
     if isinstance(attention_mask, Tensor):
         raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
-    told = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
-    arguments: dict[str, Any] = {"layout": told.layout, "offset": told.offset, "scale": scaling}
-    # some families tell their layers of no window
-    needs = {"window": sliding_window or told.window, "softcap": softcap, "sinks": s_aux}
+    where = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
+    arguments: dict[str, Any] = {"layout": where.layout, "offset": where.offset, "scale": scaling}
+    # some families do not pass their layers the window
+    needs = {"window": sliding_window or where.window, "softcap": softcap, "sinks": s_aux}
     arguments |= {name: need for name, need in needs.items() if need is not None}
     if requested(backend) == "reference":
         (out_BHTV,), weights_BHTS = attend_with_weights(query, key, [value], **arguments)
@@ -125,7 +126,7 @@ for _backend in ("auto", *available()):
 
 @torch.no_grad()
 def has_plain_head(model: Any) -> bool:
-    """Return whether a model's logits are what its output head gives, by a look at large ones."""
+    """Return whether a model's logits are its output head's output: large ones would show a soft cap or a factor."""
     weight = model.get_input_embeddings().weight
     large_11D = torch.linspace(-99, 99, model.config.hidden_size, dtype=weight.dtype, device=weight.device)[None, None]
     return torch.equal(model.get_output_embeddings()(large_11D), logits_of(model, large_11D))
@@ -138,7 +139,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
     native: type[PreTrainedModel]
     """The class of transformers."""
     _plain_head: bool | None = None
-    """Whether the head's output is the logits; None: not looked at yet."""
+    """Whether the head's output is the logits; None: not known yet."""
 
     def __init__(self, config: PreTrainedConfig, *arguments: Any, **named: Any):
         super().__init__(config, *arguments, **named)
@@ -159,14 +160,15 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As :meth:`tape_ds.models.llama.TapeModel.forward` takes documents and padding."""
+        """Run the decoder; documents and padding as in :meth:`tape_ds.models.llama.TapeModel.forward`."""
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
         sequences, tokens = given.shape[:2]
         documents = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
-        told = _layout.set(documents.layout(sequences, tokens, past_length(past_key_values)))
+        outer = _layout.set(documents.layout(sequences, tokens, past_length(past_key_values)))
         if attention_mask is None and past_key_values is None:
-            # without one, transformers takes every jump of positions for a document's border, and waits for the device
+            # without a mask, transformers takes every jump of positions for a document's border, and waits for the
+            # device
             attention_mask = torch.ones(sequences, tokens, dtype=torch.long, device=given.device)
         try:
             return self.base_model(
@@ -178,7 +180,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
                 **kwargs,
             )
         finally:
-            _layout.reset(told)
+            _layout.reset(outer)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         return logits_of(self, hidden_BTD)
@@ -211,31 +213,28 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         if config.rope_parameters == self.config.rope_parameters:
             yield
             return
-        kept = rotary_modules(self)
+        rotary = rotary_modules(self)
         scales: dict[str, float] = {}
         if SCORE_SCALE in of_full(config.rope_parameters):
-            scales = self._scales()
-            self._put_scales(on_meta(config)._scales())
-        for path, module in kept.items():
+            # latent attention takes its factor on scores from RoPE parameters too
+            for path, module in on_meta(config).named_modules():
+                if isinstance(scale := getattr(module, "scaling", None), float):
+                    own: Any = self.get_submodule(path)
+                    scales[path], own.scaling = own.scaling, scale
+        for path, module in rotary.items():
             self.set_submodule(path, type(module)(config).to(next(module.buffers()).device))
         try:
             yield
         finally:
-            for path, module in kept.items():
+            for path, module in rotary.items():
                 self.set_submodule(path, module)
-            self._put_scales(scales)
-
-    def _scales(self) -> dict[str, float]:
-        """Return the factors on scores by path: latent attention takes them from RoPE parameters too."""
-        scales = {path: getattr(module, "scaling", None) for path, module in self.named_modules()}
-        return {path: scale for path, scale in scales.items() if isinstance(scale, float)}
-
-    def _put_scales(self, scales: Mapping[str, float]) -> None:
-        for path, scale in scales.items():
-            self.get_submodule(path).scaling = scale
+            for path, scale in scales.items():
+                self.get_submodule(path).scaling = scale  # type: ignore[assignment]
 
 
 class _InPlaceOf:
+    """An object with some attributes replaced."""
+
     def __init__(self, replaced: Any, **given: Any):
         self._replaced = replaced
         self.__dict__ |= given
@@ -278,7 +277,7 @@ def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
 
 
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> ExtendedDecoder:
-    """Load a folder as ``config`` has it; arguments go to ``from_pretrained``. Code in the folder is never run."""
+    """Load a folder with ``config``; arguments go to ``from_pretrained``. Code in the folder is never run."""
     kind = class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     if not str(config._attn_implementation).startswith(ATTENTION):  # no other attention sees documents
         config._attn_implementation = ATTENTION
@@ -288,8 +287,7 @@ def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Exte
 
 @functools.cache
 def class_of(native: type[PreTrainedModel]) -> Any:
-    """Return ``native`` with :class:`ExtendedDecoder` mixed in, under its own name, so that saved models are its
-    own."""
+    """Return ``native`` with :class:`ExtendedDecoder` mixed in, under its own name, which saved models carry."""
     own = {"native": native, "config_class": native.config_class, "__module__": native.__module__}
     return type(native.__name__, (ExtendedDecoder, native), own)
 
@@ -303,11 +301,11 @@ def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _apply_without_casts(self: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
-    """Move frequencies, but round none of them: an engine in bf16 casts every buffer, and of 8,192 positions 897 would
-    be left."""
-    kept = dict(self.named_buffers(recurse=False))
+    """Move frequencies without rounding: an engine in bf16 casts every buffer, and of 8,192 positions 897 would remain
+    distinct."""
+    buffers = dict(self.named_buffers(recurse=False))
     type(self)._apply(self, function, recurse)
-    for name, before in kept.items():
+    for name, before in buffers.items():
         now = self._buffers[name]
         assert now is not None
         if now.dtype != before.dtype:
@@ -319,3 +317,8 @@ def on_meta(config: PreTrainedConfig) -> Any:
     register()  # transformers' table has our own type of GPT-J only then
     with torch.device("meta"):
         return class_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
+
+
+def routers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that send tokens to experts, by path."""
+    return {path: module for path, module in model.named_modules() if _ROUTER.search(type(module).__name__)}

@@ -1,23 +1,23 @@
 """Which decoders of transformers are extended by their own class, and the configuration of the extended model.
 
-The rules use what transformers has of a family: layer types, class, RoPE parameters. So they hold for families that it
-gains later.
+The rules use transformers' own facts about a family (layer types, class, RoPE parameters), so they hold for families
+that it gains later.
 """
 
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tape_ds.attention import names
+from tape_ds import attention
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.encodings.trained_rope import FULL, KEPT, OF_THE_CLASS, of_full
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+from tape_ds.models.gptj import ScaledGPTJConfig
 
 ENCODING = "rope"
 """The one encoding of these models: their own."""
@@ -42,40 +42,42 @@ _OTHERWISE = {
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
-    reasons = list(_reasons(native))
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(native), None)
+    reasons = []
+    if kind is None:
+        reasons.append("transformers has no language model of this type")
+    else:
+        if native.sub_configs:
+            reasons.append(f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone")
+        elif not (rope := getattr(native, "rope_parameters", None)) or not of_full(rope):
+            wrong = "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
+            reasons.append(wrong)
+        if native.model_type in _OTHERWISE:
+            reasons.append(_OTHERWISE[native.model_type])
+        elif not kind._can_set_attn_implementation():
+            reasons.append("its class computes attention by code that takes no other")
+        if others := sorted(set(getattr(native, "layer_types", None) or ()) - set(_LAYERS)):
+            reasons.append(
+                f"it has layers of other kinds ({', '.join(others)}), which see neither documents nor padding"
+            )
+        elif kind._is_stateful:
+            reasons.append("its layers keep a state, which sees neither documents nor padding")
+        if getattr(native, "use_bidirectional_attention", None) in (True, "all"):
+            reasons.append("its tokens see later ones (use_bidirectional_attention)")
+        if getattr(native, "attention_dropout", None):
+            name = native.attribute_map.get("attention_dropout", "attention_dropout")
+            wrong = f"{name} is {native.attention_dropout}, which no backend computes"
+            reasons.append(f"{wrong}: set it to 0 in config.json")
+        if getattr(native, "output_router_logits", False):
+            reasons.append("output_router_logits adds a loss that is not computed here: set it to false in config.json")
+        if getattr(native, "quantization_config", None) is not None:
+            before = "give the model as it was before"
+            reasons.append(f"its weights are quantised: {before} (load_in_4bit: true trains adapters on that)")
     if not reasons:
         return []
     name = native.name_or_path or native.model_type
     remedy = "give a decoder of transformers with rotary positions, all of whose layers are attention"
     return [Problem("model", name, f"{native.model_type}: {'; '.join(reasons)}", remedy)]
-
-
-def _reasons(native: PreTrainedConfig) -> Iterator[str]:
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(native), None)
-    if kind is None:
-        yield "transformers has no language model of this type"
-        return
-    if native.sub_configs:
-        yield f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone"
-    elif not (rope := getattr(native, "rope_parameters", None)) or not of_full(rope):
-        yield "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
-    if native.model_type in _OTHERWISE:
-        yield _OTHERWISE[native.model_type]
-    elif not kind._can_set_attn_implementation():
-        yield "its class computes attention by code that takes no other"
-    if others := sorted(set(getattr(native, "layer_types", None) or ()) - set(_LAYERS)):
-        yield f"it has layers of other kinds ({', '.join(others)}), which see neither documents nor padding"
-    elif kind._is_stateful:
-        yield "its layers keep a state, which sees neither documents nor padding"
-    if getattr(native, "use_bidirectional_attention", None) in (True, "all"):
-        yield "its tokens see later ones (use_bidirectional_attention)"
-    if getattr(native, "attention_dropout", None):
-        name = native.attribute_map.get("attention_dropout", "attention_dropout")
-        yield f"{name} is {native.attention_dropout}, which no backend computes: set it to 0 in config.json"
-    if getattr(native, "output_router_logits", False):
-        yield "output_router_logits adds a loss that is not computed here: set it to false in config.json"
-    if getattr(native, "quantization_config", None) is not None:
-        yield "its weights are quantised: give the model as it was before (load_in_4bit: true trains adapters on that)"
 
 
 def recomputes(native: PreTrainedConfig) -> bool:
@@ -119,7 +121,7 @@ def configure(
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:
             problems.append(Problem(field, value, f"a {native.model_type} has none", "leave it out"))
-    problems += names.check_backend(attention_backend)
+    problems += attention.check_backend(attention_backend)
     raise_if_any(problems)
     config = copy.deepcopy(native)
     config._attn_implementation = ATTENTION if attention_backend == "auto" else f"{ATTENTION}_{attention_backend}"
@@ -135,9 +137,19 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
     rotated and the RoPE of layers with a window stay."""
     own, rope_parameters = native.rope_parameters, of_full(rope_parameters)
     before, kind = of_full(own), rope_parameters["rope_type"]
+    # the same angles in the forms that transformers may accept
+    forms: list[dict[str, Any] | None] = [dict(rope_parameters)]
+    if not (kind == "dynamic" or kind in KEPT or isinstance(native, ScaledGPTJConfig)):
+        base = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
+        forms = [
+            scaling.as_llama(rope_parameters, base.head_size),
+            scaling.as_longrope(rope_parameters, base.head_size, base.native_length),
+        ]
     reason = ""
-    for expressed in _expressed(native, rope_parameters):
-        changed = expressed | {key: before[key] for key in _KEPT_KEYS if key in before}
+    for form in forms:
+        if form is None:
+            continue
+        changed = form | {key: before[key] for key in _KEPT_KEYS if key in before}
         if SCORE_SCALE in changed:  # transformers computes the factor of this scaling from it
             changed.pop("attention_factor", None)
         if changed == dict(before):
@@ -161,16 +173,3 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
         return dict(config.rope_parameters)
     wrong = f"transformers' {native.model_type} does not compute it{reason}"
     raise UserError(Problem("rope_parameters.rope_type", kind, wrong, "choose linear, ntk or yarn"))
-
-
-def _expressed(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the same angles in the forms that transformers may accept."""
-    kind = rope_parameters["rope_type"]
-    if kind == "dynamic" or kind in KEPT or isinstance(native, ScaledGPTJConfig):
-        yield dict(rope_parameters)
-        return
-    own = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
-    plain = scaling.as_llama(rope_parameters, own.head_size)
-    if plain is not None:
-        yield plain
-    yield scaling.as_longrope(rope_parameters, own.head_size, own.native_length)

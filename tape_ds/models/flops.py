@@ -8,14 +8,18 @@ unit sees (norms, rotations, activations, the softmax) is not counted. Two conve
 - full: the whole T x S matrix, as profilers count a forward with a mask, and as the TAPE paper's Table 3 counts.
 """
 
-from typing import TypeAlias
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 
 from tape_ds.encodings import registry
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
-from tape_ds.models import decoder_shape
+from tape_ds.models import decoder
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
 
@@ -23,6 +27,97 @@ Config: TypeAlias = TapeConfig | PreTrainedConfig
 
 MEBI = 2**20
 """The "M" in which the TAPE paper (and much of this field) counts parameters."""
+_ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+"""Names in configurations for the experts per token."""
+_EXPERTS = re.compile("Experts$")
+"""End of the names of classes that hold the matrices of all experts of a layer."""
+_ATTENTION = re.compile("(Attention|MLA)$")
+"""Ends of the names of classes of attention."""
+
+
+class Weights(NamedTuple):
+    kind: Literal["linear", "head", "embedding", "norm"]
+    """``norm``: all that is none of the others, such as biases."""
+    name: str
+    shape: tuple[int, int]
+    """Columns and rows of a matrix; (1, numbers) of anything else."""
+    times: int
+
+    @property
+    def numbers(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+
+class DecoderShape(NamedTuple):
+    """Sizes of a decoder of transformers, and the work of a token."""
+
+    weights: tuple[Weights, ...]
+    active: float
+    """Multiplications of a token with the matrices of blocks and the head, only the chosen experts counted."""
+    inner: int
+    """Columns inside the feed-forward that a token goes through."""
+    head_size: int
+    """Columns of a head of queries."""
+    windows: tuple[int | None, ...]
+    """Tokens that each layer sees; None: all."""
+    linear_maps: Mapping[str, bool]
+    """Names of the linear maps of blocks, routers left out -> whether attention has them."""
+    has_router: bool
+
+
+_SHAPES: dict[str, DecoderShape] = {}
+
+
+def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
+    """Return the sizes of a configuration that :func:`tape_ds.models.decoder_configuration.check` accepts, counted on a
+    model without storage."""
+    key = f"{config.model_type} {config.to_json_string(use_diff=False)}"
+    if key in _SHAPES:  # plan, memory and FLOPs ask again and again
+        return _SHAPES[key]
+    model = decoder.on_meta(config)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    routers = tuple(decoder.routers(model))
+    experts_per_token = next((getattr(config, name) for name in _ACTIVE if getattr(config, name, None)), 1)
+    counted: Counter[tuple[Any, str, tuple[int, int]]] = Counter()
+    linear_maps: dict[str, bool] = {}
+    active, has_experts = float(head.weight.numel()), False
+    for path, module in model.named_modules():
+        above, _, name = path.rpartition(".")
+        if isinstance(module, nn.Linear) and module is not head and not (routers and path.startswith(routers)):
+            in_attention = bool(_ATTENTION.search(type(model.get_submodule(above)).__name__))
+            linear_maps[name] = linear_maps.get(name, False) or in_attention
+        for kind, parameter in module.named_parameters(recurse=False):
+            if module is head and parameter is embedding.weight:  # tied: counted there
+                continue
+            if parameter.ndim == 3 and _EXPERTS.search(type(module).__name__):
+                experts, rows, columns = parameter.shape
+                counted["linear", f"{name}.{kind}", (columns, experts * rows)] += 1
+                active += min(experts_per_token, experts) * rows * columns
+                has_experts = True
+            elif parameter.ndim == 2 and module not in (head, embedding):
+                rows, columns = parameter.shape
+                counted["linear", name, (columns, rows)] += 1
+                active += rows * columns
+            else:
+                named = "embedding" if module is embedding else "head" if module is head else "norm"
+                counted[named, kind, (1, parameter.numel())] += 1
+
+    inner = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", config.hidden_size)
+    inner = (max(inner) if isinstance(inner, list) else inner) * (experts_per_token if has_experts else 1)
+    fields = config.to_dict()  # the attribute may be refused: Gemma 4's differs between layers
+    head_size = fields.get("qk_head_dim") or fields.get("head_dim") or config.hidden_size // config.num_attention_heads
+    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    layers = layers or ["sliding_attention"] * config.num_hidden_layers
+    _SHAPES[key] = DecoderShape(
+        weights=tuple(Weights(*key, count) for key, count in counted.items()),
+        active=active,
+        inner=inner,
+        head_size=head_size,
+        windows=tuple(window if layer == "sliding_attention" and window else None for layer in layers),
+        linear_maps=linear_maps,
+        has_router=bool(routers),
+    )
+    return _SHAPES[key]
 
 
 def position_parameters(config: TapeConfig) -> int:
@@ -50,7 +145,10 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     :func:`tape_ds.attention.shifted_groups.attention_span`.
     """
     if not isinstance(config, TapeConfig):
-        return decoder_shape.multiply_adds(config, length, causal)
+        shape = decoder_shape(config)
+        columns = config.num_attention_heads * shape.head_size
+        seen = sum(min(length / 2 if causal else length, window or length) for window in shape.windows)
+        return length * (shape.active + 2 * columns * seen)
     query = config.num_attention_heads * config.head_dim
     key = config.num_key_value_heads * config.head_dim
     span = float(length) if attention_span is None else attention_span
@@ -63,17 +161,13 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     return length * (layers + position + config.hidden_size * config.vocab_size)
 
 
-def forward_flops_per_token(config: Config, length: int, *, attention_span: float | None = None) -> float:
-    """FLOPs of one forward per token, averaged over a causal document of ``length`` tokens."""
-    return 2.0 * multiply_adds(config, length, attention_span=attention_span) / length
-
-
 def training_flops_per_token(
     config: Config, length: int, trained_share: float, *, attention_span: float | None = None
 ) -> float:
-    """FLOPs of forward and backward, per token, without recomputation.
+    """FLOPs of forward and backward per token, without recomputation, averaged over a causal document of ``length``.
 
     The backward needs as much as the forward for the gradients of activations, and again as much for those of weights,
     of which only ``trained_share`` (0 to 1, by parameter count) is computed.
     """
-    return forward_flops_per_token(config, length, attention_span=attention_span) * (2.0 + trained_share)
+    forward = 2.0 * multiply_adds(config, length, attention_span=attention_span) / length
+    return forward * (2.0 + trained_share)

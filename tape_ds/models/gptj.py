@@ -1,7 +1,7 @@
-"""GPT-J with any RoPE scaling: transformers' model and parameters, with exact angles in the place of its tables.
+"""GPT-J with any RoPE scaling: transformers' model and parameters, but exact angles instead of its tables.
 
-transformers has angles in a table as long as the native context, of fp32 products, and before 5.24 attention that takes
-no other. Here angles are fp64 and rounded once, and positions are any.
+transformers stores angles, fp32 products, in a table as long as the native context, and before 5.24 its attention
+takes no others. Here angles are fp64 and rounded once, at any positions.
 
 Shape letters: B batch, T tokens of this call, H heads, K head size, R rotated columns of a head, D hidden size.
 """
@@ -10,15 +10,67 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
+from transformers import GPTJConfig, PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gptj.modeling_gptj import GPTJMLP, GPTJBlock, GPTJForCausalLM, GPTJModel, GPTJPreTrainedModel
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from tape_ds.encodings import scaling
+from tape_ds.errors import Problem, raise_if_any
 from tape_ds.kernels.rotate import rotate
-from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+
+# fields of older folders: the one encoding, and an attention backend, which is chosen when a model is loaded
+_OLD_FIELDS = ("position_encoding", "position_options", "attention_backend")
+
+
+@strict
+class ScaledGPTJConfig(GPTJConfig):
+    """Everything of ``GPTJConfig``, and:
+
+    Attributes:
+        rope_parameters: see :mod:`tape_ds.encodings.scaling`; None: GPT-J's own.
+
+    Raises:
+        UserError: (a ValueError) naming every impossible value.
+    """
+
+    model_type = "tape_gptj"
+    attribute_map = {**GPTJConfig.attribute_map, "attention_dropout": "attn_pdrop"}
+
+    rope_parameters: dict | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**{name: value for name, value in kwargs.items() if name not in _OLD_FIELDS})
+        self.validate_rope()
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.n_inner if self.n_inner is not None else 4 * self.n_embd
+
+    def validate_rope(self) -> None:
+        """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``."""
+        problems = scaling.check(self.rope_parameters or {})
+        if scaling.is_dynamic(self.rope_parameters or {}):
+            remedy = "choose linear, ntk, yarn or yarn_revised"
+            problems.append(Problem("rope_parameters.rope_type", "dynamic", "not computed for GPT-J", remedy))
+        columns, left = divmod(self.n_embd, self.n_head)
+        if left:
+            problems.append(Problem("n_head", self.n_head, f"does not divide n_embd = {self.n_embd}", "give a divisor"))
+        elif self.rotary_dim % 2 or not 0 < self.rotary_dim <= columns:
+            wrong = f"not an even number from 2 to the {columns} columns of a head"
+            problems.append(Problem("rotary_dim", self.rotary_dim, wrong, "give the columns that are rotated"))
+        raise_if_any(problems)
+
+
+def with_rope(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a GPT-J's configuration with the RoPE parameters that it has; any other as it is."""
+    if type(config) is not GPTJConfig:
+        return config
+    fields = {name: value for name, value in config.to_dict().items() if name != "model_type"}
+    return ScaledGPTJConfig(**fields, name_or_path=config.name_or_path)
 
 
 class RotaryAngles(nn.Module):

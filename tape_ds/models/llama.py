@@ -158,9 +158,9 @@ class TapeAttention(nn.Module):
             k_BGSK, values[0] = cached_positions.extend(cache, k_BGSK, values[0], self.layer_idx)
             k_BGSK = k_BGSK[..., :key_width]
             carried_BGSC = None if carried_BGTC is None else values[0][..., width:]
-        score_bias = position.score_bias(
-            inputs.query_positions, carried_BGTC, inputs.key_positions, carried_BGSC, inputs.heads
-        )
+        pairs: Any = (inputs.query_positions, inputs.key_positions), (carried_BGTC, carried_BGSC)
+        positions, carried = (None if pair[0] is None else pair for pair in pairs)
+        score_bias = position.score_bias(positions, carried, inputs.heads)
 
         arguments: dict[str, Any] = {"layout": inputs.layout, "scale": width**-0.5}  # added columns do not count
         backend, weights = resolve_backend(self.config), None

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading.strict import fill
+from tape_ds.models.loading.weight_files import fill
 
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 

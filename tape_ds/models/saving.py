@@ -1,10 +1,13 @@
-"""Model folders whose generation settings are those that were read."""
+"""Save model folders whose generation settings are those that were read, with or without a progress bar."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
 
 
 class _Unchecked(GenerationConfig):
@@ -23,3 +26,15 @@ def save(model: PreTrainedModel, folder: str | Path, **arguments: Any) -> None:
         model.save_pretrained(folder, **arguments)
     finally:
         model.generation_config = own
+
+
+@contextlib.contextmanager
+def without_bar() -> Iterator[None]:
+    """Hide transformers' progress bars in this block."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -33,7 +33,8 @@ class SavedTensor:
 def inside(job: Job) -> list[SavedTensor]:
     """Return the tensors that one block keeps without checkpointing, except its input and its position state."""
     model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
-    query, key, inner = model.query / ways * element, key_columns(job) * element, model.inner / ways * element
+    query, inner = model.query / ways * element, model.inner / ways * element
+    key = max(model.groups / ways, 1) * model.head_size * element  # with fewer key/value heads than ranks, each has one
     hidden, wide, sums = model.hidden * element, model.carried / model.head_size, model.heads / ways * 4
     tiled, positions = job.layout.mlp_tiles > 1, bool(model.state)
     exchanged = max(ways, job.layout.sequence) > 1
@@ -72,11 +73,6 @@ def inside(job: Job) -> list[SavedTensor]:
     if wide and job.gpu is not None and not job.wide_attention:  # one call for each half, whose outputs stay apart
         found.append(SavedTensor("sums of the second half", sums, selected=True, carried=True))
     return [each for each in found if each.bytes]
-
-
-def key_columns(job: Job) -> float:
-    """Return columns of the keys on a rank; with fewer key/value heads than ranks, each has one."""
-    return max(job.model.groups / job.layout.tensor, 1) * job.model.head_size
 
 
 def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
@@ -124,11 +120,12 @@ class Activations:
     head_weight: float
     """The gradient of a trained head, which the loss computes in the forward."""
     logits: float
-    """Of one chunk of the loss, for a moment."""
+    """One chunk of the loss, for a moment."""
 
 
-def of(job: Job) -> Activations:
-    layout, model, tokens = job.layout, job.model, job.tokens
+def count(job: Job) -> Activations:
+    layout, model, tokens, element = job.layout, job.model, job.tokens, job.element
+    ways, vocabulary = layout.tensor, job.model.vocabulary / job.layout.tensor
     policy, recomputes = layout.checkpoint_layers, layout.recomputes
     parts = inside(job)
     plain = [each for each in parts if not each.placed and not each.carried]  # of a block without positions
@@ -141,43 +138,32 @@ def of(job: Job) -> Activations:
     last = sum(each.bytes for each in parts if each.carried)
     bare = model.layers - model.placed
     of_blocks = model.placed * size(parts, kept=True) + bare * size(plain, kept=True)
-    hidden = model.hidden / layout.tensor * job.element
+    hidden = model.hidden / ways * element
     state = state_bytes(job)
     checkpointed = model.layers * recomputes
     moved = max(0, checkpointed - 1) * layout.offload_checkpoints
     # the loss computes its gradients in the forward; under tensor parallelism it reads the tokens of all, gathered
-    read = model.hidden * job.element * (1 + (layout.tensor > 1)) + sum(each.bytes for each in _norm(job, "final"))
+    read = model.hidden * element * (1 + (ways > 1)) + sum(each.bytes for each in _norm(job, "final"))
+
+    # gradients of hidden and state, and of the feed-forward's inner columns, minus the tensor that was needed first; in
+    # tiles, of one tile only, and its inside
+    frees = _reads(job, "down_proj")
+    columns = 3 - frees + (4 - job.fused - (not frees)) * (layout.mlp_tiles > 1)
+    working = (model.hidden + (model.state + columns * model.inner / layout.mlp_tiles) / ways) * element
+
+    # one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a trained
+    # head's gradient. Where ranks share the vocabulary, fp32 logits, and those minus the largest of all.
+    chunk = min(tokens, chunk_tokens(-(-model.vocabulary // ways)))
+    logits = chunk * (vocabulary * (4 + (4 if ways > 1 else element)) + 2 * model.hidden * element)
+    logits += job.trains_head * vocabulary * model.hidden * 4
     return Activations(
         checkpoints=tokens * hidden * (checkpointed - moved),
         states=tokens * state * max(0, model.placed - 1 - moved),
         offloaded=tokens * (hidden + state) * moved,
         inside=tokens * (of_blocks - last * (not recomputes)),
         recomputed=tokens * (size(parts) - size(parts, kept=True) - last * (model.placed == 1)) * recomputes,
-        working=tokens * _working(job),
+        working=tokens * working,
         head=tokens * read,
-        head_weight=job.trains_head * model.vocabulary / layout.tensor * model.hidden * job.element,
-        logits=_logits(job),
+        head_weight=job.trains_head * vocabulary * model.hidden * element,
+        logits=logits,
     )
-
-
-def _working(job: Job) -> float:
-    """Return the most bytes per token besides kept tensors: gradients of hidden and state, and of the feed-forward's
-    inner columns, minus the tensor that was needed first; in tiles, of one tile only, and its inside."""
-    model, tiles = job.model, job.layout.mlp_tiles
-    frees = _reads(job, "down_proj")
-    inner = 3 - frees
-    if tiles > 1:
-        inner += 4 - job.fused - (not frees)
-    columns = model.hidden + (model.state + inner * model.inner / tiles) / job.layout.tensor
-    return columns * job.element
-
-
-def _logits(job: Job) -> float:
-    """Return bytes of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32
-    sum of a trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those minus the largest of
-    all."""
-    vocabulary = job.model.vocabulary / job.layout.tensor
-    chunk = min(job.tokens, chunk_tokens(-(-job.model.vocabulary // job.layout.tensor)))
-    second = 4 if job.layout.tensor > 1 else job.element
-    total = chunk * (vocabulary * (4 + second) + 2 * job.model.hidden * job.element)
-    return total + job.trains_head * vocabulary * job.model.hidden * 4

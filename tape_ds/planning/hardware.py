@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 LINK_SHARE = 0.8
-"""Of a link's one-way bandwidth that a large collective reaches (NCCL's bus bandwidth is 0.75 to 0.85 of NVLink's)."""
+"""Share of a link's one-way bandwidth that a large collective reaches (NCCL's on NVLink: 0.75 to 0.85)."""
 MEMORY_SHARE = 0.8
-"""Of the memory bandwidth that operators reach which read and write once."""
+"""Share of the memory bandwidth that operators reach that read and write once."""
 HOST_BANDWIDTH = 25e9
 """Bytes/s of the host's memory for each GPU, where the optimizer runs there."""
 NVME_BANDWIDTH = 1.6e9
@@ -56,12 +56,12 @@ class Rates:
     """Shares of an architecture's 16-bit peak that training reaches."""
 
     linear: float
-    """By matrix products: fitted, after subtracting attention and memory-bound operators, to llm-foundry's MPT-7B at
+    """Matrix products: fitted, after subtracting attention and memory-bound operators, to llm-foundry's MPT-7B at
     4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see ``tests/planning/published.py``."""
     attention: float
-    """By causal attention over long sequences, 128 columns a head."""
+    """Causal attention over long sequences, 128 columns a head."""
     packed: float
-    """By torch's call for packed sequences, which has FlashAttention-2's kernel alone."""
+    """torch's call for packed sequences, which only has FlashAttention-2's kernel."""
 
 
 # FlashAttention-2's own benchmark at 8,192 tokens, forward and backward (github.com/Dao-AILab/flash-attention, assets):
@@ -86,7 +86,7 @@ class Gpu:
     peak: float
     """Dense 16-bit FLOP/s, of :data:`PEAKS`."""
     bandwidth: float
-    """Of the GPU's memory."""
+    """To the GPU's memory."""
     link: float
     """To the others of its node: NVLink, or PCIe where there is none."""
     network: float
@@ -117,19 +117,7 @@ GPUS = {
         Gpu("h200", r"\bH200$", 150.1e9, PEAKS[r"\bG?H200\b"], 4.8e12, 450e9, 50e9, _HOPPER, 50e9, 256e9),
         # "NVIDIA GH200 Grace Hopper Superchip" data sheet, 96 GB of HBM3 and 480 GB of LPDDR5X, each a separate node;
         # NVLink-C2C: 900 GB/s both ways together
-        Gpu(
-            "gh200",
-            r"\bGH200 480GB",
-            101.5e9,
-            PEAKS[r"\bG?H200\b"],
-            4.0e12,
-            450e9,
-            50e9,
-            _HOPPER,
-            450e9,
-            480e9,
-            per_node=1,
-        ),
+        Gpu("gh200", r"\bGH200 480GB", 101.5e9, PEAKS[r"\bG?H200\b"], 4e12, 450e9, 50e9, _HOPPER, 450e9, 480e9, 1),
         # "NVIDIA DGX B200" data sheet: 1,440 GB and 64 TB/s for 8; "NVIDIA HGX" page: 36 PFLOP/s for 8, with sparsity
         Gpu("b200", r"\bB200\b", 191.5e9, PEAKS[r"\bB200\b"], 8.0e12, 900e9, 50e9, _BLACKWELL, 50e9, 256e9),
     )

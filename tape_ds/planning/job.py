@@ -3,9 +3,9 @@
 import functools
 from dataclasses import dataclass
 
+from tape_ds.distributed.layout import Layout
 from tape_ds.planning import shape
 from tape_ds.planning.hardware import Gpu
-from tape_ds.planning.layout import PlannedLayout
 from tape_ds.planning.shape import Sizes, Tensors, TrainedShape
 
 
@@ -19,11 +19,11 @@ class Job:
     """Tokens of a sequence."""
     global_batch: int
     """Sequences of an optimizer step."""
-    layout: PlannedLayout
+    layout: Layout
     gpu: Gpu | None = None
     """None: a CPU, whose time is not predicted."""
     steps: int = 0
-    """Of the run; 0: not said."""
+    """Optimizer steps of the run; 0: unknown."""
     element: int = 2
     """Bytes of a number that the model computes with."""
     state_element: int | None = None
@@ -38,7 +38,7 @@ class Job:
     attention_span: float | None = None
     """Tokens that attention is computed over, where it is cut into groups."""
     documents: float | None = None
-    """Of a sequence, of equal length, each attending to itself alone, in torch's call for packed sequences
+    """Documents of a sequence, of equal length, each attending to itself alone, in torch's call for packed sequences
     (``torch.nn.attention.varlen``). None: sequences have no borders."""
     quantised: bool = False
     """The frozen linear layers of blocks are held in 4 bits."""
@@ -53,7 +53,7 @@ class Job:
     @functools.cached_property
     def own(self) -> tuple[Tensors, ...]:
         """A rank's parameters, before ZeRO shards them."""
-        return shape.of_one_rank(self.tensors, self.layout.tensor)
+        return shape.tensors(self.model, self.trained, self.layout.tensor)
 
     @property
     def parameters(self) -> int:
@@ -81,12 +81,7 @@ class Job:
     @property
     def accumulation(self) -> int:
         """Forwards and backwards of an optimizer step."""
-        return max(1, -(-self.global_batch // (self.layout.micro_batch * self.layout.replicas)))
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of an optimizer step, all ranks together."""
-        return self.global_batch * self.length
+        return max(1, -(-self.global_batch // (self.layout.micro_batch * self.layout.data)))
 
     @property
     def trains_head(self) -> bool:
@@ -104,7 +99,7 @@ def possible(job: Job) -> bool:
     allow (:mod:`tape_ds.config.scale` explains the refusals)."""
     layout, model = job.layout, job.model
     tensor, sequence = layout.tensor, layout.sequence
-    if layout.gpus % (tensor * sequence) or job.global_batch % (layout.micro_batch * layout.replicas):
+    if job.global_batch % (layout.micro_batch * layout.data):
         return False
     if any(model.heads % size or (model.groups % size and size % model.groups) for size in (tensor, sequence)):
         return False
@@ -113,4 +108,4 @@ def possible(job: Job) -> bool:
     if job.distilled and layout.zero == 3:
         return False
     whole = job.quantised or model.summed_bias
-    return tensor == 1 or (sequence == 1 and layout.zero in (1, 2) and not whole)
+    return tensor == 1 or (layout.zero in (1, 2) and not whole)

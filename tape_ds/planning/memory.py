@@ -8,21 +8,20 @@ fp32 gradients of the stepped weights.
 
 import functools
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
 
 from tape_ds.planning import activations, shape
 from tape_ds.planning.job import Job
 from tape_ds.planning.shape import TrainedShape, total
 
 CUDA_BYTES = 1.5e9
-"""Of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
+"""Memory of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
 FRAGMENTATION = 0.05
 """Share of temporary memory that is lost between blocks (with ``expandable_segments``; without, up to twice that)."""
 OPTIMIZER_BYTES = 8
 """AdamW's two moments, fp32."""
 MASTER_BYTES = 4
 FOUR_BIT_BYTES = 4.127 / 8
-"""Of a number in double-quantised NormalFloat (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, Section 3)."""
+"""Bytes of a number in double-quantised NormalFloat (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, Section 3)."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,11 @@ class MemoryPlan:
     """CUDA's own, and fragments."""
 
     def parts(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in PARTS}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "moment"}
 
     @functools.cached_property
     def total(self) -> float:
         return sum(self.parts().values())
-
-
-PARTS = tuple(each.name for each in fields(MemoryPlan) if each.name != "moment")
-"""Names of the parts."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +73,28 @@ class Estimate:
 
 def estimate(job: Job, *, reserve: bool = True) -> Estimate:
     """Predict the memory of a job; without ``reserve``, the bytes of tensors alone."""
-    found, gradients = activations.of(job), _gradients(job)
+    layout, element = job.layout, job.element
+    trained = total(job.own, trained=True)
+    found = activations.count(job)
     states, away = _states(job)
+
+    # 16-bit gradients, and fp32 copies of what the optimizer steps on
+    sharded = trained / layout.shards()
+    fp32 = trained / layout.shards(1) * 4 if job.masters and element < 4 else 0.0
+    if layout.zero == 3:
+        boundary = accumulated = sharded * element
+        step = boundary + min(sharded, layout.engine.sub_group) * (4 + element)
+    else:
+        boundary = sharded * element if layout.zero == 2 else trained * (element if layout.zero is not None else 4)
+        accumulated = boundary * (job.accumulation > 1)
+        # the 16-bit gradients of a rank's part and its fp32 ones, which ZeRO-2 puts in their place
+        copies = {1: sharded * element + fp32, 2: max(fp32, sharded * element)}
+        step = boundary + copies.get(layout.zero or 0, fp32)
+    if layout.offload_optimizer != "none":
+        step = boundary
+
     forward = states | {"checkpoints": found.checkpoints, "position_states": found.states}
-    forward["gradients"] = gradients.accumulated + found.head_weight
+    forward["gradients"] = accumulated + found.head_weight
     freed = states | {"gathered": 0.0}
     kept = found.recomputed + found.working
     moments: tuple[MemoryPlan, ...] = (
@@ -89,11 +102,11 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
         MemoryPlan("backward", **forward, activations=found.inside + kept),
         MemoryPlan(
             "end of the backward",
-            **(states if job.layout.zero == 3 else freed),
+            **(states if layout.zero == 3 else freed),
             activations=kept + (0 if found.recomputed else found.inside / job.model.layers),
-            gradients=gradients.boundary,
+            gradients=boundary,
         ),
-        MemoryPlan("optimizer step", **freed, gradients=gradients.step),
+        MemoryPlan("optimizer step", **freed, gradients=step),
     )
     if not job.trained.anything:
         moments = (MemoryPlan("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
@@ -102,14 +115,18 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
             replace(each, reserve=CUDA_BYTES + FRAGMENTATION * (each.total - each.weights - each.optimizer))
             for each in moments
         )
-    return Estimate(moments, away["cpu"] + found.offloaded, away["nvme"], checkpoint_bytes(job))
+
+    # trained weights as the model computes with them (twice: for the engine, and to be loaded by themselves)
+    weights = 2 * element if layout.zero is not None else 4
+    checkpoint = job.trained_parameters * (weights + OPTIMIZER_BYTES + MASTER_BYTES * job.masters)
+    return Estimate(moments, away["cpu"] + found.offloaded, away["nvme"], checkpoint)
 
 
 def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     """Return bytes that are allocated during the whole step, by part; and offloaded bytes, by place."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     weight_element = element if layout.zero is not None else 4
-    shared = total(job.own, trained=True) / layout.shared(1)
+    shared = total(job.own, trained=True) / layout.shards(1)
     everything = total(job.own)
     weights, gathered, buckets = float(everything * weight_element), 0.0, 0.0
     if job.quantised:  # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
@@ -121,7 +138,7 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
         small = sum(each.total for each in job.own if each.size < engine.persistence)
         live = min(everything - small, engine.max_live)
         second = everything * element / engine.secondary if engine.secondary > 1 else 0.0
-        weights = everything * element / layout.shards + second + small * element
+        weights = everything * element / layout.shards() + second + small * element
         gathered = (live + min(engine.prefetch_bucket, everything - small - live)) * element
         buckets = engine.reduce_bucket * element
     elif layout.zero:
@@ -138,36 +155,3 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
         away[layout.offload_weights] += weights
         weights = 0.0
     return {"weights": weights, "gathered": gathered, "optimizer": optimizer, "buckets": buckets}, away
-
-
-class _Gradients(NamedTuple):
-    """Bytes of gradients."""
-
-    accumulated: float  # before a micro-step's backward
-    boundary: float  # after the last
-    step: float  # while the optimizer steps, its fp32 copies included
-
-
-def _gradients(job: Job) -> _Gradients:
-    layout, element = job.layout, job.element
-    trained = total(job.own, trained=True)
-    own = trained / layout.shards
-    fp32 = trained / layout.shared(1) * 4 if job.masters and element < 4 else 0.0
-    if layout.zero == 3:
-        boundary = accumulated = own * element
-        step = boundary + min(own, layout.engine.sub_group) * (4 + element)
-    else:
-        boundary = own * element if layout.zero == 2 else trained * (element if layout.zero is not None else 4)
-        accumulated = boundary * (job.accumulation > 1)
-        # the 16-bit gradients of a rank's part and its fp32 ones, which ZeRO-2 puts in their place
-        copies = {1: own * element + fp32, 2: max(fp32, own * element)}
-        step = boundary + copies.get(layout.zero or 0, fp32)
-    return _Gradients(accumulated, boundary, boundary if layout.offload_optimizer != "none" else step)
-
-
-def checkpoint_bytes(job: Job) -> float:
-    """Return bytes of a checkpoint: trained weights, as the model computes with them (twice: for the engine, and to be
-    loaded by themselves), and the optimizer's 12 bytes each."""
-    has_engine = job.layout.zero is not None
-    weights = 2 * job.element if has_engine else 4
-    return job.trained_parameters * (weights + OPTIMIZER_BYTES + MASTER_BYTES * job.masters)

@@ -34,11 +34,6 @@ class Plan:
         gpu, found = self.job.gpu, self.memory
         return gpu is None or (found.peak.total <= gpu.memory and found.host <= gpu.host_memory)
 
-    @property
-    def hours(self) -> float:
-        """Hours of the run; 0 where its steps are not known."""
-        return self.step.all * self.job.steps / 3600
-
     def largest_parts(self, least: float) -> str:
         """Return the parts of memory at the peak that make up ``least`` of it or more, in GiB, the largest first."""
         peak = self.memory.peak

@@ -21,12 +21,12 @@ from tape_ds.attention.shifted_groups import attention_span
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
+from tape_ds.distributed.layout import Engine
 from tape_ds.errors import raise_if_any
 from tape_ds.models.loading.families import TAPE
 from tape_ds.planning import hardware, search, shape
 from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, PlannedLayout
 from tape_ds.planning.prediction import GIB, Plan
 from tape_ds.planning.shape import Config, TrainedShape
 
@@ -34,59 +34,23 @@ from tape_ds.planning.shape import Config, TrainedShape
 def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     """Return the question that a checked recipe asks the planner; ``gpu`` None: a CPU."""
     own = recipe if isinstance(recipe, ExtensionRecipe) else None
+    method = None if own is None else own.method
     sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
-    # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
-    there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
-    liger = recipe.model.liger
-    # Sequences that mark where documents or padding begin have the attention of packed sequences. How many documents a
-    # sequence has is known once the data are read: one is the most work.
-    data = None if own is None else own.data
-    has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
-    span = None
-    if own is not None and own.method.chosen.grouped:
-        span = attention_span(own.window, own.method.group_tokens, config.num_attention_heads)
-    return Job(
-        model=shape.sizes(config),
-        trained=trained_of(recipe),
-        length=recipe.window,
-        global_batch=recipe.global_batch_size,
-        layout=_layout(recipe, config, world),
-        gpu=gpu,
-        steps=max(0, int(recipe.trainer_value("max_steps"))),
-        element=2 if sixteen else 4,
-        state_element={None: None, "float32": 4}.get(getattr(recipe.model, "state_dtype", None), 2),
-        fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
-        # without an engine a 16-bit run is under autocast, where the model's norm takes torch's operators
-        fused_norms=gpu is not None and config.model_type == TAPE and (recipe.deepspeed is not None or not sixteen),
-        wide_attention=recipe.model.attention_backend == "triton",
-        attention_span=span,
-        documents=1 if has_borders else None,
-        quantised=own is not None and own.method.load_in_4bit,
-        distilled=own is not None and own.method.distill,
-    )
 
-
-def trained_of(recipe: Recipe) -> TrainedShape:
-    if not isinstance(recipe, ExtensionRecipe) or recipe.method.chosen.trains == "everything":
-        return TrainedShape.everything()
-    if not recipe.trains:
-        return TrainedShape()
-    method, has_adapters = recipe.method, recipe.method.chosen.trains == "adapters"
-    return TrainedShape(
-        norms=method.train_norms,
-        embeddings=method.train_embeddings,
-        positions=method.train_position,
-        adapters=tuple((name, method.lora_r) for name in method.lora_targets) if has_adapters else (),
-    )
-
-
-def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
-    settings = recipe.deepspeed
-
-    def of_zero(name: str) -> Any:
-        return deepspeed_config.lookup(settings or {}, f"zero_optimization.{name}")
+    trained = TrainedShape.everything()
+    if method is not None and method.chosen.trains == "nothing":
+        trained = TrainedShape()
+    elif method is not None and method.chosen.trains != "everything":
+        adapted = method.lora_targets if method.chosen.trains == "adapters" else []
+        trained = TrainedShape(
+            norms=method.train_norms,
+            embeddings=method.train_embeddings,
+            positions=method.train_position,
+            adapters=tuple((name, method.lora_r) for name in adapted),
+        )
 
     # what the JSON leaves at "auto" is filled in by transformers, what it does not mention by DeepSpeed
+    zero = deepspeed_config.lookup(recipe.deepspeed or {}, "zero_optimization") or {}
     filled_in, left_out = Engine.zero_3(config.hidden_size), Engine(reduce_bucket=500_000_000)
     sizes = {}
     for field, name in {
@@ -97,22 +61,40 @@ def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
         "sub_group": "sub_group_size",
         "secondary": "zero_hpz_partition_size",
     }.items():
-        value = of_zero(name)
+        value = zero.get(name)
         default = getattr(left_out if value is None else filled_in, field)
         sizes[field] = default if value in (None, "auto") else int(value)
-    overlap = of_zero("overlap_comm")
-    return PlannedLayout(
-        gpus=world,
-        zero=None if settings is None else deepspeed_config.stage(settings),
-        tensor=recipe.scale.tensor_parallel_size,
-        sequence=recipe.scale.sequence_parallel_size,
-        micro_batch=int(recipe.trainer_value("per_device_train_batch_size")),
-        checkpoint_layers=recipe.memory.checkpoint_layers if recipe.trainer_value("activation_checkpointing") else None,
-        offload_checkpoints=recipe.memory.checkpoint_offload,
-        offload_optimizer=of_zero("offload_optimizer.device") or "none",
-        offload_weights=of_zero("offload_param.device") or "none",
-        mlp_tiles=recipe.memory.mlp_tiles,
-        engine=Engine(**sizes, overlap=of_zero("stage") == 3 if overlap is None else bool(overlap)),
+    overlap = zero.get("overlap_comm")
+    engine = Engine(**sizes, overlap=zero.get("stage") == 3 if overlap is None else bool(overlap))
+
+    # Sequences that mark where documents or padding begin have the attention of packed sequences. How many documents a
+    # sequence has is known once the data are read: one is the most work.
+    data = None if own is None else own.data
+    has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
+    span = None
+    if method is not None and method.chosen.grouped:
+        span = attention_span(recipe.window, method.group_tokens, config.num_attention_heads)
+    # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
+    there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
+    liger = recipe.model.liger
+    return Job(
+        model=shape.sizes(config),
+        trained=trained,
+        length=recipe.window,
+        global_batch=recipe.global_batch_size,
+        layout=replace(recipe.layout(world), engine=engine),
+        gpu=gpu,
+        steps=max(0, int(recipe.trainer_value("max_steps"))),
+        element=2 if sixteen else 4,
+        state_element={None: None, "float32": 4}.get(getattr(recipe.model, "state_dtype", None), 2),
+        fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
+        # without an engine a 16-bit run is under autocast, where the model's norm takes torch's operators
+        fused_norms=gpu is not None and config.model_type == TAPE and (recipe.deepspeed is not None or not sixteen),
+        wide_attention=recipe.model.attention_backend == "triton",
+        attention_span=span,
+        documents=1 if has_borders else None,
+        quantised=method is not None and method.load_in_4bit,
+        distilled=method is not None and method.distill,
     )
 
 

@@ -17,7 +17,7 @@ FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 HIDDEN_SHARE = 0.9
 """Share of computation that can overlap communication, and of a message that can be hidden at most."""
 WIDE_KERNEL_SHARE = 0.75
-"""Of the vendor kernel's rate that the fused kernel for a wide value reaches: assumed, not timed."""
+"""Rate of the fused kernel for a wide value over the vendor kernel's: assumed, not timed."""
 STEP_BYTES = 30
 """AdamW, fused, per trained parameter: master and two moments read and written, the gradient read, 16 bits written."""
 
@@ -74,8 +74,8 @@ class Traffic:
     """That one GPU sends."""
     seconds: float
     """Before any of it is hidden by computation."""
-    beside: float
-    """Share of the step's computation that it overlaps; 0: computation waits."""
+    overlap: float
+    """Share of the step's computation that can hide it; 0: computation waits."""
 
 
 @dataclass(frozen=True)
@@ -86,85 +86,65 @@ class _Group:
     size: int
     stride: int = 1
 
-    def sends(self, kind: str, whole: float, beside: float = 0.0, *, exchange: bool = False) -> Traffic:
+    def sends(self, kind: str, whole: float, overlap: float = 0.0, *, exchange: bool = False) -> Traffic:
         """Return a message of ``whole`` bytes over all ranks. A ring over several nodes sends through the network
         adapters of all its GPUs of a node at once, an all-to-all ``exchange`` through each GPU's own."""
         of_a_node = max(1, min(self.size, self.gpu.per_node // self.stride))
         sent = whole * (self.size - 1) / self.size
         if self.size <= of_a_node:
-            return Traffic(kind, "node", sent, sent / (self.gpu.link * LINK_SHARE), beside)
+            return Traffic(kind, "node", sent, sent / (self.gpu.link * LINK_SHARE), overlap)
         speed = min(self.gpu.link, self.gpu.network * (1 if exchange else of_a_node))
-        return Traffic(kind, "network", sent, sent / (speed * LINK_SHARE), beside)
+        return Traffic(kind, "network", sent, sent / (speed * LINK_SHARE), overlap)
 
 
 def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
-    layout = job.layout
-    found = _sharding(job, _Group(gpu, layout.shards, layout.tensor))
-    found += [*_tensor(job, _Group(gpu, layout.tensor)), _sequence(job, _Group(gpu, layout.sequence, layout.tensor))]
-    return [each for each in [*found, *_host(job, gpu)] if each.bytes]
+    layout, model, times, element = job.layout, job.model, job.accumulation, job.element
+    trained, trains = total(job.own, trained=True), job.trained.anything
+    replicas, shared = _Group(gpu, layout.shards(), layout.tensor), _Group(gpu, layout.sequence, layout.tensor)
+    pieces = _Group(gpu, layout.tensor)
+    found = []
 
-
-def _sharding(job: Job, group: _Group) -> list[Traffic]:
-    layout, element, times = job.layout, job.element, job.accumulation
-    trained = total(job.own, trained=True)
+    # ZeRO. The gradients of stages 0 and 1 go in the last backward alone, which is two thirds of a micro-step.
+    size = 2 * trained * (element if layout.zero is not None else 4)
     if layout.zero == 3:
         big = sum(each.total for each in job.own if each.size >= layout.engine.persistence)
-        passes = 2 if job.trained.anything else 1
-        return [
-            group.sends("weights gathered", big * element * passes * times, beside=1),
-            group.sends("gradients reduced", trained * element * times, beside=1),
-        ]
-    size = 2 * trained * (element if layout.zero is not None else 4)
-    if layout.zero == 2:
-        reduced = group.sends("gradients reduced", size * times, beside=1)
-    else:  # in the last backward alone, which is two thirds of a micro-step
-        reduced = group.sends("gradients reduced", size, beside=2 / 3 / times)
-    return [reduced, *([group.sends("new weights gathered", trained * element)] if layout.zero else [])]
+        found.append(replicas.sends("weights gathered", big * element * (1 + trains) * times, overlap=1))
+        found.append(replicas.sends("gradients reduced", trained * element * times, overlap=1))
+    elif layout.zero == 2:
+        found.append(replicas.sends("gradients reduced", size * times, overlap=1))
+    else:
+        found.append(replicas.sends("gradients reduced", size, overlap=2 / 3 / times))
+    if layout.zero in (1, 2):
+        found.append(replicas.sends("new weights gathered", trained * element))
 
-
-def _passes(job: Job) -> float:
-    """Return how often the blocks' communication happens in a step: forward, backward, and recomputed forward."""
-    return ((2 if job.trained.anything else 1) + job.layout.recomputes) * job.accumulation
-
-
-def _tensor(job: Job, group: _Group) -> list[Traffic]:
-    """Around attention and the feed-forward of every block, hidden states are gathered from the ranks that keep their
-    tokens and reduced to them (Korthikanti et al. 2022, arXiv:2205.05198, Section 4.2.2), once more after the embedding
-    and before the head; position states change from tokens to heads and back. Gradients of replicated parameters, norms
-    and position updates, are too few to count."""
-    model, times, element, passes = job.model, job.accumulation, job.element, _passes(job)
-    rings = 4 * model.layers * passes + 2 * (1 + job.trained.anything) * times
-    # the first block has no state yet, and the last makes nothing of it
+    # Tensor parallelism: around attention and the feed-forward of every block, hidden states are gathered from the
+    # ranks that keep their tokens and reduced to them (Korthikanti et al. 2022, arXiv:2205.05198, Section 4.2.2), once
+    # more after the embedding and before the head; position states change from tokens to heads and back (the first
+    # block has none yet, and the last makes nothing of it). Gradients of replicated parameters are too few to count.
+    passes = (1 + trains + layout.recomputes) * times
+    rings = 4 * model.layers * passes + 2 * (1 + trains) * times
     state = (model.layers - 1) * activations.state_bytes(job, of_own_heads=True)
-    state += (model.placed - 1) * model.heads * model.carried / group.size * element
-    return [
-        group.sends("hidden states gathered, added up", rings * job.tokens * model.hidden * element),
-        group.sends("position states exchanged", passes * job.tokens * state, exchange=True),
-    ]
+    state += (model.placed - 1) * model.heads * model.carried / layout.tensor * element
+    found.append(pieces.sends("hidden states gathered, added up", rings * job.tokens * model.hidden * element))
+    found.append(pieces.sends("position states exchanged", passes * job.tokens * state, exchange=True))
 
-
-def _sequence(job: Job, group: _Group) -> Traffic:
-    """Count all-to-all: rotated queries and keys and the wide value in, the wide output out."""
-    model = job.model
+    # Ulysses: rotated queries and keys and the wide value in, the wide output out
     wide = 2 * model.layers + model.placed * (model.added + model.carried) / model.head_size
-    columns = (model.query + max(model.groups, group.size) * model.head_size) * wide
-    sent = job.tokens * columns * job.element * _passes(job)
-    return group.sends("heads for tokens", sent, exchange=True)
+    columns = (model.query + max(model.groups, layout.sequence) * model.head_size) * wide
+    found.append(shared.sends("heads for tokens", job.tokens * columns * element * passes, exchange=True))
 
-
-def _host(job: Job, gpu: Gpu) -> list[Traffic]:
-    """Count offloaded bytes, down and up again; optimizer states on a disk are part of the optimizer's time."""
-    layout, element, times = job.layout, job.element, job.accumulation
-    weights = total(job.own) / layout.shards * (layout.offload_weights != "none")
-    trained = total(job.own, trained=True) / layout.shards * (layout.offload_optimizer != "none")
+    # offload, down and up again; optimizer states on a disk are part of the optimizer's time
     link = gpu.host_link * LINK_SHARE
+    weights = total(job.own) / layout.shards() * (layout.offload_weights != "none")
+    stepped = trained / layout.shards() * (layout.offload_optimizer != "none")
     slow = NVME_BANDWIDTH if layout.offload_weights == "nvme" else link
-    kinds = [
-        ("checkpoints to the host and back", activations.of(job).offloaded * times, link, 1),
+    for kind, moved, speed, overlap in (
+        ("checkpoints to the host and back", activations.count(job).offloaded * times, link, 1),
         ("weights from the host", weights * element * times, slow, 1),
-        ("gradients to the host, weights back", trained * element, link, 0),
-    ]
-    return [Traffic(kind, "host", 2 * size, 2 * size / speed, beside) for kind, size, speed, beside in kinds]
+        ("gradients to the host, weights back", stepped * element, link, 0),
+    ):
+        found.append(Traffic(kind, "host", 2 * moved, 2 * moved / speed, overlap))
+    return [each for each in found if each.bytes]
 
 
 def memory_bound(job: Job) -> float:
@@ -200,7 +180,7 @@ class Step:
     all: float
     """The whole step."""
     tokens_per_second: float
-    """Of all GPUs together."""
+    """All GPUs together."""
     mfu: float
     """Model FLOP/s over the GPUs' peak."""
 
@@ -213,14 +193,14 @@ def step(job: Job, gpu: Gpu) -> Step:
     attention = tokens * found.attention / job.layout.tensor / (gpu.peak * rate * share)
     bound = tokens * memory_bound(job) / (gpu.bandwidth * MEMORY_SHARE)
     places = {"none": gpu.bandwidth * MEMORY_SHARE, "cpu": HOST_BANDWIDTH, "nvme": NVME_BANDWIDTH}
-    trained = total(job.own, trained=True) / job.layout.shared(1)
+    trained = total(job.own, trained=True) / job.layout.shards(1)
     optimizer = trained * STEP_BYTES / places[job.layout.offload_optimizer]
     sent, hidden = traffic(job, gpu), 0.0
-    for beside in {each.beside for each in sent}:
-        seconds = sum(each.seconds for each in sent if each.beside == beside)
-        hidden += HIDDEN_SHARE * min(seconds, beside * (linear + attention + bound))
+    for overlap in {each.overlap for each in sent}:
+        seconds = sum(each.seconds for each in sent if each.overlap == overlap)
+        hidden += HIDDEN_SHARE * min(seconds, overlap * (linear + attention + bound))
     waiting = sum(each.seconds for each in sent) - hidden
     every = linear + attention + bound + optimizer + waiting
-    speed = job.step_tokens / every
-    mfu = speed * found.model / (gpu.peak * job.layout.gpus)
+    speed = job.global_batch * job.length / every
+    mfu = speed * found.model / (gpu.peak * job.layout.world)
     return Step(linear, attention, bound, optimizer, waiting, hidden, every, speed, mfu)

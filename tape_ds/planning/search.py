@@ -1,18 +1,18 @@
 """Search over the layouts of a job: the fastest that fits, the nearest that fits, and the longest sequences."""
 
 import bisect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from tape_ds.distributed.layout import Engine, Layers, Layout
 from tape_ds.errors import Problem
 from tape_ds.planning.job import Job, possible
-from tape_ds.planning.layout import Engine, Layers, PlannedLayout
 from tape_ds.planning.prediction import GIB, Plan
 
 POLICIES: tuple[Layers | None, ...] = (None, 1, "selective")
-"""Of checkpointing, that a search tries."""
+"""Policies of checkpointing that a search tries."""
 LONG = 65_536
 """Tokens from which the search tries feed-forwards in tiles."""
 TILES = 8
@@ -43,9 +43,9 @@ def search(job: Job) -> list[Plan]:
     return sorted(found, key=order)
 
 
-def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
+def _layouts(job: Job, *, offload: bool) -> Iterator[Layout]:
     """Yield every possible layout with the engines of ``ds_configs`` (with ``offload``, those that offload)."""
-    gpus = job.layout.gpus
+    gpus = job.layout.world
     policies = POLICIES if job.trained.anything else (None,)
     tensors = _powers(min(gpus, 8 if job.gpu is None else job.gpu.per_node))
     engines = _engines(job)
@@ -53,10 +53,12 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
         moved = {"offload_optimizer": "cpu"}
         engines = [{**engines[1], **moved}, {**engines[2], **moved, "offload_weights": "cpu"}]
     for engine, tensor, sequence in product(engines, tensors, _powers(gpus)):
-        spread = PlannedLayout(gpus=gpus, tensor=tensor, sequence=sequence, **engine)
+        if gpus % (tensor * sequence) or min(tensor, sequence) > 1:
+            continue
+        spread = Layout(gpus, sequence, tensor, **engine)
         if not possible(replace(job, layout=spread)):
             continue
-        for sequences, again in product(_powers(job.global_batch // spread.replicas), policies):
+        for sequences, again in product(_powers(job.global_batch // spread.data), policies):
             layout = replace(spread, micro_batch=sequences, checkpoint_layers=again)
             if not possible(replace(job, layout=layout)):
                 continue
@@ -81,7 +83,7 @@ def fastest(job: Job, open_fields: Collection[str]) -> list[Plan]:
         return []
     engines = _engines(job) if "deepspeed" in open_fields else [{}]
     sequences = (
-        _powers(job.global_batch // layout.replicas)
+        _powers(job.global_batch // layout.data)
         if "per_device_train_batch_size" in open_fields
         else [layout.micro_batch]
     )
@@ -108,17 +110,19 @@ def _powers(largest: int) -> list[int]:
     return [2**power for power in range(max(1, largest).bit_length())]
 
 
-def neighbours(found: list[Plan]) -> list[Plan]:
-    """Return the layouts of a search that differ from the best in one choice alone."""
-    return [each for each in found[1:] if each.job.layout.changes(found[0].job.layout) == 1]
-
-
 def refusal(plan: Plan) -> list[Problem]:
     """Return the problems of a run that needs more memory than its GPU or its host has; none on a CPU."""
     job, found = plan.job, plan.memory
     if job.gpu is None or plan.fits:
         return []
-    remedy = f"{_remedy(job)}, or --force to try"
+    ranked = search(job)
+    fitting = [each.job.layout for each in ranked if each.fits]
+    longest = largest_length(ranked[0].job) if ranked else 0
+    if fitting:
+        remedy = min(fitting, key=lambda each: len(each.changes(job.layout))).command_line(job.layout)
+    else:
+        shorter = f"sequences of {longest:,} tokens" if longest else "a smaller model"
+        remedy = f"nothing fits on {job.layout.world} of them: more GPUs, or {shorter}"
     problems = []
     for field, needed, there, words in (
         ("memory", found.peak.total, job.gpu.memory, f"in the {found.peak.moment}, and a {job.gpu.name} has"),
@@ -127,34 +131,24 @@ def refusal(plan: Plan) -> list[Problem]:
         if needed > there:
             wrong = f"{needed / GIB:,.1f} GiB would be needed {words} {there / GIB:,.1f}"
             parts = f" ({plan.largest_parts(0.1)})" if field == "memory" else ""
-            problems.append(Problem(field, job.layout.command_line(), wrong + parts, remedy))
+            problems.append(Problem(field, job.layout.command_line(), wrong + parts, f"{remedy}, or --force to try"))
     return problems
-
-
-def _remedy(job: Job) -> str:
-    """Return the fitting layout with the fewest changes, the fastest first."""
-    found = search(job)
-    fitting = [each for each in found if each.fits]
-    if fitting:
-        nearest = min(fitting, key=lambda each: each.job.layout.changes(job.layout))
-        return nearest.job.layout.command_line(job.layout)
-    longest = largest_length(found[0].job) if found else 0
-    shorter = f"sequences of {longest:,} tokens" if longest else "a smaller model"
-    return f"nothing fits on {job.layout.gpus} of them: more GPUs, or {shorter}"
 
 
 def largest_length(job: Job) -> int:
     """Return tokens of the longest sequences that fit, one on each data-parallel rank; 0 if none do."""
     step = LENGTH_STEP * job.layout.sequence
-    single = replace(job, layout=replace(job.layout, micro_batch=1), global_batch=job.layout.replicas)
-    return step * _largest(LONGEST // step, lambda count: Plan(replace(single, length=count * step)).fits)
+    single = replace(job, layout=replace(job.layout, micro_batch=1), global_batch=job.layout.data)
+    counts = range(1, LONGEST // step + 1)
+    return step * bisect.bisect_left(
+        counts, True, key=lambda count: not Plan(replace(single, length=count * step)).fits
+    )
 
 
 def largest_micro_batch(job: Job) -> int:
     """Return the largest micro-batch that fits; 0 if none does."""
-    return _largest(4096, lambda sequences: Plan(replace(job, layout=replace(job.layout, micro_batch=sequences))).fits)
 
+    def overflows(sequences: int) -> bool:
+        return not Plan(replace(job, layout=replace(job.layout, micro_batch=sequences))).fits
 
-def _largest(most: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``most`` for which ``holds``, which is true up to some number only."""
-    return bisect.bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))
+    return bisect.bisect_left(range(1, 4097), True, key=overflows)

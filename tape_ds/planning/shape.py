@@ -14,10 +14,9 @@ from transformers import PreTrainedConfig
 from tape_ds import encodings as positions
 from tape_ds.encodings import registry
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.models import decoder_shape
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.decoder_shape import Weights
-from tape_ds.models.gptj_configuration import ScaledGPTJConfig
+from tape_ds.models.flops import Weights, decoder_shape
+from tape_ds.models.gptj import ScaledGPTJConfig
 from tape_ds.models.loading import hub
 from tape_ds.models.loading.families import TAPE
 
@@ -65,7 +64,7 @@ def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Parameters of one size and fate."""
+    """Parameters of one size, all trained or all frozen."""
 
     kind: Kind
     size: int
@@ -142,7 +141,7 @@ class Sizes:
     """Multiplications that the encoding adds to the blocks per token, all together: whatever is seen, and for every
     key that is."""
     counted: tuple[Weights, ...] = ()
-    """Of a decoder of transformers: its parameters as they are; activations are then those of a dense decoder of these
+    """Parameters of a decoder of transformers, as they are; activations are then those of a dense decoder of these
     sizes. Empty: a model of this project, whose parameters follow from the sizes."""
 
     @property
@@ -165,9 +164,20 @@ class Sizes:
 
 
 def sizes(config: Any) -> Sizes:
-    if config.model_type != TAPE:
-        return _counted_sizes(config)
+    shared: dict[str, Any] = {
+        "hidden": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "groups": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "vocabulary": config.vocab_size,
+        "tied": bool(config.tie_word_embeddings),
+    }
+    if config.model_type != TAPE:  # counted on a model without storage
+        shape = decoder_shape(config)
+        own = {"inner": shape.inner, "head_size": shape.head_size, "counted": shape.weights}
+        return Sizes(**shared, **own, placed=config.num_hidden_layers)
 
+    # one block of each kind, without storage, times its number
     times = positions.options(config).alike(config.num_hidden_layers)
     placed = sum(times.values())
     with torch.device("meta"):
@@ -181,20 +191,15 @@ def sizes(config: Any) -> Sizes:
     seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
     first = layers[min(times)]
     per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
-    state = first.state_columns()
+    state = first.state_columns
     return Sizes(
-        hidden=config.hidden_size,
+        **shared,
         inner=config.intermediate_size,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        groups=config.num_key_value_heads,
         head_size=config.head_dim,
-        vocabulary=config.vocab_size,
-        tied=config.tie_word_embeddings,
         state=state,
         placed=placed,
         carried=round(per_key / config.num_attention_heads) if state else 0,
-        added=first.added_columns(),
+        added=first.added_columns,
         keeps_unrotated=sum(times[index] * layer.keeps_unrotated for index, layer in layers.items()) / placed,
         rank=getattr(first, "rank", 0),
         biased=first.keeps_bias,
@@ -205,73 +210,48 @@ def sizes(config: Any) -> Sizes:
     )
 
 
-def _counted_sizes(config: PreTrainedConfig) -> Sizes:
-    """Count the parameters of a decoder of transformers on a model without storage."""
-    shape = decoder_shape.of(config)
-    return Sizes(
-        hidden=config.hidden_size,
-        inner=shape.inner,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        groups=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_size=shape.head_size,
-        vocabulary=config.vocab_size,
-        tied=bool(config.tie_word_embeddings),
-        placed=config.num_hidden_layers,
-        counted=shape.weights,
-    )
-
-
 CUT_BY_ROWS = ("o_proj", "down_proj")
 """Linear layers whose input tensor parallelism splits; it splits the output of the others. Only the LoRA factor on the
 split side is split."""
 
 
 @functools.cache
-def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
-    """Return all parameters of the model, with adapters and the copies that peft trains."""
-    if model.counted:
-        return _counted_tensors(model, trained)
-    found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
-    whole = [
-        (trained.norms, Tensors("norm", model.hidden, 2 * model.layers + 1, False, False)),
-        (trained.norms, Tensors("norm", model.head_size, 2 * model.layers * model.normed_heads, False, False)),
-        (trained.embeddings, Tensors("embedding", model.vocabulary * model.hidden, 1, False, True)),
-        *((trained.positions, Tensors("position", *each, False, False)) for each in model.position_weights),
-    ]
-    for chosen, one in whole:
-        if trained.adapters and chosen:  # peft trains a copy and keeps the frozen original
-            found.append(one)
-        found.append(replace(one, trained=chosen))
-    if not model.tied:
-        found.append(Tensors("head", model.vocabulary * model.hidden, 1, trained.linears, True))
-    for name, rank in trained.adapters:
-        rows, (before, behind) = name in CUT_BY_ROWS, model.linears[name]
-        found += [Tensors("adapter", rank * before, model.layers, True, split=rows)]
-        found += [Tensors("adapter", rank * behind, model.layers, True, split=not rows)]
-    return tuple(found)
-
-
-def _counted_tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
+def tensors(model: Sizes, trained: TrainedShape, ways: int = 1) -> tuple[Tensors, ...]:
+    """Return all parameters of the model, with adapters and the copies that peft trains: those of each of the ``ways``
+    ranks of a tensor-parallel group."""
     on = {"linear": trained.linears, "head": trained.linears, "norm": trained.norms, "embedding": trained.embeddings}
-    found = []
-    for each in model.counted:
-        one = Tensors(each.kind, each.numbers, each.times, on[each.kind], False)
-        if trained.adapters and one.trained:  # peft trains a copy and keeps the frozen original
-            found.append(replace(one, trained=False))
-        found.append(one)
+    on["position"] = trained.positions
+    found: list[Tensors] = []
+
+    def add(kind: Kind, size: int, count: int, split: bool = False) -> None:
+        if trained.adapters and on[kind]:  # peft trains a copy and keeps the frozen original
+            found.append(Tensors(kind, size, count, False, split))
+        found.append(Tensors(kind, size, count, on[kind], split))
+
+    if model.counted:
+        for each in model.counted:
+            add(each.kind, each.numbers, each.times)
+    else:
+        for columns, rows in model.linears.values():
+            add("linear", columns * rows, model.layers, split=True)
+        add("norm", model.hidden, 2 * model.layers + 1)
+        add("norm", model.head_size, 2 * model.layers * model.normed_heads)
+        add("embedding", model.vocabulary * model.hidden, 1, split=True)
+        for size, count in model.position_weights:
+            add("position", size, count)
+        if not model.tied:
+            add("head", model.vocabulary * model.hidden, 1, split=True)
+
     ranks = dict(trained.adapters)
-    for each in model.counted:
-        if each.kind == "linear" and each.name in ranks:
-            found.append(Tensors("adapter", ranks[each.name] * sum(each.shape), each.times, True, False))
-    return tuple(found)
+    for weights in model.counted:
+        if weights.kind == "linear" and weights.name in ranks:
+            found.append(Tensors("adapter", ranks[weights.name] * sum(weights.shape), weights.times, True, False))
+    for name, rank in trained.adapters if not model.counted else ():
+        by_rows, (columns, rows) = name in CUT_BY_ROWS, model.linears[name]
+        found.append(Tensors("adapter", rank * columns, model.layers, True, split=by_rows))
+        found.append(Tensors("adapter", rank * rows, model.layers, True, split=not by_rows))
+    return tuple(replace(each, size=-(-each.size // ways)) if each.split else each for each in found)
 
 
 def total(found: Iterable[Tensors], *, trained: bool | None = None) -> int:
     return sum(each.total for each in found if trained is None or each.trained == trained)
-
-
-@functools.cache
-def of_one_rank(found: tuple[Tensors, ...], ways: int) -> tuple[Tensors, ...]:
-    """Return the parameters of each of the ``ways`` ranks of a tensor-parallel group."""
-    return tuple(replace(each, size=-(-each.size // ways)) if each.split and ways > 1 else each for each in found)

@@ -27,14 +27,12 @@ class StoppedByGuard(RuntimeError):  # noqa: N818 - not an error of the program
 
 
 class NonFinite:
-    """Counts the steps whose loss or gradient was not finite on some rank.
-
-    Every rank has one and gives it the same numbers, so that all of them stop at the same step.
+    """Counts the steps whose loss or gradient was not finite on some rank. Every rank has one and gives it the same
+    numbers, so that all of them stop at the same step.
 
     Args:
         limit: number of such steps in a row that stops the run; 0: never.
-        file: gets a line of JSON for each, on the rank that writes; None on the others. A step that a resumed run
-            repeats is in it again.
+        file: gets a line of JSON for each, on the rank that writes; None on the others.
         samples_of: returns the samples of a rank in an optimizer step, counted from 0 (:func:`samples_of_step`).
     """
 
@@ -42,10 +40,8 @@ class NonFinite:
         self.limit = limit
         self.file = file
         self.samples_of = samples_of
-        self.total = 0
-        """Such steps since the run's first step."""
-        self.in_a_row = 0
-        """Such steps up to the last one."""
+        self.total = self.in_a_row = 0
+        """Such steps since the run's first step, and up to the last one."""
         self._warned = False
 
     def observe(
@@ -79,7 +75,18 @@ class NonFinite:
         self.total += 1
         self.in_a_row += 1
         samples = {rank: self.samples_of(step - 1, rank) for rank in ranks or range(len(losses))}
-        self._write(step, kind, ranks, samples, skipped)
+        if self.file is not None:
+            entry = {"step": step, "kind": kind, "ranks": ranks, "samples": samples, "skipped": skipped}
+            entry |= {"in_a_row": self.in_a_row, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            try:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                with self.file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(entry) + "\n")
+            except OSError as error:  # must not end a run
+                if not self._warned:
+                    why = storage.explain(error, self.file.parent)
+                    print(f"{self.file.name} cannot be written, training continues: {why}", file=sys.stderr, flush=True)
+                self._warned = True
 
         where = "some rank" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {', '.join(stretches(ranks))}"
         what = f"a gradient on {where} is not finite"
@@ -94,9 +101,9 @@ class NonFinite:
         counts = f"{self.total} so far, {self.in_a_row} in a row"
         message = f"step {step}: {what} (samples {', '.join(shown)}); {outcome} ({counts})"
         if self.limit and self.in_a_row >= self.limit:
-            file = "" if self.file is None else f"; {self.file} lists the samples"
+            listed = "" if self.file is None else f"; {self.file} lists the samples"
             raise StoppedByGuard(
-                f"{message}\nstopped: {self.in_a_row} steps in a row were not finite (nonfinite_limit){file}. "
+                f"{message}\nstopped: {self.in_a_row} steps in a row were not finite (nonfinite_limit){listed}. "
                 "Resume an earlier checkpoint with a lower learning_rate or max_grad_norm (--resume_anyway), or look "
                 "at those samples."
             )
@@ -107,21 +114,6 @@ class NonFinite:
 
     def load_state(self, state: dict[str, int]) -> None:
         self.total, self.in_a_row = state["total"], state["in_a_row"]
-
-    def _write(self, step: int, kind: str, ranks: list[int], samples: dict[int, list[int]], skipped: bool) -> None:
-        if self.file is None:
-            return
-        entry = {"step": step, "kind": kind, "ranks": ranks, "samples": samples, "skipped": skipped}
-        entry |= {"in_a_row": self.in_a_row, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:  # must not end a run
-            if not self._warned:
-                why = storage.explain(error, self.file.parent)
-                print(f"{self.file.name} cannot be written, training continues: {why}", file=sys.stderr, flush=True)
-            self._warned = True
 
 
 def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Keep a run alive: start its command, and restart it from its newest checkpoint until the run is finished.
 
-Exit codes are not trusted where the run's folder knows more: DeepSpeed's runner exits with 0 when its child was killed.
-A run is finished if its marker ``finished`` is new, and stays stopped if its marker ``stopped`` is new. Exit codes only
-give reasons not to try again.
+The markers in the run's folder decide, since exit codes can be wrong: DeepSpeed's runner exits with 0 when its child
+was killed. A run is finished if its marker ``finished`` is new, and stays stopped if its marker ``stopped`` is new.
+Exit codes only give reasons not to restart.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import Any
 
 import psutil
 
@@ -34,9 +33,7 @@ STARTING_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _SCRIPTS = (*TRAINING.values(), "finetune_scrolls")
 _RESUME = ("resume", "resume_from_checkpoint")
-_START_ANEW = "start_anew"
 _NO_TRAINING = ("dry_run", "print_config")
-_DECISIVE = (*_RESUME, _START_ANEW, "output_dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,28 +77,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     Raises:
         UserError: there is not exactly one launcher in it, its recipe cannot be read, or it would train nothing.
     """
-    launcher, arguments = _find_launcher(command)
-    name, fields = _read_fields(launcher, arguments)
-    for switch in _NO_TRAINING:
-        if fields.get(switch) is True:
-            raise UserError(Problem(switch, True, "it would train nothing", "start it without keep_alive"))
-    resume = [field for field in _RESUME if fields.get(field) is not None]
-    starts_anew = fields.get(_START_ANEW) is True
-    first, again = [*command], [*command]
-    if not resume and not starts_anew:
-        first += ["--resume", "auto"]
-    for field in resume or _RESUME[:1]:
-        again += [f"--{field}", "auto"]
-    if starts_anew:
-        again += [f"--{_START_ANEW}", "false"]
-    output = fields.get("output_dir")
-    output = f"runs/{name}" if output is None else str(output)
-    raise_if_any(list(paths.check("output_dir", output)))
-    return LaunchSpec(first, again, Path(output).expanduser())
+    from tape_ds.config import command_line, files, kinds  # `--help` does without
 
-
-def _find_launcher(command: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the name of the launcher in a command line, and the words after it."""
     found = []
     for place, word in enumerate(command):
         path = PurePath(word)
@@ -116,17 +93,8 @@ def _find_launcher(command: Sequence[str]) -> tuple[str, list[str]]:
         known = [f"tape-ds {name}" for name in TRAINING] + [f"launchers/{name}.py" for name in _SCRIPTS]
         remedy = f"give the command that you would type without keep_alive, with one of {', '.join(known)}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
-    return found[0]
 
-
-def _read_fields(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the launcher's recipe, and the values of the decisive fields that are set.
-
-    Raises:
-        UserError: there is no such recipe, it is another launcher's, or it is not YAML.
-    """
-    from tape_ds.config import command_line, files, kinds  # `--help` does without
-
+    launcher, arguments = found[0]
     problems: list[Problem] = []
     flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
@@ -134,14 +102,28 @@ def _read_fields(launcher: str, arguments: list[str]) -> tuple[str, dict[str, An
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
     raise_if_any(problems)
-    switches = {field: flags.pop(field) for field in _NO_TRAINING if field in flags}
-    decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
-    known = kind.fields() | {"resume": kind.fields()["resume_from_checkpoint"]}
-    collected = command_line.override(collected, decisive, known, problems)
+    for switch in _NO_TRAINING:
+        if command_line.switch(switch, flags, problems):
+            problems.append(Problem(switch, True, "it would train nothing", "start it without keep_alive"))
+    known_fields = kind.fields() | {"resume": kind.fields()["resume_from_checkpoint"]}
+    decisive = {field: flags[field] for field in (*_RESUME, "start_anew", "output_dir") if field in flags}
+    collected = command_line.override(collected, decisive, known_fields, problems)
     raise_if_any(problems)
-    fields: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
-    fields |= {field: given.value for field, given in collected.items() if field in _DECISIVE}
-    return Path(name).stem, fields
+    fields = {field: given.value for field, given in collected.items()}
+
+    resume = [field for field in _RESUME if fields.get(field) is not None]
+    starts_anew = fields.get("start_anew") is True
+    first, again = [*command], [*command]
+    if not resume and not starts_anew:
+        first += ["--resume", "auto"]
+    for field in resume or _RESUME[:1]:
+        again += [f"--{field}", "auto"]
+    if starts_anew:
+        again += ["--start_anew", "false"]
+    output = fields.get("output_dir")
+    output = f"runs/{Path(name).stem}" if output is None else str(output)
+    raise_if_any(list(paths.check("output_dir", output)))
+    return LaunchSpec(first, again, Path(output).expanduser())
 
 
 class KeepAlive:
@@ -170,92 +152,86 @@ class KeepAlive:
             UserError: another job uses the run's folder, or the command cannot be started.
         """
         raise_if_any(run_lock.refuse(self.spec.output))
-        command, in_vain = self.spec.first, 0
+        command, in_vain, limit = self.spec.first, 0, self.patience.restarts
         while self.request.reason is None:
             attempt = _Attempt(command, self.spec.output)
-            code = self._see_through(attempt)
+            code = self._follow(attempt)
             if code is not None:
                 return code
-            in_vain = 0 if attempt.has_progressed else in_vain + 1
-            if in_vain > self.patience.restarts:
-                self.say(f"{attempt.ended}; {self.patience.restarts} restarts brought no newer checkpoint: giving up")
+            how = f"ended with exit code {attempt.code}"
+            if attempt.code < 0:
+                how = f"was ended by {signal.Signals(-attempt.code).name}"
+            elif attempt.code == ExitCode.WATCHDOG:
+                how += ", a rank was stuck"
+            ended = f"the command {how}, and the run is not finished"
+            in_vain = 0 if attempt.has_progressed() else in_vain + 1
+            if in_vain > limit:
+                self.say(f"{ended}; {limit} restarts brought no newer checkpoint: giving up")
                 return max(attempt.code, 0) or ExitCode.FAILURE
             pause = min(self.patience.backoff * 2 ** max(in_vain - 1, 0), LONGEST_BACKOFF)
-            counted = f", restart {in_vain} of {self.patience.restarts} without a newer one" if in_vain else ""
-            self.say(f"{attempt.ended}; restarting in {pause:g} s {self._from()}{counted}")
-            self._wait(pause)
-            command = self.spec.again
-        self.say(f"{self.request.reason} while nothing was running; {self._resumes()}")
-        return ExitCode.OK
+            counted = f", restart {in_vain} of {limit} without a newer one" if in_vain else ""
+            self.say(f"{ended}; restarting in {pause:g} s {self._from()}{counted}")
 
-    def _wait(self, seconds: float) -> None:
-        """Wait before a restart, also for ranks on other machines: they cannot be killed from here, and their locks
-        would have it refused. They exit when their connections break, or when their watchdog ends them."""
-        until, announced = time.monotonic() + seconds, False
-        while self.request.reason is None:
-            if time.monotonic() >= until:
-                living = run_lock.living(self.spec.output)
-                if not living:
-                    return
-                if not announced:
+            # Also wait for ranks on other machines: they cannot be killed from here, and their locks would have the
+            # restart refused. They exit when their connections break, or when their watchdog ends them.
+            until, announced = time.monotonic() + pause, False
+            while self.request.reason is None:
+                living = run_lock.living(self.spec.output) if time.monotonic() >= until else None
+                if living == []:
+                    break
+                if living and not announced:
                     self.say(f"waiting for {'; '.join(map(str, living))}")
                     announced = True
-            time.sleep(min(_POLL_SECONDS, seconds or _POLL_SECONDS))
-
-    def _see_through(self, attempt: "_Attempt") -> int | None:
-        """Wait for an attempt's end; return the exit code, or None if another attempt should follow."""
-        try:
-            while attempt.is_running and self.request.reason is None:
-                time.sleep(_POLL_SECONDS)
-            if attempt.is_running:
-                return self._stop(attempt)
-            killed = attempt.settle(self.patience.grace)
-        except KeyboardInterrupt:
-            attempt.kill()
-            self.say("interrupted twice: killed; what was not committed is lost")
-            return ExitCode.FAILURE
-        if killed:
-            self.say(f"{killed} ranks outlived their launcher by {self.patience.grace:g} s and were killed")
-        if attempt.is_finished:
-            self.say("finished")
-            return ExitCode.OK
-        if (reason := attempt.stopped_by) is not None:
-            return self._stays_stopped(reason)
-        if attempt.code in (ExitCode.USER_ERROR, ExitCode.GUARD):
-            why = "a guard stopped the run" if attempt.code == ExitCode.GUARD else "it would fail again"
-            self.say(f"exit code {attempt.code}, {why}: not restarted (see above)")
-            return attempt.code
-        return None
-
-    def _stop(self, attempt: "_Attempt") -> int:
-        """Ask the ranks to stop, and not their launcher, which would end them one after the other."""
-        self.say(f"{self.request.reason}: asking the ranks to commit a checkpoint and stop")
-        stopped = attempt.ask_to_stop(self.patience.grace)
-        if attempt.is_finished:
-            self.say("finished")
-            return ExitCode.OK
-        if not stopped:
-            self.say(f"the ranks did not stop within {self.patience.grace:g} s and were killed; {self._resumes()}")
-            return ExitCode.FAILURE
-        if (reason := attempt.stopped_by) is not None:
-            return self._stays_stopped(reason)
-        if attempt.had_begun and not attempt.has_progressed:
-            self.say(f"the ranks stopped without a checkpoint; {self._resumes()}")
-            return ExitCode.FAILURE
-        self.say(f"stopped; {self._resumes()}")
+                time.sleep(min(_POLL_SECONDS, pause or _POLL_SECONDS))
+            command = self.spec.again
+        self.say(f"{self.request.reason} while nothing was running; the same command continues {self._from()}")
         return ExitCode.OK
 
-    def _stays_stopped(self, reason: str) -> int:
-        # the step at which the run was stopped must have its checkpoint; before the first there need be none
-        step = (run_folder.stopped(self.spec.output) or {}).get("step")
-        if step == 0 or any(step == checkpoint.step_of(each) for each in checkpoint.committed(self.spec.output)):
-            self.say(f"the run was stopped ({reason}) and stays stopped; {self._resumes()}")
+    def _follow(self, attempt: "_Attempt") -> int | None:
+        """Wait for an attempt's end, or end it on request; return the exit code, or None if another should follow."""
+        grace, say = self.patience.grace, self.say
+        try:
+            while attempt.is_running() and self.request.reason is None:
+                time.sleep(_POLL_SECONDS)
+            asked = attempt.is_running()
+            if asked:
+                say(f"{self.request.reason}: asking the ranks to commit a checkpoint and stop")
+            in_time = attempt.end(grace, asked)
+        except KeyboardInterrupt:
+            attempt.kill()
+            say("interrupted twice: killed; what was not committed is lost")
+            return ExitCode.FAILURE
+        if not in_time and not asked:
+            say(f"ranks outlived their launcher by {grace:g} s; those on this machine were killed")
+        if attempt.is_finished():
+            say("finished")
             return ExitCode.OK
-        self.say(f"the run was stopped ({reason}), and its last checkpoint is not committed; {self._resumes()}")
-        return ExitCode.FAILURE
 
-    def _resumes(self) -> str:
-        return f"the same command continues {self._from()}"
+        resumes = f"the same command continues {self._from()}"
+        if asked and not in_time:
+            say(f"the ranks did not stop within {grace:g} s and were killed; {resumes}")
+            return ExitCode.FAILURE
+        stopped = run_folder.stopped(self.spec.output)
+        if stopped is not None and attempt.is_new(run_folder.STOPPED):
+            # the step at which the run was stopped must have its checkpoint; before the first there need be none
+            step, reason = stopped.get("step"), stopped.get("reason")
+            steps = [checkpoint.step_of(each) for each in checkpoint.committed(self.spec.output)]
+            if step == 0 or step in steps:
+                say(f"the run was stopped ({reason}) and stays stopped; {resumes}")
+                return ExitCode.OK
+            say(f"the run was stopped ({reason}), and its last checkpoint is not committed; {resumes}")
+            return ExitCode.FAILURE
+        if asked and attempt.had_begun and not attempt.has_progressed():
+            say(f"the ranks stopped without a checkpoint; {resumes}")
+            return ExitCode.FAILURE
+        if asked:
+            say(f"stopped; {resumes}")
+            return ExitCode.OK
+        if attempt.code in (ExitCode.USER_ERROR, ExitCode.GUARD):
+            why = "a guard stopped the run" if attempt.code == ExitCode.GUARD else "it would fail again"
+            say(f"exit code {attempt.code}, {why}: not restarted (see above)")
+            return attempt.code
+        return None
 
     def _from(self) -> str:
         newest = checkpoint.committed(self.spec.output)[-1:]
@@ -263,17 +239,15 @@ class KeepAlive:
 
 
 class _Attempt:
-    """One start of the command, in its own session: signals from a terminal do not reach it, and every process that it
-    leaves can be found."""
+    """One start of the command, in a session for itself: signals from a terminal do not reach it, and every process
+    that it leaves can be found."""
 
     def __init__(self, command: list[str], output: Path):
         self.output = output
         self.had_begun = False
         """Whether some of its ranks have locked the run's folder."""
         self._markers = {name: _stamp(output / name) for name in (run_folder.FINISHED, run_folder.STOPPED)}
-        self._checkpoints = self._checkpoint_stamps()
-        self._left_nothing = False
-        """Whether no process was left when the command ended."""
+        self._checkpoints = {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)}
         self._folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
         self._code_file = Path(self._folder.name) / "code"
         environment = {**os.environ, exit_codes.FILE: str(self._code_file)}
@@ -283,7 +257,6 @@ class _Attempt:
             remedy = "give its path, or put its folder into PATH (with this project's environment: .venv/bin)"
             raise UserError(Problem("command", command[0], f"cannot be started: {error.strerror}", remedy)) from error
 
-    @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 
@@ -296,70 +269,48 @@ class _Attempt:
             return left
         return -signal.SIGKILL if code is None else code  # None: it waits for a disk, and cannot be killed
 
-    @property
-    def ended(self) -> str:
-        how = f"ended with exit code {self.code}"
-        if self.code < 0:
-            how = f"was ended by {signal.Signals(-self.code).name}"
-        elif self.code == ExitCode.WATCHDOG:
-            how += ", a rank was stuck"
-        return f"the command {how}, and the run is not finished"
+    def is_new(self, marker: str) -> bool:
+        return _stamp(self.output / marker) not in (None, self._markers[marker])
 
-    @property
     def is_finished(self) -> bool:
-        """Whether the run is finished. An older marker counts if the command exited with 0, left no process and kept
-        the marker: there was nothing to do."""
+        """Return whether the run is finished. An older marker counts if the command kept it and exited with 0: there
+        was nothing to do."""
         if run_folder.finished(self.output) is None:
             return False
-        return self._is_new(run_folder.FINISHED) or (self.code == ExitCode.OK and self._left_nothing)
+        return self.is_new(run_folder.FINISHED) or self.code == ExitCode.OK
 
-    @property
-    def stopped_by(self) -> str | None:
-        record = run_folder.stopped(self.output)
-        return str(record.get("reason")) if record is not None and self._is_new(run_folder.STOPPED) else None
-
-    @property
     def has_progressed(self) -> bool:
-        """Whether a checkpoint was committed since the start, if only in place of a damaged one."""
-        return bool(self._checkpoint_stamps() - self._checkpoints)
+        """Return whether a checkpoint was committed since the start, if only in place of a damaged one."""
+        stamps = {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(self.output)}
+        return bool(stamps - self._checkpoints)
 
-    def ask_to_stop(self, grace: float) -> bool:
-        """Send SIGTERM to every rank, including those that start meanwhile, and leave no process of the attempt.
+    def end(self, grace: float, ask: bool) -> bool:
+        """Wait ``grace`` seconds for the ranks to commit and exit, then kill what is left on this machine.
 
-        Returns whether they exited by themselves within ``grace`` seconds, or had nothing to lose.
+        With ``ask``, send SIGTERM to every rank, including those that start meanwhile, and not to their launcher, which
+        would end them one after the other. Returns whether they exited in time, or had nothing to lose.
         """
         asked: set[int] = set()
         began = time.monotonic()
-        while (ranks := self._ranks()) or self.is_running:
+        in_time = True
+        while (ranks := self._ranks()) or self.is_running():
             self.had_begun = self.had_begun or bool(ranks)
-            for pid in {rank.pid for rank in ranks if rank.is_here and rank.pid} - asked:
+            for pid in {rank.pid for rank in ranks if ask and rank.is_here and rank.pid} - asked:
                 asked.add(pid)
                 _send(pid, signal.SIGTERM)
             if time.monotonic() - began > (grace if self.had_begun else min(grace, STARTING_SECONDS)):
-                self.kill()
-                return not self.had_begun
-            time.sleep(_POLL_SECONDS)
-        self._left_nothing = not self._processes()
-        self.kill()
-        return True
-
-    def settle(self, grace: float) -> int:
-        """After the command's end, let ranks that outlived it commit and exit for ``grace`` seconds, then kill what is
-        left on this machine; return the number of ranks that were left."""
-        self._left_nothing = not self._processes()
-        until = time.monotonic() + grace
-        while (ranks := self._ranks()) and time.monotonic() < until:
+                in_time = not self.had_begun
+                break
             time.sleep(_POLL_SECONDS)
         self.kill()
-        return sum(rank.is_here for rank in ranks)
+        return in_time
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is left of it on this machine, until nothing is. A process that waits for a
         disk cannot be killed."""
         until = time.monotonic() + LONGEST_KILL
         while time.monotonic() < until:
-            living = run_lock.living(self.output)
-            pids = self._processes() | {rank.pid for rank in living if rank.is_here and rank.pid}
+            pids = self._processes() | {rank.pid for rank in self._ranks() if rank.is_here and rank.pid}
             if not pids:
                 break
             for pid in pids:
@@ -370,8 +321,8 @@ class _Attempt:
     def _ranks(self) -> list[run_lock.Holder]:
         """Return the ranks that have the run's folder locked, on any machine; on a file system without locks, processes
         of this attempt that have a file there."""
-        living, own = run_lock.living(self.output), self._processes()
-        return living + [rank for rank in run_lock.named(self.output) if rank.pid in own and rank not in living]
+        own = self._processes()
+        return [rank for rank in run_lock.named(self.output) if rank.is_locked or (rank.is_here and rank.pid in own)]
 
     def _processes(self) -> set[int]:
         """Return the living processes of its session, without zombies."""
@@ -381,13 +332,6 @@ class _Attempt:
                 if os.getsid(pid) == self._process.pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                     pids.add(pid)
         return pids
-
-    def _is_new(self, marker: str) -> bool:
-        stamp = _stamp(self.output / marker)
-        return stamp is not None and stamp != self._markers[marker]
-
-    def _checkpoint_stamps(self) -> set[tuple[int, int] | None]:
-        return {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(self.output)}
 
 
 def _send(pid: int, number: int) -> None:

@@ -1,6 +1,6 @@
-"""Refuse a second job in a run's folder: every rank locks a file there for as long as it lives.
+"""Refuse a second run in a run's folder: every rank locks a file there for as long as it lives.
 
-Two jobs that write into one folder destroy both runs; it happens when ranks outlive their launcher and the run is
+Two runs that write into one folder destroy each other; it happens when ranks outlive their launcher and the run is
 resumed. The system releases a lock when its process ends, however it ends.
 """
 
@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
-"""How long :meth:`RunLock.acquire` waits: :func:`living` locks a file for a moment to look at it."""
+"""How long :meth:`RunLock.acquire` waits: :func:`named` locks a file for a moment to look at it."""
 
 _LOOKS, _LOOK_SECONDS = 5, 0.4
 """How often :func:`not_shared` looks for another machine's file; NFS may show it late."""
@@ -39,7 +39,7 @@ _locked: dict[Path, int] = {}
 
 
 def _close_in_child() -> None:
-    """A fork (a data-loader worker) inherits the descriptors, and would keep the lock after its rank's end."""
+    # a fork (a data-loader worker) inherits the descriptors, and would keep the lock after its rank's end
     for descriptor in _locked.values():
         os.close(descriptor)
     _locked.clear()
@@ -53,11 +53,11 @@ class Holder:
     """A rank that has a file in a run's folder."""
 
     rank: int
-    pid: int | None
+    pid: int | None = None
     """None: not written yet."""
-    host: str
-    started: str
-    command: str
+    host: str = ""
+    started: str = ""
+    is_locked: bool = True
 
     @property
     def is_here(self) -> bool:
@@ -101,7 +101,11 @@ class RunLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if not _lock(descriptor, fcntl.LOCK_EX):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
                 logger.warning("this file system has no locks: a second run in %s would not be noticed", self.output)
             if not os.path.samestat(os.fstat(descriptor), self.path.stat()):
                 raise BlockingIOError(errno.EAGAIN, "its last holder has just removed it")
@@ -109,11 +113,11 @@ class RunLock:
             os.close(descriptor)
             raise
         _locked[self.path] = descriptor
-        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        holder = Holder(self.rank, os.getpid(), socket.gethostname(), started, redacted(" ".join(sys.argv)))
+        holder = {"rank": self.rank, "pid": os.getpid(), "host": socket.gethostname()}
+        holder |= {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": redacted(" ".join(sys.argv))}
         try:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, (json.dumps(asdict(holder)) + "\n").encode(), 0)
+            os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
         except OSError as error:  # a full disk; the lock itself needs no space
             logger.warning("%s: %s", self.path, storage.explain(error, self.output))
 
@@ -124,33 +128,52 @@ class RunLock:
             os.close(descriptor)
 
 
-def living(output: Path) -> list[Holder]:
-    """Return the ranks that have this folder locked, including this process's, by number."""
-    return [holder for holder, is_locked in _read_holders(output) if is_locked]
-
-
 def named(output: Path) -> list[Holder]:
     """Return the ranks that have a file in this folder, locked or not, by number: killed ones too, and those on a file
     system without locks."""
-    return [holder for holder, _ in _read_holders(output)]
+    try:
+        matches = [match for path in (output / run_folder.RANKS).iterdir() if (match := _FILE.fullmatch(path.name))]
+    except OSError:
+        return []
+    holders = []
+    for rank, name in sorted((int(match[1]), match[0]) for match in matches):
+        try:
+            descriptor = os.open(output / run_folder.RANKS / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # released meanwhile
+            continue
+        is_locked = False
+        try:
+            # shared, so that two processes can look at once; the `filelock` package has exclusive locks only
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            is_locked = error.errno not in _NO_LOCKS
+        try:
+            content = json.loads(os.pread(descriptor, 2**16, 0))
+            holder = Holder(rank, int(content["pid"]), content["host"], content["started"], is_locked)
+        except (ValueError, TypeError, KeyError):  # not written completely yet
+            holder = Holder(rank, is_locked=is_locked)
+        os.close(descriptor)
+        holders.append(holder)
+    return holders
 
 
-def refuse(output: Path, field: str = "output_dir") -> list[Problem]:
-    """Return a problem that names every living rank in the folder; ``field`` is what names the folder."""
+def living(output: Path) -> list[Holder]:
+    """Return the ranks that have this folder locked, including this process's, by number."""
+    return [holder for holder in named(output) if holder.is_locked]
+
+
+def refuse(output: Path) -> list[Problem]:
+    """Return a problem that names every living rank in the folder."""
     holders = living(output)
     if not holders:
         return []
     wrong = f"another run is using this folder: {'; '.join(map(str, holders))}"
-    pids: dict[str, list[str]] = {}
-    for holder in holders:
-        if holder.pid is not None:
-            pids.setdefault(holder.host, []).append(str(holder.pid))
-    kills = [
-        f"`kill {' '.join(numbers)}`" + ("" if host == socket.gethostname() else f" on {host}")
-        for host, numbers in pids.items()
-    ]
+    kills = []
+    for host in dict.fromkeys(holder.host for holder in holders if holder.pid is not None):
+        pids = " ".join(str(holder.pid) for holder in holders if holder.host == host and holder.pid is not None)
+        kills.append(f"`kill {pids}`" + ("" if host == socket.gethostname() else f" on {host}"))
     remedy = f"wait for its end, or stop it with {', '.join(kills)}; it commits a checkpoint and exits"
-    return [Problem(field, str(output), wrong, remedy if kills else "wait for its end")]
+    return [Problem("output_dir", str(output), wrong, remedy if kills else "wait for its end")]
 
 
 def not_shared(output: Path, rank_sync: "RankSync") -> list[Problem]:
@@ -166,48 +189,3 @@ def not_shared(output: Path, rank_sync: "RankSync") -> list[Problem]:
     wrong = f"it is not the folder of {machine}: the file of rank 0 is not in it"
     remedy = "name a folder on a disk that all machines share: every rank writes its part of a checkpoint there"
     return [Problem(f"output_dir on {here.machine}", str(output), wrong, remedy)]
-
-
-def _read_holders(output: Path) -> list[tuple[Holder, bool]]:
-    """Return every rank's file, and whether a process has it locked."""
-    try:
-        paths = list((output / run_folder.RANKS).iterdir())
-    except OSError:
-        return []
-    holders = []
-    for rank, path in sorted((int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))):
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # released meanwhile
-            continue
-        try:
-            is_locked = False
-            try:
-                # shared, so that two processes can look at once; the `filelock` package has exclusive locks only
-                _lock(descriptor, fcntl.LOCK_SH)
-            except BlockingIOError:
-                is_locked = True
-            try:
-                content = json.loads(os.pread(descriptor, 2**16, 0))
-                holder = Holder(**{**content, "rank": rank})
-            except (ValueError, TypeError):  # not written completely yet
-                holder = Holder(rank, None, "", "", "")
-            holders.append((holder, is_locked))
-        finally:
-            os.close(descriptor)
-    return holders
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    """Lock without waiting; return False if the file system has no locks.
-
-    Raises:
-        BlockingIOError: another open file has it.
-    """
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return False
-    return True

@@ -1,10 +1,8 @@
-"""Why a rank should stop: a signal, or a launcher that died and left its ranks alive.
+"""Reasons for a rank to stop: a signal, or a launcher that died and left its ranks alive.
 
-A signal handler records the reason and nothing else; the ranks agree at the end of a step, commit a checkpoint and exit
+A signal handler only records the reason; the ranks agree at the end of a step, commit a checkpoint and exit
 (:mod:`tape_ds.training.trainer`). Until then neither the signal nor a lost terminal may end them: data-loader workers
 survive a signal to the whole process group, and output that cannot be written is dropped.
-
-A file ``save_now`` in the run's folder asks for a checkpoint alone.
 """
 
 import contextlib
@@ -68,12 +66,12 @@ class StopRequest:
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == signal.SIGINT and self._interrupted is not None and now - self._interrupted > TWICE_SECONDS:
-            signal.signal(number, signal.default_int_handler)
-            raise KeyboardInterrupt
-        if number == signal.SIGINT and self._interrupted is None:
-            self._interrupted = now
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._interrupted is not None and now - self._interrupted > TWICE_SECONDS:
+                signal.signal(number, signal.default_int_handler)
+                raise KeyboardInterrupt
+            self._interrupted = self._interrupted or now
         self.request(signal.Signals(number).name)
 
 
@@ -95,9 +93,15 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
         return None
 
     def watch() -> None:
-        while not (dead := [process.pid for process in launchers if _is_gone(process)]):
+        while True:
+            for process in launchers:
+                try:
+                    gone = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+                except psutil.Error as error:
+                    gone = isinstance(error, psutil.NoSuchProcess)
+                if gone:
+                    return request.request(f"{LAUNCHER} (process {process.pid}) died")
             time.sleep(poll)
-        request.request(f"{LAUNCHER} (process {dead[0]}) died")
 
     thread = threading.Thread(target=watch, name="watch_launcher", daemon=True)
     thread.start()
@@ -136,15 +140,6 @@ def _command_line(process: psutil.Process) -> list[str]:
         return []
 
 
-def _is_gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.Error:
-        return False
-
-
 class TolerantStream:
     """A text stream that drops what cannot be written: the terminal is gone, or the disk of its file is full."""
 
@@ -179,21 +174,20 @@ def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> 
     Signals often reach a whole process group: a worker that dies of one ends its rank before the rank has committed. So
     a worker ends only when its rank has ended, or when its rank terminates it. ``init`` is called afterwards.
     """
-    parent = multiprocessing.parent_process()
-    if parent is not None:  # else a thread of the rank itself
+    rank, parent = multiprocessing.parent_process(), os.getppid()
+    if rank is not None:  # else a thread of the rank itself
+
+        def exit_with_rank() -> None:
+            while os.getppid() == parent:
+                received = signal.sigtimedwait(SIGNALS, 1.0)
+                if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == rank.pid:
+                    break
+            os._exit(0)
+
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        threading.Thread(target=_exit_with, args=(parent.pid, os.getppid()), daemon=True).start()
+        threading.Thread(target=exit_with_rank, daemon=True).start()
     if init is not None:
         init(worker_id)
-
-
-def _exit_with(rank: int | None, parent: int) -> None:
-    """End this worker when ``rank`` sends SIGTERM, or when ``parent`` is no longer its parent."""
-    while os.getppid() == parent:
-        received = signal.sigtimedwait(SIGNALS, 1.0)
-        if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == rank:
-            break
-    os._exit(0)
 
 
 def kill_children() -> None:
@@ -207,29 +201,22 @@ def kill_children() -> None:
         child.join()
 
 
-def asked_to_save(output: Path) -> str | None:
-    """Return the checkpoint name that a person wrote into ``<output>/save_now``; "" without a name, None: not asked."""
+def take_save_request(output: Path) -> str | None:
+    """Return the checkpoint name that a person wrote into ``<output>/save_now``, and remove the file; "" without a
+    name, None: not asked."""
     path = output / run_folder.SAVE_NOW
     try:
         status = path.stat()
         if status.st_size == 0 and 0 <= time.time() - status.st_mtime < _WRITING_SECONDS:
             return None  # perhaps still being written
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(1024).strip()
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        path.unlink()
     except FileNotFoundError:
         return None
     except OSError as error:
-        logger.warning("%s cannot be read (%s): saved without a name", path, error.strerror)
-        return ""
+        logger.warning("%s cannot be read and removed (%s): nothing is saved for it", path, error.strerror)
+        return None
     if text and not _NAME.fullmatch(text):
         logger.warning("%s: %r is no name (letters, digits, . _ -, 64 at most): saved without one", path, text[:64])
         return ""
     return text
-
-
-def answered(output: Path) -> None:
-    path = output / run_folder.SAVE_NOW
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        logger.warning("%s cannot be removed (%s): it counts again at every step", path, error.strerror)

@@ -41,7 +41,7 @@ class Beat(NamedTuple):
     waits: bool
     """Whether it was inside a collective: of two ranks at the same phase, it is the one ahead."""
     phase: str
-    """What it was about to do."""
+    """The work it was about to do."""
     time: float
     """Seconds since the epoch."""
     process: str = ""
@@ -49,12 +49,8 @@ class Beat(NamedTuple):
 
 
 def who_is_behind(rank: int, beats: Sequence[Beat | None]) -> str | None:
-    """Describe the ranks that the others wait for; None if another rank reports it.
-
-    Args:
-        rank: this one.
-        beats: the last beat of every rank, by rank; None: it never had one. Empty: the store does not answer.
-    """
+    """Describe the ranks that the others wait for; None if another rank than ``rank`` reports it. ``beats`` are the
+    last of every rank, None for one that never had any; empty if the store does not answer."""
     if not beats:
         return "the job's store does not answer: rank 0, which holds it, is stopped or gone, or never came"
     places = [(-1, -1, False) if beat is None else beat[:3] for beat in beats]
@@ -87,25 +83,14 @@ class Watchdog:
         rank: of this process.
         world: number of ranks.
         seconds: limit without progress; 0: none.
-        work: a counter that grows while this rank's data are prepared; it is progress of the whole job, since the other
-            ranks wait for it.
+        work: a counter that grows while this rank's data are prepared, which is progress of the whole job.
         store: of the job; default: the process group's, as soon as there is one.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        world: int,
-        seconds: float,
-        *,
-        work: Callable[[], int] = lambda: 0,
-        store: Any = None,
+        self, folder: Path, rank: int, world: int, seconds: float, *, work: Callable[[], int] = int, store: Any = None
     ):
-        self.folder = folder
-        self.rank = rank
-        self.world = world
-        self.seconds = seconds
+        self.folder, self.rank, self.world, self.seconds = folder, rank, world, seconds
         self._name = f"process {os.getpid()} on {socket.gethostname()}"
         self._tick = min(TICK, seconds / 5) if seconds else TICK
         self._work = work
@@ -134,8 +119,7 @@ class Watchdog:
 
         All ranks record the same phases in the same order; work of one rank alone (writing a file) is not recorded.
         """
-        last = self._beat
-        notes = last.notes + 1 if step == last.step else 0
+        notes = self._beat.notes + 1 if step == self._beat.step else 0
         self._beat = Beat(step, notes, False, phase, time.time(), self._name)
 
     def _watch(self) -> None:
@@ -155,8 +139,8 @@ class Watchdog:
                 return self._end(stalled)
 
     def _publish(self) -> None:
-        """Thread that publishes beats and listens for another rank's alarm. It ends if the store is gone: then either
-        the job is about to end, or the other thread notices."""
+        """Publish beats and listen for another rank's alarm, until the store is gone: then either the job is about to
+        end, or the other thread notices."""
         published, worked, wait = None, 0, 0.0  # the first beat is published at once
         with contextlib.suppress(RuntimeError, OSError, ValueError):
             while self.world > 1 and not self._closed.wait(wait):
@@ -176,12 +160,40 @@ class Watchdog:
 
     def _end(self, stalled: float) -> None:
         """Write the stacks, report who is behind, wait for the other ranks to do the same, and exit."""
-        beat = self._beat._replace(waits=_in_collective())
+        # inside a collective, judged by the Python frames of the main thread
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and not str(frame.f_globals.get("__name__")).startswith("torch.distributed"):
+            frame = frame.f_back
+        beat = self._beat._replace(waits=frame is not None)
         head = f"no progress for {stalled:.0f} s at step {beat.step} in {beat.phase}"
-        stacks = self._write_stacks(f"rank {self.rank} ({self._name}): {head}")
+
+        path = self.folder / f"rank-{self.rank}.txt"
+        stacks = str(path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with path.open("w", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} rank {self.rank} ({self._name}): {head}\n\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as error:
+            stacks = f"above ({storage.explain(error, self.folder)})"
+            with contextlib.suppress(OSError):
+                faulthandler.dump_traceback(2, all_threads=True)
+
+        def confer() -> list[Beat | None]:
+            """Alarm every rank, and return the last beats of those that can still publish one."""
+            store = self._connection
+            if store is None:
+                return []
+            store.set("alarm", "1")
+            store.set(f"rank-{self.rank}", json.dumps(beat))
+            self._meet("conferring", GRACE_SECONDS)
+            names = [f"rank-{rank}" for rank in range(self.world)]
+            return [Beat(*json.loads(store.get(name))) if store.check([name]) else None for name in names]
+
         reason: str | None = "there is no other rank"
         if self.world > 1:
-            reason = who_is_behind(self.rank, _within(2 * GRACE_SECONDS, lambda: self._collect(beat)) or [])
+            reason = who_is_behind(self.rank, _within(2 * GRACE_SECONDS, confer) or [])
         if reason is not None:
             who = f"watchdog on rank {self.rank}" if self.world > 1 else "watchdog"
             # not through sys.stderr: a stuck thread may hold its lock. Then what was printed before
@@ -191,17 +203,6 @@ class Watchdog:
         _within(2.0, lambda: self._meet("leaving", 1.0))  # the store ends with rank 0
         os._exit(ExitCode.WATCHDOG)
 
-    def _collect(self, beat: Beat) -> list[Beat | None]:
-        """Alarm every rank, and return the last beats of those that can still publish one."""
-        store = self._connection
-        if store is None:
-            return []
-        store.set("alarm", "1")
-        store.set(f"rank-{self.rank}", json.dumps(beat))
-        self._meet("conferring", GRACE_SECONDS)
-        names = [f"rank-{rank}" for rank in range(self.world)]
-        return [Beat(*json.loads(store.get(name))) if store.check([name]) else None for name in names]
-
     def _meet(self, where: str, seconds: float) -> None:
         if self._connection is None:
             return
@@ -209,30 +210,6 @@ class Watchdog:
         self._connection.add(where, 1)
         while self._connection.add(where, 0) < self.world and time.monotonic() < limit:
             time.sleep(0.05)
-
-    def _write_stacks(self, head: str) -> str:
-        path = self.folder / f"rank-{self.rank}.txt"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {head}\n\n")
-                file.flush()
-                faulthandler.dump_traceback(file, all_threads=True)
-            return str(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                faulthandler.dump_traceback(2, all_threads=True)
-            return f"above ({storage.explain(error, self.folder)})"
-
-
-def _in_collective() -> bool:
-    """Return whether the main thread is inside a collective, judged by its Python frames."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("torch.distributed"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any | None:

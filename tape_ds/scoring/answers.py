@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tape_ds.scoring import Each, in_turn
-from tape_ds.scoring.loss_by_position import target_losses
+from tape_ds.scoring.losses import target_losses
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def score(model: nn.Module, prompts: Sequence[Prompt], *, each: Each = in_turn) 
     """Return the loss of ``model`` on the answers.
 
     Args:
-        model: see :func:`tape_ds.scoring.loss_by_position.score`.
+        model: see :func:`tape_ds.scoring.losses.target_losses`.
         prompts: one or more.
         each: see :data:`tape_ds.scoring.Each`. Every prompt calls the output head once, whatever the lengths.
     """

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tape_ds.data.generated.task import GeneratedSample, Test, ids_of, label
 from tape_ds.scoring import Each, in_turn
-from tape_ds.scoring.causal_lm import bare, evaluating, head_of
+from tape_ds.scoring.losses import bare, evaluating, head_of
 
 BATCH_TOKENS = 8192
 """Tokens that are read at once, and whose logits exist at once."""
@@ -39,17 +39,12 @@ def judge(
     """Return for each answer of each sample, in order, whether it is the most likely token after those before it.
 
     Args:
-        model: see :func:`tape_ds.scoring.loss_by_position.score`; causal, so that padding at the end changes nothing.
+        model: see :func:`tape_ds.scoring.losses.target_losses`; causal, so that padding at the end changes nothing.
         vocabulary: the words in the order of their ids.
         samples: batched by length.
         each: see :data:`tape_ds.scoring.Each`. A batch calls the model and its output head once.
         batch_tokens: of a batch, padding included; a longer sequence is a batch by itself.
-
-    Raises:
-        ValueError: ``batch_tokens`` below 1, or see :func:`head_of`.
     """
-    if batch_tokens < 1:
-        raise ValueError(f"batch_tokens = {batch_tokens}: 1 or more")
     causal_lm = bare(model)
     head = head_of(causal_lm)
     ids = ids_of(vocabulary)
@@ -141,12 +136,9 @@ def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[st
     """Return the means of a grid, for a model trained on operands of up to ``trained`` tokens.
 
     A quarter of a grid of twice the trained lengths is trained, so a model that has learned its training lengths and
-    nothing beyond reaches 25 % over the whole grid. Hence these parts:
-
-    - ``whole``: every cell. ``trained``: no operand longer than trained. ``beyond``: one or both longer.
-      ``both_beyond``: both longer.
-    - ``twice``: the published convention, up to twice the trained lengths, trained part included; without a value if
-      the grid is smaller.
+    nothing beyond reaches 25 % over the whole grid. Hence these parts: ``whole``, every cell; ``trained``, no operand
+    longer than trained; ``beyond``, one or both longer; ``both_beyond``; and ``twice``, the published convention, up to
+    twice the trained lengths, trained part included, without a value if the grid is smaller.
 
     A cell has the lengths of its operands, ``first`` and ``second``, its ``samples`` (0: the cell is left out), and the
     number of them that were ``correct``. All cells weigh the same. A mean has a ``value`` from 0 to 1, None without
@@ -155,15 +147,13 @@ def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[st
     asked = [cell for cell in cells if cell["samples"]]
     first, second = trained
     longer = [(cell["first"] > first) + (cell["second"] > second) for cell in asked]
-    twice = [cell for cell in asked if cell["first"] <= 2 * first and cell["second"] <= 2 * second]
+    within = [cell for cell in asked if cell["first"] <= 2 * first and cell["second"] <= 2 * second]
     reached = any(c["first"] >= 2 * first for c in asked) and any(c["second"] >= 2 * second for c in asked)
-    parts = {
-        "whole": asked,
-        "trained": [cell for cell, count in zip(asked, longer, strict=True) if count == 0],
-        "beyond": [cell for cell, count in zip(asked, longer, strict=True) if count > 0],
-        "both_beyond": [cell for cell, count in zip(asked, longer, strict=True) if count == 2],
-        "twice": twice if reached else [],
-    }
+    parts = {"whole": asked, "trained": [], "beyond": [], "both_beyond": [], "twice": within if reached else []}
+    for cell, count in zip(asked, longer, strict=True):
+        parts["beyond" if count else "trained"].append(cell)
+        if count == 2:
+            parts["both_beyond"].append(cell)
     found = {}
     for name, part in parts.items():
         rates = [cell["correct"] / cell["samples"] for cell in part]

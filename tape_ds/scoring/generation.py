@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from tape_ds.scoring import CHUNK
-from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.losses import bare, evaluating
 from tape_ds.scoring.passkey import reads_in_pieces
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ def continue_prompts(
         use_cache: False reads the whole text again for every new token.
         chunk: tokens of a prompt that are read at once, if pieces do not change the result.
         streamer: one of transformers', for a single prompt.
-
-    Raises:
-        ValueError: no prompt, an empty prompt, ``new_tokens`` or ``chunk`` below 1.
     """
     if not prompts or not all(prompts) or new_tokens < 1 or chunk < 1:
         raise ValueError(f"{len(prompts)} prompts, new_tokens = {new_tokens}, chunk = {chunk}: none may be empty or 0")

@@ -24,8 +24,6 @@ COLOURS = "cividis"
 """Even in lightness, and the same to colour-blind readers."""
 LINE = "#D55E00"
 PASSKEY_FIELDS = ("length", "depth", "trials", "correct", "correct_ids", "mean_tokens")
-SHOWN = 5
-"""Wrong answers in the table."""
 PARTS = {
     "whole": "the whole grid",
     "trained": "trained lengths",
@@ -47,21 +45,16 @@ def write_passkeys(
     return [csv_file, table_file, picture]
 
 
-def depth_label(depth: float | None) -> str:
-    return "anywhere" if depth is None or math.isnan(depth) else f"{100 * depth:.3g}%"
-
-
 def _grid(cells: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return the cells in order, their shares and their counts; depths down, lengths across."""
     frame = pd.DataFrame(cells).sort_values(["depth", "length"], na_position="first")
     frame["share"] = frame["correct"] / frame["trials"]
     frame["count"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
+    depths = frame["depth"].unique()
     shares, counts = (
-        frame.pivot(index="depth", columns="length", values=name)
-        .reindex(frame["depth"].unique())
-        .rename(index=depth_label)
-        for name in ("share", "count")
+        frame.pivot(index="depth", columns="length", values=name).reindex(depths) for name in ("share", "count")
     )
+    counts.index = ["anywhere" if pd.isna(depth) else f"{100 * depth:.3g}%" for depth in depths]
     return frame, shares, counts.fillna("-")
 
 
@@ -82,7 +75,7 @@ def passkey_table(cells: Sequence[Mapping[str, Any]]) -> str:
 def draw_passkeys(cells: Sequence[Mapping[str, Any]], path: Path, *, title: str, native_length: int | None) -> Path:
     """Draw the shares; a dashed line marks ``native_length``."""
     _, shares, counts = _grid(cells)
-    depths, lengths = list(shares.index), list(shares.columns)
+    depths, lengths = list(counts.index), list(shares.columns)
     figure = Figure(figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
@@ -116,10 +109,7 @@ def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> lis
         names = ["length", "kind", "rows", "answers", "correct", "chance"]
     csv_file, table_file, picture = (folder / f"{stem}.{kind}" for kind in ("csv", "md", "png"))
     storage.write_text(csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows]))
-    wrong = [each for row in rows for each in row.get("wrong", ())][:SHOWN]
-    lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
-    shown = "\n\nWrong, shortest first:\n\n" + "\n".join(lines) if wrong else ""
-    storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}{shown}\n")
+    storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}\n")
     if not is_grid:
         return [csv_file, table_file]
     draw_generated(figures, picture, title)

@@ -9,25 +9,25 @@ their states if queries and keys are rotated, the bias on their score if one is 
 Shape letters: T tokens, S keys (T too: nothing is cached), H query heads, G key/value heads, K head size, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tape_ds import encodings as positions
-from tape_ds.attention.names import ENVIRONMENT, requested
+from tape_ds.attention import ENVIRONMENT, requested
 from tape_ds.attention.score_bias import ScoreBias
 from tape_ds.encodings.base import PositionLayer
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import BlockInputs, TapeForCausalLM
 from tape_ds.models.loading import extendable, families
-from tape_ds.models.loading.strict import fill
+from tape_ds.scoring.losses import evaluating
 
 WITH_WEIGHTS = "reference"
 """The attention backend that computes weights."""
@@ -74,18 +74,6 @@ def check(config: PreTrainedConfig) -> list[Problem]:
     return problems
 
 
-def as_own(model: PreTrainedModel) -> extendable.Model:
-    """Return the same weights in this project's model, whose blocks can be inspected."""
-    if isinstance(model, TapeForCausalLM):
-        return model
-    raise_if_any(families.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])
-    config = extendable.configure(model.config)
-    with torch.device("meta"):
-        empty = TapeForCausalLM(positions.plain(config, config.rope_parameters))
-    filled: extendable.Model = fill(empty, model.state_dict(), model.config.model_type)
-    return filled
-
-
 @torch.no_grad()
 def inspect(
     model: extendable.Model, ids_T: Tensor, layers: Sequence[int], visit: Visit, positions_T: Tensor | None = None
@@ -101,12 +89,8 @@ def inspect(
 
     Returns:
         Logits [T, V].
-
-    Raises:
-        UserError: the environment requires another attention backend than the one with weights.
-        ValueError: a model in training mode, no such layer.
     """
-    decoder = blocks(model)
+    decoder = [block for block in model.base_model.modules() if isinstance(block, GradientCheckpointingLayer)]
     if model.training or not all(1 <= number <= len(decoder) for number in layers):
         raise ValueError(f"layers {list(layers)} of {len(decoder)}: inspect a model in evaluation mode, from layer 1")
     raise_if_any(check(model.config))
@@ -115,7 +99,8 @@ def inspect(
     try:
         with ExitStack() as hooks:
             for number in sorted(set(layers)):
-                hooks.enter_context(_watched(decoder[number - 1], number, config, visit))
+                for handle in _watch(decoder[number - 1], number, config, visit):
+                    hooks.callback(handle.remove)
             ids_BT = ids_T.to(model.device)[None]
             positions_BT = None if positions_T is None else positions_T.to(model.device)[None]
             logits: Tensor = model(ids_BT, position_ids=positions_BT, use_cache=False).logits[0]
@@ -124,13 +109,7 @@ def inspect(
     return logits
 
 
-def blocks(model: extendable.Model) -> list[nn.Module]:
-    """Return the decoder's blocks, first to last."""
-    return [module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-@contextmanager
-def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[None]:
+def _watch(block: Any, number: int, config: Any, visit: Visit) -> list[RemovableHandle]:
     """Call ``visit`` at the end of the layer's attention."""
     read: list[tuple[PositionMap | None, Tensor | None, Tensor | None]] = []
 
@@ -142,22 +121,17 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
     def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         visit(LayerView(number, output[1][0], *read.pop()))
 
-    handles = [block.register_forward_pre_hook(before, with_kwargs=True), block.self_attn.register_forward_hook(after)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return [block.register_forward_pre_hook(before, with_kwargs=True), block.self_attn.register_forward_hook(after)]
 
 
 def _positions(
     layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, inputs: BlockInputs, config: TapeConfig
 ) -> PositionMap | None:
     """Ask the layer itself what it computes from this start and state: nothing else here depends on an encoding."""
-    start, places = inputs.start, (inputs.query_positions, inputs.key_positions)
-    groups, width = config.num_key_value_heads, config.head_dim
+    start, groups, width = inputs.start, config.num_key_value_heads, config.head_dim
+    places: Any = inputs.query_positions, inputs.key_positions
     carried = layer.carry(start, state, hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], width))
-    bias = layer.score_bias(places[0], carried, places[1], carried)
+    bias = layer.score_bias(None if places[0] is None else places, None if carried is None else (carried, carried))
     if isinstance(bias, ScoreBias):
         starts = range(0, bias.query_marks.shape[2], QUERIES_AT_ONCE)
         parts = [slice(first, first + QUERIES_AT_ONCE) for first in starts]
@@ -182,3 +156,38 @@ def _positions(
     queries_GTC, keys_GTC = (torch.cat(both, dim=-1)[0] for both in zip(*rotated, strict=True))
     # 1 for a token with itself under plain RoPE; queries and keys may be rotated differently
     return PositionMap("dot product", lambda: queries_GTC @ keys_GTC.mT / width)
+
+
+class UpdateStatistics(NamedTuple):
+    """A number for each layer, of the state as the layer reads it."""
+
+    deviation: list[float]
+    """|d| / |e|, as norms over all tokens, heads and columns; e = start + d."""
+    along_own: list[float | None]
+    """Share of |d|^2 along the token's own pairs (cos_j, sin_j) of e: it changes their length, which rescales scores;
+    the rest rotates them. None without an update."""
+    first_token: list[float]
+    """Weight of the first token in ``A e``, mean over heads and all queries but the first."""
+
+
+def measure_updates(model: TapeForCausalLM, ids_T: Tensor, positions_T: Tensor | None = None) -> UpdateStatistics:
+    """Measure one text of two tokens or more, int64 [T], in evaluation mode; positions count from 0 by default."""
+    statistics = UpdateStatistics([], [], [])
+
+    def visit(view: LayerView) -> None:
+        statistics.first_token.append(view.weights_HTS[:, 1:, 0].mean().item())
+        if view.start is None or view.deviation is None:
+            statistics.deviation.append(0.0)
+            statistics.along_own.append(None)
+            return
+        d = view.deviation.float()
+        e = view.start.float() + d
+        statistics.deviation.append((d.norm() / e.norm()).item())
+        d_pairs, e_pairs = (x.unflatten(-1, (2, -1)) for x in (d, e))
+        along = (d_pairs * e_pairs).sum(-2) / e_pairs.norm(dim=-2).clamp_min(1e-12)
+        squares = d.square().sum()
+        statistics.along_own.append((along.square().sum() / squares).item() if squares else None)
+
+    with evaluating(model):
+        inspect(model, ids_T, range(1, model.config.num_hidden_layers + 1), visit, positions_T)
+    return statistics

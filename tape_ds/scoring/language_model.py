@@ -1,21 +1,15 @@
-"""lm-eval's model ``tape_ds``: its own ``HFLM``, with the models of this project and without silent truncation.
+"""lm-eval's own ``HFLM`` with the models of this project and without silent truncation.
 
-Batches, scores and stored answers are lm-eval's. ``tape-ds evaluate harness`` evaluates with it. lm-eval has no
-plugins, so its own command is started here:
-
-    python -m tape_ds.scoring.language_model run --model tape_ds --model_args pretrained=runs/demo --tasks arc_easy
+Batches, scores and stored answers are lm-eval's. ``tape-ds evaluate harness`` evaluates with it.
 """
 
 import inspect
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from lm_eval.__main__ import cli_evaluate as main
 from lm_eval.api.instance import Instance
-from lm_eval.api.registry import register_model
 from lm_eval.models import huggingface
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from torch import Tensor
@@ -23,80 +17,51 @@ from transformers import GenerationConfig
 
 from tape_ds.data.prompting import appended
 from tape_ds.distributed.rank_sync import RankSync
-from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
-from tape_ds.scoring import CHUNK, models
+from tape_ds.errors import Problem, UserError
+from tape_ds.scoring import CHUNK
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.models import FoundModel, used_at
 from tape_ds.scoring.passkey import reads_in_pieces
 
 AUTO_TOKENS = 16_384
 """Tokens of a batch, padding included, if its size is ``auto``."""
-GENERATION_FIELDS = frozenset(GenerationConfig().to_dict())
-HFLM_OPTIONS = frozenset(
-    ("add_bos_token", "prefix_token_id", "think_end_token", "enable_thinking", "chat_template_args", "softmax_dtype")
-)
-"""Options of HFLM that apply to a loaded model."""
-WAYS = ("left", "middle")
-"""Part of a prompt that is cut."""
 
 
-@register_model("tape_ds")
 class HarnessModel(huggingface.HFLM):
     """A model of this project for lm-eval.
 
     Args:
-        pretrained: a found model, or the name or path of one.
-        device: for a name or path; lm-eval's default means a GPU of this process, or the CPU.
+        found: is loaded here.
         max_length: tokens of prompt and answer together; default: the model's native length.
-        truncate: one of ``WAYS``; None: a prompt that is too long is an error.
-        batch_size, max_batch_size: as lm-eval passes them; ``auto`` holds ``AUTO_TOKENS``.
-        options: ``HFLM_OPTIONS``, and for a name or path those of :func:`tape_ds.scoring.models.find_model`.
+        truncate: ``left``: lm-eval cuts prompts that are too long; None: they are an error.
+        batch_size: ``auto``: as many sequences as have ``AUTO_TOKENS`` together.
     """
 
     def __init__(
         self,
-        pretrained: str | FoundModel,
+        found: FoundModel,
         *,
-        device: str | None = None,
         max_length: int | None = None,
         truncate: str | None = None,
         batch_size: int | str = 1,
-        max_batch_size: int | None = None,
-        **options: Any,
     ):
-        own = {name: options.pop(name) for name in HFLM_OPTIONS & options.keys()}
-        if isinstance(pretrained, str):
-            for name in options.keys() - set(models.OPTIONS):
-                remedy = did_you_mean(name, models.OPTIONS)
-                raise UserError(Problem("model_args", name, f"unknown option: {name}", remedy))
-            place = "auto" if device in (None, "cuda:0") else device
-            given = {name: value for name, value in options.items() if value}
-            pretrained = models.find_model(pretrained, **{"device": place} | given)
-        if truncate not in (None, *WAYS):
-            raise UserError(Problem("truncate", truncate, "unknown", did_you_mean(truncate, WAYS)))
-        length = max_length or pretrained.native_length
-        raise_if_any(models.check_lengths("max_length", [length], pretrained))
-        self._ranks = RankSync()
-        if self._ranks.world != int(os.environ.get("WORLD_SIZE", "1")):
-            remedy = "tape-ds evaluate harness, which torchrun and deepspeed start"
-            raise UserError(Problem("processes", os.environ["WORLD_SIZE"], "lm-eval's command takes one", remedy))
-        scaling = (getattr(pretrained.config, "rope_parameters", None) or {}).get("rope_type")
+        scaling = (getattr(found.config, "rope_parameters", None) or {}).get("rope_type")
         if scaling in ("dynamic", "longrope") and str(batch_size) != "1":
             wrong = f"with {scaling} scaling a text's numbers would depend on the longest text of its batch"
             raise UserError(Problem("batch_size", batch_size, wrong, "leave it out, or give 1"))
         logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)  # it warns of every model that is an object
-        model: Any = pretrained.load()
+        model: Any = found.load()
         # a checkpoint's own settings may sample or forbid repetition: scores would depend on them
-        model.generation_config = GenerationConfig(eos_token_id=ends_of(model, pretrained.tokenizer()) or None)
+        model.generation_config = GenerationConfig(eos_token_id=ends_of(model, found.tokenizer()) or None)
         super().__init__(
             model,
             backend="causal",
-            tokenizer=cast(Any, pretrained.tokenizer()),
-            max_length=length,
+            tokenizer=cast(Any, found.tokenizer()),
+            max_length=max_length or found.native_length,
             batch_size=batch_size,
-            max_batch_size=max_batch_size,
-            **{"softmax_dtype": "float32"} | own,
+            softmax_dtype="float32",
         )
+        self._ranks = RankSync()
         self._rank, self._world_size = self._ranks.rank, self._ranks.world
         self.truncate = truncate
         self.tasks: Mapping[str, Any] = {}
@@ -118,9 +83,8 @@ class HarnessModel(huggingface.HFLM):
     def tok_batch_encode(
         self, strings: Sequence[str], padding_side: str = "left", left_truncate_len: int | None = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode` and cut."""
-        room = left_truncate_len or self.max_length
-        rows = [self._fit(self.tok_encode(string), room) for string in strings]
+        """Return ids and mask of prompts, padded on the left; each is encoded by :meth:`tok_encode`."""
+        rows = [self.tok_encode(string)[-(left_truncate_len or self.max_length) :] for string in strings]
         width, pad = max(map(len, rows)), self.tokenizer.pad_token_id
         ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
         mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -152,10 +116,12 @@ class HarnessModel(huggingface.HFLM):
             if request.request_type == "loglikelihood_rolling":
                 continue  # read in windows that fit
             if request.request_type == "generate_until":
-                settings, answer = _generation_settings(request.args[1])
-                if unknown := sorted(settings.keys() - GENERATION_FIELDS - {"until"}):
-                    remedy = did_you_mean(unknown[0], GENERATION_FIELDS)
-                    return [Problem("--gen_kwargs", unknown[0], f"{task}: transformers has no such option", remedy)]
+                try:
+                    settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(request.args[1])))
+                    handle_stop_sequences(settings.get("until"), eos=None)
+                except (ValueError, TypeError) as error:
+                    return [Problem("--gen_kwargs", request.args[1], str(error), "write name=value, numbers as such")]
+                answer = settings["max_gen_toks"]
                 tokens = len(self.tok_encode(request.args[0])) + answer
             elif not request.args[1]:
                 return [Problem("--tasks", task, "it asks for the likelihood of an empty answer", "leave it out")]
@@ -169,22 +135,15 @@ class HarnessModel(huggingface.HFLM):
             cut = max(0, tokens - self.max_length) + (request.doc.get("cut_tokens") or 0)
             self.cut["requests"] += cut > 0
             self.cut["tokens"] += cut
+
         if longest_answer >= self.max_length:
             wrong = f"the answer alone has {longest_answer:,} tokens, max_length is {self.max_length:,}"
             return [Problem("--tasks", task, wrong, "raise --max_length, or lower max_gen_toks in --gen_kwargs")]
         if longest > self.max_length and self.truncate is None:
             wrong = f"its longest request has {longest:,} tokens with the answer, max_length is {self.max_length:,}"
-            remedy = f"--max_length {longest}, or --truncate left|middle, which cuts prompts and counts them"
+            remedy = f"--max_length {longest}, or --truncate left, which cuts prompts and counts them"
             return [Problem("--tasks", task, wrong, remedy)]
         return []
-
-    def _fit(self, ids: Sequence[int], room: int) -> list[int]:
-        too_many = len(ids) - room
-        if too_many <= 0:
-            return list(ids)
-        assert self.truncate is not None and room > 0, "measure() is called first"
-        first = 0 if self.truncate == "left" else room // 2
-        return [*ids[:first], *ids[first + too_many :]]
 
     def _loglikelihood_tokens(
         self,
@@ -192,12 +151,10 @@ class HarnessModel(huggingface.HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        room = self.max_length + 1  # the last token is predicted, not read
-        fitting = [(texts, self._fit(context, room - len(target)), target) for texts, context, target in requests]
         # HFLM reads the last logits of a text: a batch of one needs no others, which saves most of the memory
         alone = self._takes_kept and self.batch_size == 1
-        self._kept = {"logits_to_keep": max((len(each[-1]) for each in fitting), default=1)} if alone else {}
-        found = super()._loglikelihood_tokens(fitting, disable_tqdm, override_bs)
+        self._kept = {"logits_to_keep": max((len(each[-1]) for each in requests), default=1)} if alone else {}
+        found = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
         return cast(list[tuple[float, bool]], found)
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
@@ -216,6 +173,8 @@ class HarnessModel(huggingface.HFLM):
         with torch.no_grad(), used_at(self.model, self.max_length):
             return cast(Tensor, super()._model_generate(context, max_length, stop, **settings))
 
+    # lm-eval's processes exchange their answers through these
+
     def all_gather(self, tensor: Tensor) -> Tensor:
         return torch.tensor(self._ranks.objects(tensor.tolist())).flatten()
 
@@ -225,17 +184,3 @@ class HarnessModel(huggingface.HFLM):
 
     def barrier(self) -> None:
         self._ranks.objects(None)
-
-
-def _generation_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the settings of ``generation_kwargs`` and the maximal tokens of an answer."""
-    try:
-        settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(given)))
-        handle_stop_sequences(settings.get("until"), eos=None)
-    except (ValueError, TypeError) as error:
-        raise UserError(Problem("--gen_kwargs", given, str(error), "write name=value, numbers as such")) from error
-    return settings, settings.pop("max_gen_toks")
-
-
-if __name__ == "__main__":
-    main()

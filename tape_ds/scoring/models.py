@@ -1,16 +1,15 @@
-"""From a name or path to a model that can be scored: anything trained here, or that transformers or peft load.
+"""Find the model of a name or path, then load it: anything trained here, or that transformers or peft load.
 
-A model is first *found* (its files, its configuration, the SHA-256 of its weights; everything wrong with it is reported
-before anything heavy is read), then loaded: whole, adapters merged, in evaluation mode.
+Finding reads configurations and reports everything that is wrong before any weight is read. Loading returns the whole
+model, adapters merged, in evaluation mode.
 """
 
 import argparse
 import hashlib
-import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,34 +21,26 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import encodings, storage
-from tape_ds.arguments import DTYPES
 from tape_ds.checkpoint import source_model, trained
 from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.errors import Problem, UserError, collecting, did_you_mean, is_main_process, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
+from tape_ds.models import saving
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.models.loading import config_file, configuration, model_folder, weight_files
 from tape_ds.models.loading.config_file import RUN_CODE
-from tape_ds.models.loading.strict import load_exact, require_exact, without_bar
-from tape_ds.models.loading.weight_files import ADAPTER_CONFIG
+from tape_ds.models.loading.weight_files import ADAPTER_CONFIG, load_exact, require_exact
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
-OPTIONS = ("tokenizer", "dtype", "device", "trust_remote_code", "base_anyway", "position_updates", "rope_scaling")
-"""Options of a command line that :func:`find_model` takes."""
-
 
 class LoadOptions(NamedTuple):
-    tokenizer: str | None
-    """None: the model's own."""
-    dtype: torch.dtype | None
-    """None: the dtype of the stored weights."""
+    tokenizer: str | None  # None: the model's own
+    dtype: torch.dtype | None  # None: of the stored weights
     device: torch.device
-    trust_remote_code: bool
-    """Whether code that came with the model or the tokenizer may run."""
-    base_anyway: bool = False
-    """See :func:`tape_ds.checkpoint.trained.find_base`."""
+    trust_remote_code: bool  # whether code that came with the model or the tokenizer may run
+    base_anyway: bool  # see trained.find_base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +55,8 @@ class FoundModel:
     config: PreTrainedConfig
     load_options: LoadOptions
     dtype: torch.dtype
-    files: Callable[[], Iterable[Path]]
-    """Returns every file that decides what the model computes."""
+    files: Sequence[Path]
+    """Every file that decides what the model computes."""
     whole: Callable[[], PreTrainedModel]
     """Loads the whole model, adapters merged, on the CPU, in its dtype or a wider one."""
     tokenizer_name_or_path: str
@@ -104,26 +95,12 @@ class FoundModel:
         )
 
     @property
-    def tokenizer_has_code(self) -> bool:
-        """Whether the tokenizer comes with code, which runs only with ``trust_remote_code``."""
-        folder = Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False))
-        for name in ("tokenizer_config.json", "config.json"):
-            if not (folder / name).is_file():
-                continue
-            named = json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map") or {}
-            # Old tokenizers have a list. A configuration's code runs too, if the tokenizer names no class.
-            if isinstance(named, list) or {"AutoTokenizer", "AutoConfig"} & named.keys():
-                return True
-        return False
-
-    @property
     def known_length(self) -> int | None:
         """Tokens that the model was trained or extended for; None if its configuration has no such number."""
         return getattr(self.config.get_text_config(), "max_position_embeddings", None) or None
 
     @property
     def native_length(self) -> int:
-        """The known length."""
         if self.known_length is None:
             wrong = "its configuration has no max_position_embeddings"
             raise UserError(Problem("model", self.name_or_path, wrong, "write it into config.json"))
@@ -132,14 +109,13 @@ class FoundModel:
     @property
     def position_limit(self) -> int | None:
         """Tokens of the table of learned positions; None: no limit."""
-        ours = self.config.model_type in TYPES
         rotary = getattr(self.config, "rope_parameters", None) is not None
-        return None if ours or rotary else self.known_length
+        return None if rotary or self.config.model_type in TYPES else self.known_length
 
     def about(self) -> dict[str, Any]:
         """Return what results store of the model, with the hash of its files."""
         digest = hashlib.sha256()
-        files = [*self.files()]
+        files = [*self.files]
         if self.load_options.trust_remote_code:
             files += sorted(Path(model_folder.resolve(self.tokenizer_name_or_path, with_weights=False)).rglob("*.py"))
         for file in dict.fromkeys(files):
@@ -174,36 +150,14 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
-    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds."""
-    try:
-        return find_model(options.model, **{name: vars(options)[name] for name in OPTIONS})
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
-
-
-def find_model(
-    name_or_path: str,
-    *,
-    tokenizer: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    trust_remote_code: bool = False,
-    base_anyway: bool = False,
-    position_updates: str = "on",
-    rope_scaling: str = "own",
-) -> FoundModel:
-    """Return the model of a name or path, not loaded yet."""
-    problems: list[Problem] = []
-    choices = {"dtype": (dtype, (*DTYPES, "float64")), "position_updates": (position_updates, ("on", "off"))}
-    choices |= {"rope_scaling": (rope_scaling, ("own", "yarn"))}
-    for name, (value, known) in choices.items():
-        if value not in known:
-            problems.append(Problem(f"--{name}", value, "unknown", did_you_mean(value, known)))
-    raise_if_any(problems)
+    """Return the model of the options that :func:`tape_ds.arguments.add_model` adds, not loaded yet; ``problems`` are
+    reported with those of the model."""
+    problems = [*problems]
+    name_or_path: str = options.model
     place, gpus = torch.device("cpu"), torch.cuda.device_count()
     try:
-        if device != "auto":
-            place = torch.device(device)
+        if options.device != "auto":
+            place = torch.device(options.device)
         elif gpus:
             place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
         if torch.zeros(1, device=place).is_meta:
@@ -211,21 +165,22 @@ def find_model(
     except (RuntimeError, AssertionError) as error:
         wrong = f"not available ({str(error).splitlines()[0]})"
         remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"
-        problems.append(Problem("--device", device, wrong, remedy))
+        problems.append(Problem("--device", options.device, wrong, remedy))
 
     found: FoundModel | None = None
     with collecting(problems):
-        chosen = None if dtype == "auto" else getattr(torch, dtype)
-        found = _find(name_or_path, LoadOptions(tokenizer, chosen, place, trust_remote_code, base_anyway))
+        dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+        chosen = LoadOptions(options.tokenizer, dtype, place, options.trust_remote_code, options.base_anyway)
+        found = _find(name_or_path, chosen)
         changed, asked = found.config if isinstance(found.config, TapeConfig) else None, {}
-        if position_updates == "off":
+        if options.position_updates == "off":
             asked["position_updates"] = "off"
             without = None if changed is None else encodings.without_updates(changed)
             if without is None:
                 wrong = f"{name_or_path} has no position updates"
                 problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
             changed = without or changed
-        if rope_scaling == "yarn":
+        if options.rope_scaling == "yarn":
             asked["angles"] = "yarn"  # the name in stored results
             changed = None if changed is None else encodings.with_yarn(changed)
             if changed is None:
@@ -242,7 +197,25 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     given = Path(name_or_path)
     records = (given / trained.RECORD, given / TRAINED / trained.RECORD)
     if any(record.is_file() for record in records) or source_model.model_type(given) in TYPES:
-        return _find_own(name_or_path, options)
+        # what a run left, or a model folder of this project, exported ones included
+        source = source_model.find(name_or_path, base_anyway=options.base_anyway)
+        record, folder, dtype = source.record, source.folder, options.dtype or source.dtype
+        files = _model_files(folder)
+        if record is not None and record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
+            files += _model_files(Path(trained.find_base(folder, record, options.base_anyway)))
+        return FoundModel(
+            name_or_path=name_or_path,
+            kind="trained" if record is not None else "model folder",
+            folder=folder,
+            config=source.config,
+            load_options=options,
+            dtype=dtype,
+            files=files,
+            whole=partial(source.load, dtype),
+            tokenizer_name_or_path=options.tokenizer or str(folder),
+            record=record,
+        )
+
     if given.exists():
         raise_if_any(list(config_file.check_name("model", name_or_path, (config_file.CONFIG, ADAPTER_CONFIG))))
     folder = Path(model_folder.resolve(name_or_path))
@@ -261,7 +234,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         # refuse here what loading would refuse after hours of reading data; no weights are read
         quantised = getattr(config, "quantization_config", None)
         if quantised is None:
-            with without_bar():
+            with saving.without_bar():
                 _load_plain(folder, config, dtype, False, device_map={"": "meta"})
         else:
             with _reporting(str(folder), "transformers could not load it"):
@@ -273,43 +246,66 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         config=config,
         load_options=options,
         dtype=dtype,
-        files=lambda: [*_model_files(folder), *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ())],
+        files=[*_model_files(folder), *(sorted(folder.rglob("*.py")) if options.trust_remote_code else ())],
         whole=partial(_load_plain, folder, config, dtype, options.trust_remote_code),
         tokenizer_name_or_path=options.tokenizer or str(folder),
     )
 
 
-def _find_own(name_or_path: str, options: LoadOptions) -> FoundModel:
-    """Find what a run left, or a model folder of this project, exported ones included."""
-    source = source_model.find(name_or_path, base_anyway=options.base_anyway)
-    record, folder, dtype = source.record, source.folder, options.dtype or source.dtype
+def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> FoundModel:
+    """Find peft's adapter and the base that its configuration names."""
+    from peft import PeftConfig
 
-    def files() -> Iterator[Path]:
-        yield from _model_files(folder)
-        if record is not None and record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
-            yield from _model_files(Path(trained.find_base(folder, record, options.base_anyway)))
+    def refuse(wrong: str, remedy: str) -> UserError:
+        return UserError(Problem("model", name_or_path, wrong, remedy))
 
-    return FoundModel(
-        name_or_path=name_or_path,
-        kind="trained" if record is not None else "model folder",
-        folder=folder,
-        config=source.config,
-        load_options=options,
-        dtype=dtype,
-        files=files,
-        whole=lambda: source.load(dtype),
-        tokenizer_name_or_path=options.tokenizer or str(folder),
-        record=record,
-    )
+    if (folder / "trainable_params.bin").is_file():
+        wrong = "trainable_params.bin of the adapter's folder (embeddings and norms) would be left out"
+        raise refuse(wrong, "merge both into a model folder first, as LongLoRA does")
+    raise_if_any(weight_files.check_adapter(folder))
+    with _reporting(name_or_path, f"{ADAPTER_CONFIG} cannot be read", weight_files.REMEDY):
+        config = PeftConfig.from_pretrained(str(folder))
+    named = config.base_model_name_or_path
+    if config.is_prompt_learning:
+        wrong = f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
+        raise refuse(wrong, "give an adapter such as LoRA")
+    if not named or Path(named).resolve() == folder.resolve():
+        wrong = f"{ADAPTER_CONFIG} names {'its own folder as the' if named else 'no'} base"
+        raise refuse(wrong, "write the base's path as base_model_name_or_path into it")
+    if config.revision and not Path(named).exists():
+        named = f"{named}@{config.revision}"
+    own_tokenizer = str(folder) if (folder / "tokenizer_config.json").is_file() else None
+    base = _find(named, options._replace(tokenizer=options.tokenizer or own_tokenizer))
+    if getattr(base.config, "quantization_config", None) is not None:
+        wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
+        raise refuse(wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}")
+
+    def merged() -> PreTrainedModel:
+        from peft import PeftModel
+        from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
+
+        wrong = f"peft could not put it onto {base.name_or_path}"
+        reporting = _reporting(name_or_path, wrong, "give the adapter's own base, and all its files")
+        with weight_files.reading(folder), warnings.catch_warnings(), reporting:
+            warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would continue without them
+            model = PeftModel.from_pretrained(base.whole().float(), str(folder))  # merging in fp32 loses nothing
+            # once more, because from_pretrained does not return the tensors that fit nowhere
+            weights = load_peft_weights(str(folder), device="cpu")
+            require_exact(str(folder), (), set_peft_model_state_dict(model, weights).unexpected_keys, ())
+            whole: PreTrainedModel = model.merge_and_unload(safe_merge=True)
+        return whole
+
+    files = [*_model_files(folder), *base.files]
+    found = replace(base, name_or_path=name_or_path, kind="peft adapter", folder=folder, files=files, whole=merged)
+    return replace(found, record=None)
 
 
 def _load_plain(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool, **arguments: Any
 ) -> PreTrainedModel:
+    arguments |= {"config": config, "dtype": dtype, "trust_remote_code": trust_remote_code}
     with _reporting(str(folder), "transformers could not load it"):
-        model: PreTrainedModel = load_exact(
-            AutoModelForCausalLM, folder, config=config, dtype=dtype, trust_remote_code=trust_remote_code, **arguments
-        )
+        model: PreTrainedModel = load_exact(AutoModelForCausalLM, folder, **arguments)
     return model
 
 
@@ -327,65 +323,6 @@ def _reporting(
         raise UserError(Problem("model", value, f"{wrong} ({reason[:600]})", remedy)) from error
 
 
-def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> FoundModel:
-    """Find peft's adapter and the base that its configuration names."""
-    from peft import PeftConfig
-
-    def refuse(wrong: str, remedy: str) -> UserError:
-        return UserError(Problem("model", name_or_path, wrong, remedy))
-
-    if (folder / "trainable_params.bin").is_file():
-        wrong = "trainable_params.bin of the adapter's folder (embeddings and norms) would be left out"
-        raise refuse(wrong, "merge both into a model folder first, as LongLoRA does")
-    raise_if_any(weight_files.check_adapter(folder))
-    try:
-        config = PeftConfig.from_pretrained(str(folder))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise refuse(f"{ADAPTER_CONFIG} cannot be read ({error})", weight_files.REMEDY) from error
-    named = config.base_model_name_or_path
-    if config.is_prompt_learning:
-        wrong = f"{ADAPTER_CONFIG} is of the kind {config.peft_type}, which is not merged into weights"
-        raise refuse(wrong, "give an adapter such as LoRA")
-    if not named:
-        raise refuse(f"{ADAPTER_CONFIG} names no base", "write base_model_name_or_path into it")
-    if config.revision and not Path(named).exists():
-        named = f"{named}@{config.revision}"
-    if Path(named).resolve() == folder.resolve():
-        wrong = f"{ADAPTER_CONFIG} names its own folder as the base"
-        raise refuse(wrong, "write the base's path as base_model_name_or_path into it")
-    own = str(folder) if (folder / "tokenizer_config.json").is_file() else None
-    base = _find(named, options._replace(tokenizer=options.tokenizer or own))
-    if getattr(base.config, "quantization_config", None) is not None:
-        wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
-        raise refuse(wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}")
-    return replace(
-        base,
-        name_or_path=name_or_path,
-        kind="peft adapter",
-        folder=folder,
-        files=lambda: [*_model_files(folder), *base.files()],
-        whole=lambda: _merge(name_or_path, folder, base),
-        record=None,
-    )
-
-
-def _merge(name_or_path: str, folder: Path, base: FoundModel) -> PreTrainedModel:
-    """Merge an adapter in fp32, which loses nothing."""
-    from peft import PeftModel
-    from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
-
-    wrong = f"peft could not put it onto {base.name_or_path}"
-    reporting = _reporting(name_or_path, wrong, "give the adapter's own base, and all its files")
-    with weight_files.reading(folder), warnings.catch_warnings(), reporting:
-        warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would continue without them
-        model = PeftModel.from_pretrained(base.whole().float(), str(folder))
-        # once more, because from_pretrained does not return the tensors that fit nowhere
-        unexpected = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu")).unexpected_keys
-        require_exact(str(folder), (), unexpected, ())
-        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
-    return merged
-
-
 def _model_files(folder: Path) -> list[Path]:
     """Return configuration and weights of a folder; pickled weights only if there are no others."""
     patterns: Sequence[str] = ("config.json", ADAPTER_CONFIG, trained.RECORD, "*.safetensors")
@@ -395,16 +332,16 @@ def _model_files(folder: Path) -> list[Path]:
     return found
 
 
-def note_beyond(lengths: Sequence[int], model: FoundModel) -> None:
-    """Print on standard error of rank 0 how far the longest length exceeds the model's own."""
+def print_notes(model: FoundModel, lengths: Sequence[int], *, bos: bool = True) -> None:
+    """Print on standard error of rank 0 how far the longest length exceeds the model's own, and with ``bos`` that its
+    tokenizer begins no text with the BOS that the model knows."""
+    notes = []
     longest, native = max(lengths), model.known_length
-    if native is not None and longest > native and is_main_process():
+    if native is not None and longest > native:
         times = f"{longest / native:.3g} times the native length of {model.name_or_path}, {native:,}"
-        print(f"note: {longest:,} tokens are {times}", file=sys.stderr, flush=True)
-
-
-def note_bos(model: FoundModel) -> None:
-    """Print the same way that a model's tokenizer begins no text with the BOS that the model knows."""
-    for note in tokenizers.bos_note(model.tokenizer(), model.config).values():
+        notes.append(f"{longest:,} tokens are {times}")
+    if bos:
+        notes += tokenizers.bos_note(model.tokenizer(), model.config).values()
+    for note in notes:
         if is_main_process():
             print(f"note: {note}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from tape_ds.data.multikey import KeyedQuestion, KeyedText
 from tape_ds.data.passkey import PasskeyPrompt, answer_ids
 from tape_ds.models.inputs import CACHE
 from tape_ds.scoring import CHUNK, Each, in_turn
-from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.losses import bare, evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,17 +105,10 @@ def score(
     """Return the replies of ``model`` to ``prompts``, by ascending length.
 
     Args:
-        model: a causal LM of transformers or of this project; bare, or wrapped by peft, DistributedDataParallel or a
-            DeepSpeed engine. It is evaluated in evaluation mode; the mode of every module is restored.
-        tokenizer: decodes the replies.
-        prompts: of any lengths.
+        model: see :func:`tape_ds.scoring.losses.target_losses`.
         chunk: tokens of a prompt that are read at once, if the model :func:`reads_in_pieces`.
-        new_tokens: of a reply.
         use_cache: False reads the whole text again for every new token.
         each: see :data:`tape_ds.scoring.Each`; called once for each length.
-
-    Raises:
-        ValueError: ``chunk`` or ``new_tokens`` below 1.
     """
     if chunk < 1 or new_tokens < 1:
         raise ValueError(f"chunk = {chunk}, new_tokens = {new_tokens}: 1 or more")

@@ -1,12 +1,9 @@
 """Run an evaluation as jobs on one or several processes, resume it when it was killed, and store its result.
 
-An evaluation is a list of independent jobs, each with a key. The result of a job is written to a journal, and synced to
-the disk, before the next job starts. A restarted evaluation repeats no finished job, on any number of processes, and
-ends with the same result.
-
-Everything that decides the numbers is the evaluation's *identity*: the model's hash, the data's fingerprints, the
-configuration, the seed, and the versions of the packages that compute. A folder holds one result for each name; a
-result with another identity is replaced only with ``--overwrite``.
+The result of a job is written to a journal, and synced to the disk, before the next job starts. A restarted evaluation
+repeats no finished job, on any number of processes, and ends with the same result. Everything that decides the numbers
+is the evaluation's *identity*: the model's hash, the data's fingerprints, the configuration, the seed, and the versions
+of the packages that compute. A folder holds one result for each name.
 """
 
 import contextlib
@@ -56,10 +53,7 @@ class Evaluation:
     Args:
         name: of the command; names the result's file.
         folder: made when there is something to write.
-        model: what results store of the model, see :meth:`FoundModel.about`.
-        config: every option that decides numbers.
-        data: fingerprint of each data source, by its spec.
-        seed: None where nothing is drawn.
+        model, config, data, seed: see :class:`tape_ds.results.Result`; ``config`` has all that decides numbers.
     """
 
     def __init__(
@@ -103,18 +97,24 @@ class Evaluation:
         Args:
             work: returns the figures; every process calls it.
             show: prints the figures and writes tables and pictures.
-            overwrite: whether another result in the folder may be replaced.
+            overwrite: replace another result in the folder.
             required: files without which the result is incomplete.
         """
-        with joined():
-            # processes that see different disks must take the same branch
-            stored = from_first(lambda: self.stored(overwrite, required))
-            figures = work() if stored is None else stored.figures
-            if is_main_process():
-                if stored is None:
-                    self.finish(figures)
-                show(figures)
-                print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1:  # started by torchrun, deepspeed or accelerate; only small Python objects are exchanged
+            os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as DeepSpeed's launcher does
+            share_cores()
+            torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+        # processes that see different disks must take the same branch
+        stored = from_first(lambda: self.stored(overwrite, required))
+        figures = work() if stored is None else stored.figures
+        if is_main_process():
+            if stored is None:
+                self.finish(figures)
+            show(figures)
+            print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
+        if world > 1:
+            leave_process_group()
         return 0
 
     def stored(self, overwrite: bool = False, required: Sequence[Path] = ()) -> results.Result | None:
@@ -146,10 +146,6 @@ class Evaluation:
         Args:
             jobs: pairs of a unique key and a job, the longest first: they are dealt out in turn.
             work: returns plain JSON data that follows from the job and the identity alone.
-
-        Raises:
-            UserError: another process runs the same evaluation in this folder.
-            DiskError: the disk is full or read-only; finished jobs are kept.
         """
         keys = [key for key, _ in jobs]
         assert len(set(keys)) == len(keys), "the keys of jobs are unique"
@@ -171,9 +167,8 @@ class Evaluation:
             pending = [(key, job) for key, job in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already", flush=True)
-            share = tqdm(
-                pending[ranks.rank :: ranks.world], desc=self.name, disable=ranks.rank > 0 or not sys.stderr.isatty()
-            )
+            hidden = ranks.rank > 0 or not sys.stderr.isatty()
+            share = tqdm(pending[ranks.rank :: ranks.world], desc=self.name, disable=hidden)
             page = self.journal / f"{ranks.rank:04}.jsonl"
             with self._disk():
                 self.journal.mkdir(parents=True, exist_ok=True)  # the first process may have another disk
@@ -205,7 +200,7 @@ class Evaluation:
         shutil.rmtree(self.journal, ignore_errors=True)
 
     def lock(self, held: contextlib.ExitStack) -> None:
-        """Lock the journal until ``held`` is closed."""
+        """Lock the journal until ``held`` is closed; another process with the same evaluation is refused."""
         with self._disk():
             self.journal.mkdir(parents=True, exist_ok=True)
             try:
@@ -239,22 +234,6 @@ class Cost:
         """Return the ``cost`` of a result; every process must call this."""
         peak = max(RankSync().objects(processes.peak_memory_bytes(self.device)))
         return {"seconds": time.monotonic() - self.started, "peak_memory_bytes": peak, **counts}
-
-
-@contextlib.contextmanager
-def joined() -> Iterator[None]:
-    """Join the process group of torchrun, deepspeed or accelerate; leave it in order when the work succeeded.
-
-    Only small Python objects are exchanged, so the group is a gloo group on every machine.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield
-        return
-    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))  # what DeepSpeed's launcher sets
-    share_cores()
-    torch.distributed.init_process_group("gloo", timeout=PATIENCE)
-    yield
-    leave_process_group()
 
 
 def from_first(make: Callable[[], Made]) -> Made:

@@ -26,14 +26,14 @@ class SpanLosses:
 
     def mean_between(self, first: int, last: int | None = None) -> float:
         """Return the mean over the targets of the spans that start in ``first .. last - 1`` (None: to the end)."""
-        chosen = [
-            (nll, count)
-            for start, nll, count in zip(self.starts, self.nll, self.counts, strict=True)
-            if start >= first and (last is None or start < last)
-        ]
-        if not chosen:
+        sums, targets = [], 0
+        for start, nll, count in zip(self.starts, self.nll, self.counts, strict=True):
+            if start >= first and (last is None or start < last):
+                sums.append(nll * count)
+                targets += count
+        if not sums:
             raise ValueError(f"no span starts in {first} .. {last}: spans start at {self.starts}")
-        return math.fsum(nll * count for nll, count in chosen) / sum(count for _, count in chosen)
+        return math.fsum(sums) / targets
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"mean": self.mean}

@@ -16,7 +16,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -32,15 +31,15 @@ def normalised(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def f1(text: str, reference: str) -> float:
+def f1(text: str, reference: str) -> tuple[float]:
     """Return the harmonic mean of precision and recall over the bags of words, 0 to 1."""
     ours, theirs = normalised(text).split(), normalised(reference).split()
     shared = (Counter(ours) & Counter(theirs)).total()
-    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
+    return (2 * shared / (len(ours) + len(theirs)) if shared else 0.0,)
 
 
-def exact_match(text: str, reference: str) -> float:
-    return float(normalised(text) == normalised(reference))
+def exact_match(text: str, reference: str) -> tuple[float]:
+    return (float(normalised(text) == normalised(reference)),)
 
 
 def rouge(text: str, reference: str) -> tuple[float, ...]:
@@ -56,29 +55,19 @@ def _rouge_scorer() -> Any:
     return RougeScorer(list(ROUGE), use_stemmer=False)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One way to score a set of texts."""
-
-    name: str
-    of_pair: Callable[[str, str], tuple[float, ...]]
-    """The parts, averaged separately over the examples, for a text and a reference."""
-
-    def best(self, text: str, references: Sequence[str]) -> tuple[float, ...]:
-        """Return each part against the reference where it is highest."""
-        if not references:
-            raise ValueError("a text without a reference cannot be scored")
-        pairs = [self.of_pair(text, reference) for reference in references]
-        return tuple(max(values) for values in zip(*pairs, strict=True))
-
-    def score(self, examples: Sequence[Sequence[float]]) -> float:
-        """Return the geometric mean of the parts' averages over the examples, 0 to 1."""
-        means_P = np.asarray(examples, np.float64).mean(axis=0)
-        return float(means_P.prod() ** (1 / len(means_P)))
+METRICS: Mapping[str, Callable[[str, str], tuple[float, ...]]] = {"f1": f1, "exact_match": exact_match, "rouge": rouge}
+"""Return the parts of a score, which are averaged separately, for a text and a reference."""
 
 
-METRICS: Mapping[str, Metric] = {
-    "f1": Metric("f1", lambda text, reference: (f1(text, reference),)),
-    "exact_match": Metric("exact_match", lambda text, reference: (exact_match(text, reference),)),
-    "rouge": Metric("rouge", rouge),
-}
+def best(metric: str, text: str, references: Sequence[str]) -> tuple[float, ...]:
+    """Return each part against the reference where it is highest."""
+    if not references:
+        raise ValueError("a text without a reference cannot be scored")
+    pairs = [METRICS[metric](text, reference) for reference in references]
+    return tuple(max(values) for values in zip(*pairs, strict=True))
+
+
+def score(examples: Sequence[Sequence[float]]) -> float:
+    """Return the geometric mean of the parts' averages over the examples, 0 to 1."""
+    means_P = np.asarray(examples, np.float64).mean(axis=0)
+    return float(means_P.prod() ** (1 / len(means_P)))

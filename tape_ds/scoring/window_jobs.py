@@ -1,27 +1,47 @@
-"""Perplexity as independent jobs, the result of a job, and the figures of all jobs.
+"""Perplexity of texts as independent jobs: the texts, the jobs, the result of a job, and the figures of all jobs.
 
 A job is a few neighbouring windows of a source at one length, or one part of a text whose loss is taken by position.
 The jobs follow from the texts and the options alone, so that a resumed evaluation has the same ones; sums are exact, so
 that the figures depend on neither the order of the jobs nor the number of processes.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
 
-from tape_ds.scoring import loss_by_position, perplexity, windows
+from tape_ds import storage
+from tape_ds.data import prompting, selection, tokenized
+from tape_ds.data.sources import Source
+from tape_ds.errors import UserError
+from tape_ds.scoring import losses, windows
+from tape_ds.scoring.losses import WindowLoss
 from tape_ds.scoring.models import used_at
-from tape_ds.scoring.perplexity import WindowLoss
-from tape_ds.scoring.scored_texts import ScoredText
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.scoring.windows import Scoring, Window
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOKENS_A_JOB = 65_536
 """Tokens that are read between two lines of the journal, unless one window has more."""
 NAMED = 20
 """Documents whose names are stored, of those that are too short."""
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """A text that windows are cut from."""
+
+    name: str
+    ids: np.ndarray
+    """int32 [n]; of a single document mapped from the disk."""
+    stream: bool
+    """Whether it consists of several documents, so that its beginning is not a document's."""
+
 
 Texts = Mapping[str, Sequence[ScoredText]]
 """The texts of each source, by its spec."""
@@ -39,6 +59,63 @@ class WindowJob(NamedTuple):
 
 Jobs = dict[str, WindowJob]
 """By their keys in the journal."""
+
+
+def read_texts(
+    source: Source,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    split: str,
+    min_tokens: int,
+    max_tokens: int | None = None,
+    max_documents: int | None = None,
+    join: int | None = None,
+    bare: bool = False,
+) -> list[ScoredText]:
+    """Return the texts of one source; they are tokenised once and cached. Tokens that the tokenizer appends to every
+    text are removed.
+
+    Args:
+        split: of sources that have splits.
+        min_tokens: shorter documents are left out; what ``bare`` removes does not count.
+        max_tokens: documents are cut to this length.
+        max_documents: the first ones that are long enough.
+        join: number of consecutive documents that make one text.
+        bare: remove a document's own BOS and EOS.
+    """
+    begin, end = (0, 0) if source.tokenised else prompting.around(tokenizer)
+    least = min_tokens + end + (begin if bare else 0)
+    cache = storage.cache_home() / "data"
+    try:
+        selected = selection.select(
+            [source.spec], tokenizer, split, cache, min_tokens=least, max_documents=max_documents
+        )
+    except UserError as error:  # with the names of this command's options
+        renamed = []
+        for problem in error.problems:
+            remedy = problem.remedy.replace("min_document_tokens", "--min_tokens")
+            renamed.append(replace(problem, field=source.field, remedy=remedy))
+        raise UserError(renamed) from error
+
+    texts = []
+    seen: dict[str, int] = {}
+    for batch in selected.documents.with_format("arrow").iter(batch_size=64):
+        names, rows = batch.column("name").to_pylist(), batch.column("input_ids").combine_chunks()
+        for name, row in zip(names, rows, strict=True):
+            seen[name] = seen.get(name, 0) + 1
+            unique = name if seen[name] == 1 else f"{name} ({seen[name]})"
+            ids = row.values.to_numpy()
+            ids = ids[: len(ids) - end]
+            ids = tokenized.without_ends(ids, tokenizer) if bare else ids
+            texts.append(ScoredText(unique, ids[:max_tokens], source.stream))
+    if join is None:
+        return texts
+    joined = []
+    for at in range(0, len(texts), join):
+        first, *rest = texts[at : at + join]
+        name = f"{first.name} to {rest[-1].name}" if rest else first.name
+        joined.append(ScoredText(name, np.concatenate([text.ids for text in (first, *rest)]), stream=True))
+    return joined
 
 
 def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
@@ -71,18 +148,15 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
 
 
 def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: WindowJob) -> Any:
-    """Return ``[nll, foreseen]`` of each window, or the loss by position, with the model's encoding set to the length.
-
-    ``batch``, ``chunk``: see :func:`tape_ds.scoring.perplexity.score_windows`.
-    """
+    """Return ``[nll, foreseen]`` of each window, or the loss by position, with the encoding set to the length."""
     pairs = [(texts[job.source][at].ids, window) for at, window in job.windows]
     with used_at(model, job.length):
         if job.spans:
             assert scoring.spans is not None
-            ids_1T = perplexity.sequence(*pairs[0], scoring.begin)[None]
-            return loss_by_position.score(model, ids_1T, scoring.spans, chunk).to_dict()
-        losses = perplexity.score_windows(model, pairs, begin=scoring.begin, batch=batch, chunk=chunk)
-    return [(loss.nll, loss.foreseen) for loss in losses]
+            ids_1T = losses.sequence(*pairs[0], scoring.begin)[None]
+            return losses.score_spans(model, ids_1T, scoring.spans, chunk).to_dict()
+        scored = losses.score_windows(model, pairs, begin=scoring.begin, batch=batch, chunk=chunk)
+    return [(loss.nll, loss.foreseen) for loss in scored]
 
 
 def tokens(jobs: Jobs) -> int:
@@ -93,17 +167,28 @@ def tokens(jobs: Jobs) -> int:
 def figures(
     texts: Texts, lengths: Sequence[int], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all figures except the cost.
-
-    Args:
-        found: the results of :func:`work` by job.
-    """
+    """Return all figures except the cost; ``found`` has the results of :func:`work` by job."""
     entries, by_position = [], {}
     for source, parts in texts.items():
         for length in sorted(lengths):
-            at_length = (source, length, False)
-            same = {key: job for key, job in jobs.items() if (job.source, job.length, job.spans) == at_length}
-            entries.append(_entry(source, length, parts, scoring, same, found))
+            by_text: list[list[WindowLoss]] = [[] for _ in parts]
+            reach = np.zeros(len(parts), np.int64)
+            for key, job in jobs.items():
+                if (job.source, job.length, job.spans) != (source, length, False):
+                    continue
+                for (at, window), (nll, foreseen) in zip(job.windows, found[key], strict=True):
+                    by_text[at].append(WindowLoss(nll, foreseen, window.targets))
+                    reach[at] = max(reach[at], window.end)
+            pairs = list(zip(parts, by_text, strict=True))
+            left_out = [text.name for text, scored in pairs if not scored]
+            shorter = [text.name for text, scored in pairs if scored and len(text.ids) < scoring.room(length)]
+            unread = sum(len(text.ids) for text in parts) - int(reach.sum())
+            entry = {"source": source, "convention": scoring.convention, "length": length}
+            entry["stride"] = scoring.stride if scoring.convention != "blocks" else length
+            entry |= {"bos": scoring.begin is not None, **pool(by_text)}
+            entry["shorter"] = {"documents": len(shorter), "names": shorter[:NAMED]}
+            entry["left_out"] = {"documents": len(left_out), "names": left_out[:NAMED], "tokens": unread}
+            entries.append(entry)
         if scoring.spans is not None:
             spans: dict[int, list[SpanLosses]] = {}
             for key, job in jobs.items():
@@ -114,34 +199,31 @@ def figures(
     return {"perplexity": entries, "loss_by_position": by_position, "documents": documents}
 
 
-def _entry(
-    source: str, length: int, texts: Sequence[ScoredText], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the perplexity of one source at one length, and the documents that are shorter or left out."""
-    by_text: list[list[WindowLoss]] = [[] for _ in texts]
-    reach = np.zeros(len(texts), np.int64)
-    for key, job in jobs.items():
-        for (at, window), (nll, foreseen) in zip(job.windows, found[key], strict=True):
-            by_text[at].append(WindowLoss(nll, foreseen, window.targets))
-            reach[at] = max(reach[at], window.end)
-    pooled = perplexity.pool(by_text)
-    pairs = list(zip(texts, by_text, strict=True))
-    left_out = [text.name for text, losses in pairs if not losses]
-    shorter = [text.name for text, losses in pairs if losses and len(text.ids) < scoring.room(length)]
-    unread = sum(len(text.ids) for text in texts) - int(reach.sum())
+def pool(documents: Iterable[Sequence[WindowLoss]]) -> dict[str, Any]:
+    """Combine the windows of each document; every target weighs the same. The sums are exact, so neither order nor
+    grouping matters.
+
+    The standard error of ``nll`` treats documents as the sample, since windows of one document are alike, and the mean
+    as a ratio of two sums over them (Cochran, Sampling Techniques, 1977, section 2.11, with n - 1 degrees of freedom);
+    None for fewer than two.
+    """
+    scored = [document for document in documents if document]
+    windows = [window for document in scored for window in document]
+    targets = sum(window.targets for window in windows)
+    if targets == 0:
+        raise ValueError("no window has a target")
+    nll = math.fsum(window.nll for window in windows) / targets
+    error, count = None, len(scored)
+    if count > 1:
+        deviations = [math.fsum(window.nll - nll * window.targets for window in document) for document in scored]
+        squares = math.fsum(each * each for each in deviations)
+        error = math.sqrt(squares * count / (count - 1)) / targets
     return {
-        "source": source,
-        "convention": scoring.convention,
-        "length": length,
-        "stride": scoring.stride if scoring.convention != "blocks" else length,
-        "bos": scoring.begin is not None,
-        "nll": pooled.nll,
-        "perplexity": pooled.perplexity,
-        "standard_error": pooled.standard_error,
-        "accuracy": pooled.accuracy,
-        "targets": pooled.targets,
-        "windows": pooled.windows,
-        "documents": pooled.documents,
-        "shorter": {"documents": len(shorter), "names": shorter[:NAMED]},
-        "left_out": {"documents": len(left_out), "names": left_out[:NAMED], "tokens": unread},
+        "nll": nll,
+        "perplexity": losses.exp(nll),
+        "standard_error": error,
+        "accuracy": sum(window.foreseen for window in windows) / targets,  # tokens that were the most likely ones
+        "targets": targets,
+        "windows": len(windows),
+        "documents": count,
     }

@@ -18,8 +18,8 @@ from tape_ds.data.mix import MixedSequences
 from tape_ds.distributed import processes
 from tape_ds.errors import redacted
 from tape_ds.methods.memory_savings import MemorySavings
-from tape_ds.scoring import update_statistics
-from tape_ds.scoring.causal_lm import bare
+from tape_ds.scoring.inspection import measure_updates
+from tape_ds.scoring.losses import bare
 from tape_ds.training import metrics
 from tape_ds.training.environment import say
 from tape_ds.training.trainer import TapeTrainer
@@ -105,8 +105,8 @@ class TokensBySource(TrainerCallback):
 
 
 class PositionUpdates(TrainerCallback):
-    """Adds statistics of the position updates (:mod:`tape_ds.scoring.update_statistics`) to the metrics about eight
-    times in a run, on the first tokens of its first sequence; on every rank together."""
+    """Adds :func:`tape_ds.scoring.inspection.measure_updates` to the metrics about eight times in a run, on the first
+    tokens of its first sequence; on every rank together."""
 
     TIMES = 8
     TOKENS = 512
@@ -125,7 +125,7 @@ class PositionUpdates(TrainerCallback):
         if now * self.TIMES // state.max_steps == before * self.TIMES // state.max_steps:
             return
         places = None if self.places is None else self.places[: self.TOKENS]
-        found = update_statistics.measure(bare(kwargs["model"]), self.ids, places)._asdict()
+        found = measure_updates(bare(kwargs["model"]), self.ids, places)._asdict()
         logs[self.NAME] = state.log_history[-1][self.NAME] = found
 
 

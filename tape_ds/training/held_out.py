@@ -21,11 +21,9 @@ from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.models.llama import TapeForCausalLM, evaluated_at, positions_of
 from tape_ds.models.loading import extendable
-from tape_ds.scoring import passkey, perplexity
-from tape_ds.scoring.causal_lm import bare
-from tape_ds.scoring.loss_by_position import score
+from tape_ds.scoring import passkey
+from tape_ds.scoring.losses import Perplexity, bare, score_blocks, score_spans
 from tape_ds.scoring.passkey import Passkey
-from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.scoring.span_losses import SpanLosses
 
 Model: TypeAlias = extendable.Model | PeftModel
@@ -155,7 +153,7 @@ def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Va
     def score_one(job: tuple[str, EvalDocument]) -> SpanLosses:
         variant, document = job
         with _computing_as(model, variants[variant], document.input_ids_1T.shape[1]):
-            return score(model, document.input_ids_1T, span)
+            return score_spans(model, document.input_ids_1T, span)
 
     results: Scores = {variant: {} for variant in variants}
     for names in scored_together(model, variants):
@@ -215,7 +213,7 @@ def perplexities(
     found = {}
     for length in lengths:
         with evaluated_at(model, length):
-            found[length] = perplexity.score(model, texts, length, each=distributed_map)
+            found[length] = score_blocks(model, texts, length, each=distributed_map)
     return found
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from tape_ds import encodings
-from tape_ds.attention import names
+from tape_ds import attention, encodings
 from tape_ds.config.extension import ExtensionRecipe, check_against_model
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
@@ -23,7 +22,8 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.models import decoder_configuration, decoder_shape
+from tape_ds.models import decoder_configuration
+from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import config_file, configuration, extendable, model_folder
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.families import TAPE
@@ -69,7 +69,7 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
     # transformers' own class has fewer features
     if base.is_foreign:
         if isinstance(recipe, ExtensionRecipe):
-            method, shape_of = recipe.method, decoder_shape.of(native)
+            method, shape_of = recipe.method, decoder_shape(native)
             linear_maps = shape_of.linear_maps
             if method.train_router and not shape_of.has_router:
                 found.append(Problem("train_router", True, f"a {family} has no router", "remove it"))
@@ -91,7 +91,7 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
             wrong = f"the sequences of a {family} cannot be shared between processes"
             found.append(Problem(SEQUENCE, size, wrong, "leave it out, and use zero3"))
         needs = sorted(decoder_configuration.needs(native))
-        found += names.check_backend(recipe.model.attention_backend, needs)
+        found += attention.check_backend(recipe.model.attention_backend, needs)
 
     if isinstance(recipe, ExtensionRecipe):
         # left out, the adapters' targets become those of the base's family

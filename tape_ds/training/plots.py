@@ -106,7 +106,7 @@ def loss_by_position(
 
 def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: Path) -> Path:
     """Draw statistics of the position updates of each layer
-    (:class:`tape_ds.scoring.update_statistics.UpdateStatistics`), a line for each step, darker with time, as a PNG."""
+    (:class:`tape_ds.scoring.inspection.UpdateStatistics`), a line for each step, darker with time, as a PNG."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     panels = {
         "deviation": "|d| / |e|",

@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tape_ds.errors import redacted
+from tape_ds.scoring.losses import Perplexity
 from tape_ds.scoring.passkey import Passkey
-from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.scoring.span_losses import SpanLosses
 
 

@@ -41,7 +41,7 @@ from tape_ds.methods.prepare import assert_trainable
 from tape_ds.resilience import guards
 from tape_ds.resilience.guards import NonFinite, SkipCounter, StoppedByGuard
 from tape_ds.resilience.spikes import Spike, SpikeDetector
-from tape_ds.resilience.stopping import StopRequest, answered, asked_to_save, shield_worker
+from tape_ds.resilience.stopping import StopRequest, shield_worker, take_save_request
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.training import metrics, parameter_groups
 from tape_ds.training.environment import say
@@ -226,7 +226,7 @@ class TapeTrainer(Trainer):
         if not self.is_deepspeed_enabled:
             self._protection = guards.protect(self.optimizer)
         else:
-            saving.adopt(self.model_wrapped)
+            saving.EngineFiles(self.model_wrapped)
             if self.layout.tensor > 1:
                 # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
                 self.model_wrapped.first_dataloader_check.remove()
@@ -400,7 +400,7 @@ class TapeTrainer(Trainer):
     def _sync_step(self, grad_norm: Any) -> None:
         """Exchange how the step went on each rank, and decide on all alike: skip, save, stop."""
         self.beat("agreement")
-        asked = asked_to_save(Path(self.args.output_dir)) if self.rank_sync.rank == 0 else None
+        asked = take_save_request(Path(self.args.output_dir)) if self.rank_sync.rank == 0 else None
         reason = self._stop.reason if self._stop is not None else None
         loss, self._own_loss = self._own_loss.item(), torch.zeros_like(self._own_loss)
         norm = math.nan if grad_norm is None else float(grad_norm)
@@ -417,8 +417,6 @@ class TapeTrainer(Trainer):
         if any(saves):
             self._save_name = self.rank_sync.first(asked) or None
             self.control.should_save = True
-            if self.rank_sync.rank == 0:
-                answered(Path(self.args.output_dir))
         if self.state.global_step in self.safety.keep_steps:
             self.control.should_save = True
         if any(stops):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tape_ds.attention import biased, sdpa
+from tape_ds.attention import sdpa
 from tape_ds.attention.attend import attend as attend_values
 from tape_ds.attention.attend import attend_with_weights
 from tape_ds.attention.call import allowed_keys, complete
@@ -120,7 +120,7 @@ def test_windows_soft_caps_and_sinks(backend, documents, places, needs):
 @pytest.mark.parametrize("places", ["full", "chunk"])
 def test_needs_with_every_grouping_and_value(backend, monkeypatch, heads, groups, value_width, places, needs):
     """A value narrower than the key is DeepSeek's. Capped scores are computed row by row, and again in the backward."""
-    monkeypatch.setattr(biased, "BIASED_ENTRIES", 1)
+    monkeypatch.setattr(sdpa, "BIASED_ENTRIES", 1)
     queries, offset = PLACES[places]
     q, k, v = inputs(queries=queries, heads=heads, groups=groups, value_width=value_width)
     check(backend, q, k, v, SCATTERED, offset, **needs_of(*needs, heads=heads))
@@ -202,10 +202,9 @@ def test_with_a_window_nothing_grows_with_the_square_of_the_length(monkeypatch, 
     four times in all would be T x S."""
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
     monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
-    monkeypatch.setattr(biased, "BIASED_LEAST", 16)
+    monkeypatch.setattr(sdpa, "BIASED_LEAST", 16)
     largest, masks = [], []
-    for owner in (sdpa, biased):
-        monkeypatch.setattr(owner, "allowed_keys", lambda call: masks.append(allowed_keys(call)) or masks[-1])
+    monkeypatch.setattr(sdpa, "allowed_keys", lambda call: masks.append(allowed_keys(call)) or masks[-1])
     for length in (512, 1024):
         q, k, v = inputs(queries=length, keys=length, heads=1, groups=1, key_width=2, value_width=2, batch=1)
         ids = None if documents is None else torch.arange(length)[None] // 100

@@ -7,11 +7,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
-from tape_ds.attention import available, backends, check_backend, missing, sdpa
+from tape_ds.attention import BACKENDS, available, backends, check_backend, missing, sdpa
 from tape_ds.attention.backends import Chip, StoredChoice, choose
 from tape_ds.attention.call import complete
 from tape_ds.attention.document_layout import layout_of_ids
-from tape_ds.attention.names import NEEDS_CUDA
 from tape_ds.attention.score_bias import ScoreBias
 from tests.attention.by_ids import attend
 from tests.models.helpers import tiny_model, tokens
@@ -33,10 +32,10 @@ def call(
 @pytest.fixture
 def said(caplog):
     """What the dispatcher logs within a test."""
-    backends._say_once.cache_clear()
+    backends._log_once.cache_clear()
     caplog.set_level("INFO", logger=backends.logger.name)
     yield lambda: [record.message for record in caplog.records if record.name == backends.logger.name]
-    backends._say_once.cache_clear()
+    backends._log_once.cache_clear()
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_it_says_once_what_it_picked_and_why(said):
 
 
 def test_without_a_measurement_torch_s_own_is_chosen(on_a_gpu, said):
-    assert backends.table() == () or all(row.source for row in backends.table())
+    assert backends.ROWS == () or all(row.source for row in backends.ROWS)
     assert choose("auto", call(dtype=torch.float32)) == "sdpa"
     assert "no measurement on this chip is stored" in said()[0]
 
@@ -110,7 +109,7 @@ def test_a_window_is_not_counted_over_padding_inside_a_document(on_a_gpu):
 def test_a_measurement_of_dense_rows_says_nothing_of_packed_ones(on_a_gpu, monkeypatch):
     """A win over one document would lock packed training into whatever won it."""
     packed = ROW._replace(packed=True, backend="flex")
-    monkeypatch.setattr(backends, "table", lambda: (ROW, packed))
+    monkeypatch.setattr(backends, "ROWS", (ROW, packed))
     assert choose("auto", call(queries=40, keys=40)) == "triton"
     assert choose("auto", call(queries=40, keys=40, documents=3)) == "flex"
 
@@ -138,26 +137,26 @@ def test_what_cannot_be_worked_out_in_a_compiled_graph_is_left_to_masks(on_a_gpu
     ids=["its own", "too few queries", "another dtype", "another value", "a bias", "a window", "a soft cap", "sinks"],
 )
 def test_a_stored_measurement_decides_for_its_own_shapes(on_a_gpu, monkeypatch, said, changes, chosen):
-    monkeypatch.setattr(backends, "table", lambda: (ROW,))
+    monkeypatch.setattr(backends, "ROWS", (ROW,))
     assert choose("auto", call(**changes)) == chosen
     assert (ROW.source in said()[0]) == (chosen == "triton")
 
 
 def test_the_row_for_the_longest_fitting_text_decides(on_a_gpu, monkeypatch):
-    monkeypatch.setattr(backends, "table", lambda: (ROW, ROW._replace(min_tokens=8, backend="sdpa")))
+    monkeypatch.setattr(backends, "ROWS", (ROW, ROW._replace(min_tokens=8, backend="sdpa")))
     assert choose("auto", call(queries=7)) == "triton"
     assert choose("auto", call(queries=8)) == "sdpa"
 
 
 def test_a_measured_backend_that_is_missing_here_is_named_in_the_log(on_a_gpu, monkeypatch, said):
-    monkeypatch.setattr(backends, "table", lambda: (ROW._replace(backend="flash"),))
+    monkeypatch.setattr(backends, "ROWS", (ROW._replace(backend="flash"),))
     monkeypatch.setattr(backends, "missing_flash", lambda: "needs the package flash-attn")
     assert choose("auto", call()) == "sdpa"
     assert "flash" in said()[0] and "needs the package flash-attn" in said()[0]
 
 
 def test_another_chip_s_measurement_says_nothing(monkeypatch):
-    monkeypatch.setattr(backends, "table", lambda: (ROW,))
+    monkeypatch.setattr(backends, "ROWS", (ROW,))
     monkeypatch.setattr(backends, "chip_of", lambda device: Chip("cuda", "sm_80"))
     assert choose("auto", call()) == "sdpa"
 
@@ -233,11 +232,11 @@ def test_what_a_machine_lacks_is_known_before_a_run(monkeypatch):
 @pytest.mark.parametrize(
     "backend, changes, reason",
     [
-        ("flash", {"bias": ELEMENTWISE}, "cannot add a bias"),
-        ("triton", {"bias": ELEMENTWISE}, "cannot add a bias"),
+        ("flash", {"bias": ELEMENTWISE}, "cannot compute a bias on scores"),
+        ("triton", {"bias": ELEMENTWISE}, "cannot compute a bias on scores"),
         ("flash", {"offset": torch.tensor(0)}, "offset that is a tensor"),
         ("flash", {"dtype": torch.float32}, "is for fp16 and bf16, not float32"),
-        ("varlen", {"bias": ELEMENTWISE}, "cannot add a bias"),
+        ("varlen", {"bias": ELEMENTWISE}, "cannot compute a bias on scores"),
         ("varlen", {"dtype": torch.float32}, "is for fp16 and bf16, not float32"),
         ("varlen", {"width": 12}, "takes heads of a multiple of 8 up to 256, not 12"),
         ("flex", {"bias": BY_BLOCKS}, "cannot compute this encoding's bias"),
@@ -266,7 +265,7 @@ def test_a_backend_that_cannot_compute_the_call_refuses_it(on_a_gpu, monkeypatch
 
 
 @pytest.mark.parametrize("needs", [("window",), ("softcap",), ("sinks",), ("window", "sinks")], ids=" and ".join)
-@pytest.mark.parametrize("backend", ["auto", *NEEDS_CUDA])
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkeypatch, backend, needs):
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
     monkeypatch.setattr(backends, "why_not_flash", lambda call: None)
@@ -417,4 +416,4 @@ def test_lengths_that_change_take_flash_before_cudnn(monkeypatch):
 
 
 def test_every_backend_has_its_name():
-    assert list(backends._BACKENDS) == list(NEEDS_CUDA)
+    assert list(backends._FUNCTIONS) == list(BACKENDS)

@@ -135,9 +135,9 @@ def test_windows_only_where_the_gradients_follow_them(monkeypatch, module, takes
         monkeypatch, (9, 0), {module: fake(module)}, {"flash-attn": "2.8.3"} if takes else {"flash-attn-4": "4"}
     ):
         for given in ({"window": 4}, {"softcap": 1.0}):
-            reason = flash.why_not(complete(q, q, (q,), None, None, None, None, **given))
+            reason = flash.why_not_flash(complete(q, q, (q,), None, None, None, None, **given))
             assert reason is None if takes else "flash-attn 4" in reason
-        assert flash.why_not(complete(q, q, (q,), None, None, None, None)) is None
+        assert flash.why_not_flash(complete(q, q, (q,), None, None, None, None)) is None
 
 
 @pytest.mark.parametrize("value_width, calls", [(6, 1), (12, 2), (15, 3)])
@@ -179,9 +179,9 @@ def test_capability_and_version_choose_not_what_imports(monkeypatch, capability,
     modules = {release.module: fake(release.module) for release in flash.RELEASES}
     with releases(monkeypatch, capability, modules, distributions):
         if taken is None:
-            assert "in a version for this GPU" in flash.missing()
+            assert "in a version for this GPU" in flash.missing_flash()
         else:
-            assert flash.missing() is None
+            assert flash.missing_flash() is None
             assert flash.flash_functions()[:2] == (f"{taken} dense", f"{taken} varlen")
 
 
@@ -197,7 +197,7 @@ def test_a_broken_release_is_left_out_aloud(monkeypatch, caplog):
 
     with releases(monkeypatch, (9, 0), modules, {"flash-attn": "2.8.3"}):
         monkeypatch.setattr(importlib, "import_module", broken)
-        assert flash.flash_functions().dense == "flash_attn dense"
+        assert flash.flash_functions()[0] == "flash_attn dense"
     assert "flash_attn_interface is installed and cannot be used: undefined symbol" in caplog.text
 
 
@@ -205,7 +205,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
     with releases(monkeypatch, (9, 0), {}, {}):
         with pytest.raises(ModuleNotFoundError, match=r"capability 9 .*pip install --no-build-isolation flash-attn"):
             flash.flash_functions()
-        assert "needs the package flash-attn" in flash.missing()
+        assert "needs the package flash-attn" in flash.missing_flash()
 
 
 @pytest.mark.gpu

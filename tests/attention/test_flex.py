@@ -38,7 +38,7 @@ def case(name, queries=9, offset=0, keys=9, heads="gqa", rows=2, sizes=(8, 16), 
         return qkv, None, []
     layer = tiny_model(heads, name).model.layers[0].position.to(device)
     places = torch.randint(3, (rows, keys, 1), device=device).cumsum(1)
-    bias = layer.score_bias(places[:, offset : offset + queries], None, places, None)
+    bias = layer.score_bias((places[:, offset : offset + queries], places), None)
     return qkv, bias, list(layer.parameters())
 
 

@@ -84,7 +84,7 @@ def test_documents_in_groups_by_packed_kernels(monkeypatch, documents):
     out = attend_in_groups(q, k, v, group=6, layout=layout, backend="varlen")
     expected = masked(q, k, v, allowed(8, 17, 6, documents, batch=3))
     torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
-    monkeypatch.setattr("tape_ds.attention.shifted_groups._cut_anew", lambda *given, **more: pytest.fail("again"))
+    monkeypatch.setattr("tape_ds.attention.shifted_groups.DocumentLayout", lambda *given, **more: pytest.fail("again"))
     assert torch.equal(attend_in_groups(q, k, v, group=6, layout=layout, backend="varlen"), out)
 
 

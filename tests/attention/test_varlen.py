@@ -14,7 +14,7 @@ from torch.nn.attention import varlen as varlen_of_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tape_ds import TapeForCausalLM
-from tape_ds.attention import backends, varlen
+from tape_ds.attention import backends, flash
 from tape_ds.attention.call import AttentionCall
 from tape_ds.methods.recompute import use_recompute
 from tests.attention import varlen_on_cpu
@@ -168,21 +168,20 @@ def activated(monkeypatch):
         monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
         return told
 
-    varlen.use_flash_attention_3.cache_clear()
+    flash.use_flash_attention_3.cache_clear()
     yield start
-    varlen.use_flash_attention_3.cache_clear()
+    flash.use_flash_attention_3.cache_clear()
 
 
 def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, monkeypatch, caplog):
     """Asked for once, and logged once, however many calls there are."""
     told = activated()
-    monkeypatch.setattr(varlen, "whole_sequences", lambda call: None)
-    monkeypatch.setattr(varlen, "attention_by_documents", lambda *arguments, **named: ())
+    monkeypatch.setattr(flash, "attention_by_documents", lambda *arguments, **named: ())
     caplog.set_level("INFO")
     with FakeTensorMode():
         q, k, v = (torch.empty(1, 2, 16, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         for _ in range(3):
-            varlen.attention_by_varlen(AttentionCall(q, k, (v,), layout=None, offset=0, scale=1.0, bias=None))
+            flash.attention_by_varlen(AttentionCall(q, k, (v,), layout=None, offset=0, scale=1.0, bias=None))
     assert told == ["FA3"]
     assert [each.message for each in caplog.records] == ["attention: torch runs FlashAttention by FA3"]
 
@@ -190,14 +189,14 @@ def test_hopper_s_calls_run_flash_attention_3_where_it_is_installed(activated, m
 @pytest.mark.parametrize("place", [{"capability": (8, 0)}, {"modules": ()}, {"active": "FA4"}, {"capability": (10, 0)}])
 def test_elsewhere_torch_s_own_version_stays(activated, place):
     told = activated(**place)
-    varlen.use_flash_attention_3()
+    flash.use_flash_attention_3()
     assert told == []
 
 
 @pytest.mark.parametrize("error", [ImportError("undefined symbol"), RuntimeError("does not expose FA3 backward")])
 def test_a_package_that_torch_cannot_use_is_told(activated, error, caplog):
     activated(error=error)
-    varlen.use_flash_attention_3()
+    flash.use_flash_attention_3()
     assert str(error) in caplog.text
 
 

@@ -1,21 +1,23 @@
 """The truth of attention is the reference's, and an implementation that departs from it is found out."""
 
-import functools
-from dataclasses import replace
-
 import pytest
 import torch
 
-from benchmarks import attention, calls
-from benchmarks.benchmark_case import CaseEntry, Setting, run
-from benchmarks.shapes import AttentionShape, document_lengths
+from benchmarks import attention
+from benchmarks.benchmark_case import Setting, run
+from benchmarks.shapes import document_lengths, read
 from tape_ds.attention import backends
 from tape_ds.kernels import reference
 from tests.attention import varlen_on_cpu
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, torch.float32)
-SHAPE = AttentionShape(2, 4, 2, 24, 8)
+SHAPE = read("B2 H4 G2 T24 K8")
+PACKED = read("B2 H4 G2 T24 K8 N3")
+
+
+def whole_matrix(q, k, v):
+    return (attention.plain_attention(q, k, v),)
 
 
 def causal(tokens):
@@ -24,11 +26,11 @@ def causal(tokens):
 
 def test_the_truth_is_the_reference_s():
     inputs = attention.draw(SHAPE, SETTING)
-    wide = inputs.double()
+    wide = attention.AttentionInputs(*(x.double() for x in inputs))
     leaves = [x.requires_grad_() for x in (wide.q, wide.k, torch.cat((wide.v, wide.e), dim=-1))]
     out, _ = reference.attention(*leaves, causal(24), scale=8**-0.5)
     gradients = torch.autograd.grad(out, leaves, torch.cat((wide.dv, wide.de), dim=-1))
-    truth = attention.truth_of(inputs, "tape", (24,))
+    truth = attention.attention_truth(inputs, "tape", (24,))
     for name, value in zip(("out", "dq", "dk", "dv"), (out, *gradients), strict=True):
         torch.testing.assert_close(truth[name].value, value.detach(), rtol=1e-12, atol=1e-12)
         assert 0 < truth[name].allowed < 1e-5
@@ -37,18 +39,19 @@ def test_the_truth_is_the_reference_s():
 def test_rope_s_truth_is_that_of_the_value_alone():
     inputs = attention.draw(SHAPE, SETTING)
     out, _ = reference.attention(*(x.double() for x in inputs[:3]), causal(24), scale=8**-0.5)
-    torch.testing.assert_close(attention.truth_of(inputs, "rope", (24,))["out"].value, out, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        attention.attention_truth(inputs, "rope", (24,))["out"].value, out, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_packed_truth_is_that_of_every_document_alone():
-    shape = replace(SHAPE, documents=3)
-    inputs = attention.draw(shape, SETTING)
+    inputs = attention.draw(PACKED, SETTING)
     lengths = document_lengths(24, 3)
     assert len(lengths) == 3 and sum(lengths) == 24 and len(set(lengths)) > 1
-    packed = attention.truth_of(inputs, "tape", lengths)
+    packed = attention.attention_truth(inputs, "tape", lengths)
     ends = [sum(lengths[: at + 1]) for at in range(3)]
     for start, end in zip((0, *ends), ends, strict=False):
-        alone = attention.truth_of(
+        alone = attention.attention_truth(
             attention.AttentionInputs(*(x[:, :, start:end] for x in inputs)), "tape", (end - start,)
         )
         for name, expected in alone.items():
@@ -56,9 +59,8 @@ def test_a_packed_truth_is_that_of_every_document_alone():
 
 
 def test_a_rival_that_looks_across_documents_is_found_out():
-    shape = replace(SHAPE, documents=3)
-    blind = attention.Implementation("tape", "blind", attention.WIDE, lambda: calls.plain_attention)
-    (finding,) = run(attention.between([blind], shape, SETTING), SETTING, 1, head_start=True)
+    blind = attention.Implementation("tape", "blind", lambda: whole_matrix, joined=True)
+    (finding,) = run(attention.case(PACKED, SETTING, [blind]), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
 
 
@@ -66,15 +68,13 @@ def test_varlen_gets_the_documents(monkeypatch):
     """A stand-in for its operator, as on a GPU, with two sequences of three documents."""
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
     monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
-    shape = replace(SHAPE, documents=3)
     varlen_on_cpu.CALLS.clear()
-    monkeypatch.setattr(
-        calls, "documents_of", lambda shape, device: calls.PackedDocuments(document_lengths(24, 3), CPU)
-    )
     (implementation,) = [
-        each for each in attention.implementations(shape, torch.device("cuda")) if each[:2] == ("tape", "attend varlen")
+        each
+        for each in attention.implementations(PACKED, torch.device("cuda"))
+        if each[:2] == ("tape", "attend varlen")
     ]
-    (finding,) = run(attention.between([implementation], shape, SETTING), SETTING, 1, head_start=True)
+    (finding,) = run(attention.case(PACKED, SETTING, [implementation]), SETTING, 1, head_start=True)
     assert finding.status == "timed", finding.reason
     assert set(varlen_on_cpu.CALLS) == {6}
 
@@ -84,29 +84,19 @@ def wrong_scale():
 
     def call(q, k, v):
         q, k = (torch.nn.functional.pad(x, (0, v.shape[-1] - x.shape[-1])) for x in (q, k))
-        return calls.plain_attention(q, k, v)
+        return whole_matrix(q, k, v)
 
     return call
 
 
 def no_gradient_to_keys():
-    return lambda q, k, v: calls.plain_attention(q, k.detach() + 0 * k, v)
+    return lambda q, k, v: whole_matrix(q, k.detach() + 0 * k, v)
 
 
 @pytest.mark.parametrize("make, tensor", [(wrong_scale, None), (no_gradient_to_keys, "dk")])
 def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
-    inputs = attention.draw(SHAPE, SETTING)
-    asked = attention.case(SHAPE, SETTING)
-
-    def leaves(layout):
-        values = layout.values(inputs.v, inputs.e)
-        return tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
-
-    build = functools.partial(
-        attention._runner, attention.Implementation("tape", "broken", attention.WIDE, make), leaves, inputs
-    )
-    asked = asked._replace(entries=[CaseEntry("broken", "tape", build)])
-    (finding,) = run(asked, SETTING, 1, head_start=True)
+    broken = attention.Implementation("tape", "broken", make, joined=True)
+    (finding,) = run(attention.case(SHAPE, SETTING, [broken]), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
     assert finding.times == {}
     if tensor:
@@ -115,7 +105,7 @@ def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
 
 @pytest.mark.slow
 def test_whole_matrices_are_asked_for_up_to_a_size(monkeypatch):
-    monkeypatch.setitem(calls.MATRIX_ENTRIES, "cpu", 2 * 4 * 24 * 24 - 1)
+    monkeypatch.setitem(attention.MATRIX_ENTRIES, "cpu", 2 * 4 * 24 * 24 - 1)
     findings = run(attention.case(SHAPE, SETTING), SETTING, 1, head_start=True)
     status = {f"{each.encoding} {each.implementation}": each for each in findings}
     for name in ("rope sdpa math", "tape one call, sdpa math", "tape attend reference"):
@@ -128,5 +118,5 @@ def test_a_run_that_is_cut_short_has_the_backends_of_models_first():
     names = [each.name for each in attention.implementations(SHAPE, torch.device("cuda"))]
     assert names[:6] == [f"attend {name}" for name in ("varlen", "triton", "sdpa") for _ in range(2)]
     assert {"sdpa cudnn", "two calls, sdpa cudnn", "one call, sdpa cudnn", "attend flash"} <= set(names)
-    packed = {each.name for each in attention.implementations(replace(SHAPE, documents=3), torch.device("cuda"))}
+    packed = {each.name for each in attention.implementations(PACKED, torch.device("cuda"))}
     assert not any("sdpa" in name and "attend" not in name for name in packed)

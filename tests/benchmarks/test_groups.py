@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from benchmarks import encodings, models, smoke
+from benchmarks import models, whole_models
 from benchmarks.__main__ import measure
 from benchmarks.benchmark_case import Setting
-from benchmarks.groups import TOYS, toys
+from benchmarks.groups import GROUPS
+from benchmarks.shapes import read
 
-GROUPS = toys()
 SETTING = Setting(torch.device("cpu"), torch.float32)
 ORIGIN = {"device": "a CPU", "chip": "cpu", "date": "today", "commit": "none", "versions": ""}
 EXPECTED = {
@@ -22,14 +22,14 @@ EXPECTED = {
     "encodings": {"attend sdpa"},
 }
 """Implementations that must have a time, of either encoding."""
-ENCODINGS = {"position_mix": {"tape"}, "launches": {"tape"}, "encodings": set(encodings.ENCODINGS)}
+ENCODINGS = {"position_mix": {"tape"}, "launches": {"tape"}, "encodings": set(whole_models.ENCODINGS)}
 """Those that must have a time, where it is not RoPE and TAPE."""
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_implementation_is_right_or_says_why_not(name, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # it would take longer than all else
-    rows = list(measure(name, GROUPS[name], TOYS["cpu"][name][0], SETTING, 1, ORIGIN))
+    rows = list(measure(name, GROUPS[name].shapes("cpu", toys=True)[0], SETTING, 1, ORIGIN))
     assert {row.implementation for row in rows} >= EXPECTED[name]
     assert {(row.status, row.reason) for row in rows} == {("timed", "")}
     assert {row.encoding for row in rows} == ENCODINGS.get(name, {"rope", "tape"})
@@ -39,7 +39,7 @@ def test_every_implementation_is_right_or_says_why_not(name, monkeypatch):
 
 
 def test_both_encodings_stand_on_the_same_weights():
-    member = models.family(models.SIZES["tiny"], SETTING)
+    member = models.family(read("tiny L3 B1 T40"), SETTING)
     rope, tape, other = member("rope", "sdpa"), member("tape", "sdpa"), member("tape", "auto")
     mine = dict(tape.named_parameters())
     for name, weight in rope.named_parameters():
@@ -52,10 +52,10 @@ def test_both_encodings_stand_on_the_same_weights():
 
 
 def test_the_smoke_test_compares_loss_every_gradient_a_step_and_a_decode():
-    (shape,) = [shape for shape in TOYS["cpu"]["smoke"] if shape.documents is None]
-    model = models.build(models.sizes(shape), "tape", "sdpa", SETTING)
+    (shape,) = [shape for shape in GROUPS["smoke"].shapes("cpu", toys=True) if not shape.documents]
+    model = models.build(shape, "tape", "sdpa", SETTING)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    found = smoke.outcome(model, models.tokens(shape, SETTING.device), {}, cached=True)
+    found = whole_models.smoke_outcome(model, shape, cached=True)
     assert found.keys() == {"decoded logits", "loss", "loss after a step", *(f"d {name}" for name in before)}
     assert found["loss after a step"] < found["loss"]
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
@@ -65,7 +65,7 @@ def test_the_smoke_test_compares_loss_every_gradient_a_step_and_a_decode():
 @pytest.mark.parametrize("name", GROUPS)
 def test_on_a_gpu_every_rival_is_right_or_says_why_not(name):
     setting = Setting(torch.device("cuda"), torch.bfloat16)
-    rows = list(measure(name, GROUPS[name], TOYS["cuda"][name][0], setting, 2, ORIGIN))
+    rows = list(measure(name, GROUPS[name].shapes("cuda", toys=True)[0], setting, 2, ORIGIN))
     assert [(row.encoding, row.implementation, row.reason) for row in rows if row.status == "wrong"] == []
     lacking = [row for row in rows if row.status == "refused" and row.implementation.startswith(("ours", "attend"))]
     assert [row for row in lacking if row.implementation not in ("attend flash", "attend flex")] == []

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks import rotate, table
+from benchmarks import table
 from benchmarks.__main__ import main
 from benchmarks.benchmark_case import BenchmarkCase, CaseEntry
-from benchmarks.groups import TOYS
+from benchmarks.groups import GROUPS
 
 TOY = ["--device", "cpu", "--toys"]
 
@@ -15,7 +15,7 @@ def test_a_group_is_run_and_stored(tmp_path, capsys):
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["decode_cpu.jsonl", "decode_cpu.md", "rotate_cpu.jsonl", "rotate_cpu.md"]
     rows = table.read(tmp_path / "rotate_cpu.jsonl")
-    assert {row.shape for row in rows} == {TOYS["cpu"]["rotate"][0].label}
+    assert {row.shape for row in rows} == set(GROUPS["rotate"].toys[1])
     assert {(row.implementation, row.repeats, row.dtype) for row in rows} == {("eager", 2, "float32")}
     shown = capsys.readouterr()
     assert "python -m benchmarks rotate --device cpu --dtype float32" in shown.out
@@ -31,7 +31,7 @@ def test_rows_of_every_group_go_to_one_file_that_holds_others(tmp_path):
 
 
 def test_a_wrong_rival_of_ours_fails_the_command(tmp_path, monkeypatch, capsys):
-    whole = rotate.case
+    whole = GROUPS["rotate"].case
 
     def broken(shape, setting):
         asked = whole(shape, setting)
@@ -43,7 +43,7 @@ def test_a_wrong_rival_of_ours_fails_the_command(tmp_path, monkeypatch, capsys):
 
         return BenchmarkCase([CaseEntry("ours", entry.encoding, build)], asked.truth)
 
-    monkeypatch.setattr(rotate, "case", broken)
+    monkeypatch.setitem(GROUPS, "rotate", GROUPS["rotate"]._replace(case=broken))
     assert main(["rotate", *TOY, "--out", str(tmp_path)]) == 1
     assert "WRONG: rotate" in capsys.readouterr().err
     (row,) = table.read(tmp_path / "rotate_cpu.jsonl")
@@ -53,9 +53,9 @@ def test_a_wrong_rival_of_ours_fails_the_command(tmp_path, monkeypatch, capsys):
 def test_the_list_names_groups_shapes_and_rivals_and_runs_nothing(tmp_path, capsys):
     assert main(["--list", *TOY, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    for name, shapes in TOYS["cpu"].items():
+    for name, group in GROUPS.items():
         assert f"{name}: " in shown
-        assert f"  shape {shapes[0].label}" in shown
+        assert f"  shape {group.toys[1][0]}" in shown
     assert "  implementation tape: attend auto" in shown
     assert list(tmp_path.iterdir()) == []
 

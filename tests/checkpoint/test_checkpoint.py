@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tape_ds import checkpoint
-from tape_ds.checkpoint import Manifest
+from tape_ds.checkpoint import Manifest, format
 
 
 def sealed(output, step, name=None, content="weights"):
@@ -32,7 +32,7 @@ def test_what_is_committed_is_read_back(tmp_path):
     manifest = checkpoint.read(folder)
     assert (manifest.step, manifest.processes, manifest.stage, manifest.name) == (3, 2, 1, "before")
     assert manifest.size == len("weights") + len("state") and manifest.identity == {"seed": 1}
-    assert checkpoint.misfits(folder, manifest) == checkpoint.damage(folder, manifest) == []
+    assert checkpoint.missing_files(folder, manifest) == checkpoint.corrupt_files(folder, manifest) == []
     assert names(tmp_path) == ["checkpoint-3"]
 
 
@@ -71,7 +71,7 @@ def test_damage_is_named(tmp_path, harm, said):
     folder = sealed(tmp_path, 3)
     manifest = checkpoint.read(folder)
     harm(folder)
-    assert (checkpoint.misfits(folder, manifest) or checkpoint.damage(folder, manifest)) == [said]
+    assert (checkpoint.missing_files(folder, manifest) or checkpoint.corrupt_files(folder, manifest)) == [said]
 
 
 def change_step(content):
@@ -85,7 +85,7 @@ def forget(content):
 def lead_outside(content):
     content["files"]["../../x"] = content["files"].pop("a.txt")
     content.pop("check")
-    content["check"] = checkpoint._hash(content)
+    content["check"] = format._hash(content)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_a_checkpoint_that_was_to_be_replaced_survives_a_kill_in_between(tmp_pat
             raise KeyboardInterrupt
         rename(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "rename", dies)
+    monkeypatch.setattr(os, "rename", dies)
     with pytest.raises(KeyboardInterrupt):
         sealed(tmp_path, 3, content="new one")
     monkeypatch.undo()
     checkpoint.tidy(tmp_path)
     (folder,) = checkpoint.committed(tmp_path)
     manifest = checkpoint.read(folder)
-    assert checkpoint.misfits(folder, manifest) == checkpoint.damage(folder, manifest) == []
+    assert checkpoint.missing_files(folder, manifest) == checkpoint.corrupt_files(folder, manifest) == []
     assert (folder / "a.txt").read_text() == "old one" and names(tmp_path) == ["checkpoint-3"]
 
 
@@ -185,7 +185,7 @@ def test_a_removal_that_is_killed_leaves_no_half_checkpoint(tmp_path, monkeypatc
     def dies(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", dies)
+    monkeypatch.setattr(shutil, "rmtree", dies)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.remove(folder)
     assert checkpoint.committed(tmp_path) == []
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch)
             raise OSError(errno.EIO, "Input/output error")
         rename(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "rename", fails)
+    monkeypatch.setattr(os, "rename", fails)
     with pytest.raises(OSError, match="Input/output"):
         sealed(tmp_path, 3, content="new one")
     assert (tmp_path / "checkpoint-3" / "a.txt").read_text() == "old one"

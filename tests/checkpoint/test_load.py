@@ -100,14 +100,14 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
     """What one rank alone meets on its machine is no error of its own: the others would wait for it."""
     for step in (8, 16):
         sealed(tmp_path, step)
-    misfits = checkpoint.misfits
+    missing_files = checkpoint.missing_files
 
     def stale(folder, manifest):
         if folder.name == "checkpoint-16":
             raise OSError(errno.ESTALE, "Stale file handle")
-        return misfits(folder, manifest)
+        return missing_files(folder, manifest)
 
-    monkeypatch.setattr(checkpoint, "misfits", stale)
+    monkeypatch.setattr(checkpoint, "missing_files", stale)
     found = choose("auto", tmp_path)
     assert found.folder.name == "checkpoint-8"
     assert found.passed_over == ["checkpoint-16: it cannot be read (Stale file handle)"]

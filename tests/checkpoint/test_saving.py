@@ -48,7 +48,7 @@ def test_a_save_is_committed_whole_and_old_ones_go(saver, tmp_path, said):
         folder = save(mine, step, name="first" if step == 1 else None)
     manifest = checkpoint.read(folder)
     assert set(manifest.files) == {"inner/a.txt", "b.txt"} and manifest.identity == {"seed": 1}
-    assert checkpoint.damage(folder, manifest) == []
+    assert checkpoint.corrupt_files(folder, manifest) == []
     save(mine, 4)
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
     assert "checkpoint-4 committed" in "\n".join(said) and "removed checkpoint-2" in said[-1]

@@ -2,6 +2,9 @@
 
 import errno
 import json
+import shutil
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
@@ -198,10 +201,11 @@ RIGHT = {"base": None, "method": "full", "names": ["a"], "format": trained.FORMA
     [
         (None, r"no readable trained\.json"),
         (b"\xff", r"no readable trained\.json"),
-        (b'{"format": 99}', "not of format"),
+        (b'{"format": 99}', r"(?s)no readable trained\.json.*base\n  Field required"),
+        (json.dumps(RIGHT | {"format": 99}).encode(), "it is of format 99, this version reads 1"),
         *(
-            (json.dumps(RIGHT | odd).encode(), "not of format")
-            for odd in ({"names": None}, {"names": [1]}, {"base": 5})
+            (json.dumps(RIGHT | odd).encode(), r"no readable trained\.json")
+            for odd in ({"names": None}, {"names": [1]}, {"base": 5}, {"unknown": 1})
         ),
     ],
 )
@@ -281,6 +285,11 @@ def test_what_makes_another_model_is_told_from_how_it_is_held(base, tmp_path):
     config = tiny_config(tie_word_embeddings=True)
     config.use_cache, config.dtype = False, torch.bfloat16
     config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    assert trained.differing_fields(base, config) == []
+    record = TrainedRecord(None, "full", ())
+    shutil.copytree(base, tmp_path / "saved")
+    storage.write_json(tmp_path / "saved" / trained.RECORD, asdict(record))
+    assert trained.differences(tmp_path / "saved", SimpleNamespace(config=config), record) == []
     other = tiny_config(tie_word_embeddings=True, position_options={"feed_forward": False}, max_position_embeddings=128)
-    assert trained.differing_fields(base, other) == ["max_position_embeddings", "position_options"]
+    assert trained.differences(tmp_path / "saved", SimpleNamespace(config=other), replace(record, method="tape")) == [
+        *("method", "max_position_embeddings", "position_options"),
+    ]

@@ -68,7 +68,7 @@ def test_a_folder_without_a_manifest_is_taken_only_when_asked(run, tmp_path, cap
         ("{run}", "{run}", "exists"),
         ("{run}", "{run}/out", "inside the checkpoint"),
         ("{run}", "{run}/model.safetensors/out", "is not a folder"),
-        ("{run}/..", "out", "one of the checkpoints in it: checkpoint-7"),
+        ("{run}/..", "out", "a checkpoint of its run: checkpoint-7"),
         ("y" * 300, "out", "no such folder"),
     ],
 )

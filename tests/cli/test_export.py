@@ -70,16 +70,16 @@ def test_it_says_what_llama_cpp_leaves_out(tmp_path, capsys, changes, unread):
 
 
 def test_a_push_without_a_token_starts_nothing(source, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("tape_ds.export.push.get_token", lambda: None)
+    monkeypatch.setattr("tape_ds.export.folder.get_token", lambda: None)
     assert export.main([str(source), str(tmp_path / "out"), "--push", "tiny"]) == 2
     assert "no token for the hub" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_push_uploads_what_was_written(source, tmp_path, capsys, monkeypatch):
     seen = {}
-    monkeypatch.setattr("tape_ds.export.push.check", lambda name: [])
+    monkeypatch.setattr("tape_ds.export.folder.check_push", lambda name: [])
     monkeypatch.setattr(
-        "tape_ds.export.push.upload", lambda name, folder: seen.update({name: sorted(p.name for p in folder.iterdir())})
+        "tape_ds.export.folder.push", lambda name, folder: seen.update({name: sorted(p.name for p in folder.iterdir())})
     )
     assert export.main([str(source), str(tmp_path / "out"), "--push", "me/tiny"]) == 0
     assert {"README.md", "config.json", "model.safetensors", "modeling_tape.py"} <= set(seen["me/tiny"])

@@ -68,7 +68,7 @@ def test_pg19(hub, make):
 def test_github_is_the_part_of_the_pile(hub, make):
     text, record = make("github")
     assert (text, record.documents) == ("code 0code 2", 2)
-    assert list(record.sources) == list(TEST_SETS["github"].data)
+    assert list(record.sources) == TEST_SETS["github"]["data"]
 
 
 def test_gov_report_is_read_inside_its_archive(hub, make):
@@ -76,7 +76,7 @@ def test_gov_report_is_read_inside_its_archive(hub, make):
 
 
 def test_proof_pile_takes_the_first_that_are_long(hub, make, monkeypatch):
-    assert (TEST_SETS["proof_pile"].min_tokens, TEST_SETS["proof_pile"].max_documents) == (32_768, 128)
+    assert (TEST_SETS["proof_pile"]["min_tokens"], TEST_SETS["proof_pile"]["max_documents"]) == (32_768, 128)
     text, record = make("proof_pile", "--min_tokens", 10, "--max_documents", 2)
     assert text == "proof 0 " * 3 + "proof 1 " * 3
     assert record.choice == {"min_tokens": 10, "max_tokens": None, "max_documents": 2, "keep_special": False}

@@ -14,7 +14,7 @@ import pytest
 
 from tape_ds import __version__, installation
 from tape_ds.cli import program
-from tape_ds.cli.program import COMMANDS, LOOKS
+from tape_ds.cli.program import LOOKS, MODULES
 from tape_ds.config.kinds import KINDS
 from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS
 from tape_ds.errors import UserError
@@ -29,7 +29,7 @@ def alone(monkeypatch):
 
 
 def test_every_command_is_a_module_with_a_main():
-    modules = {importlib.import_module(f"tape_ds.cli.{each.module}") for each in COMMANDS.values()}
+    modules = {importlib.import_module(f"tape_ds.cli.{module}") for module in MODULES.values()}
     assert all(callable(module.main) for module in modules)
 
 
@@ -162,7 +162,7 @@ def test_a_misspelt_command_is_named(capsys):
 def test_help_has_a_line_for_each_command(capsys, words):
     assert program.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(any(re.fullmatch(rf" +{name} +\S.*", line) for line in lines) for name in COMMANDS)
+    assert all(any(re.fullmatch(rf" +{name} +\S.*", line) for line in lines) for name in MODULES)
     assert set(DEEPSPEED_OPTIONS) <= set(" ".join(lines).split()) and max(map(len, lines)) <= 120
 
 

@@ -85,7 +85,7 @@ def test_the_rows_differ_in_the_options_alone(scale):
 def test_they_are_scored_as_the_tables_are():
     evaluation = pretraining.load(["--recipe", "c4_155m_tape_whole"], 2)
     assert evaluation.evaluation.eval_lengths == [128, 256, 512, 1024]
-    assert tuple(evaluation.data.eval_data) == prepare_test_set.TEST_SETS["github"].data
+    assert list(evaluation.data.eval_data) == prepare_test_set.TEST_SETS["github"]["data"]
     assert pretraining.load(["--recipe", "tiny_tape_whole"], 2).evaluation.eval_lengths == [32, 64, 128, 256]
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from tape_ds.config import deepspeed_config
 from tape_ds.config.extension import load
+from tape_ds.distributed.layout import Engine, Layout
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.planning import activations, hardware, memory, shape
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, PlannedLayout
 from tape_ds.planning.shape import TrainedShape
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
@@ -90,7 +90,7 @@ def test_a_file_has_no_problem_of_its_own(path):
     problems = []
     config = deepspeed_config.read(path.stem, problems)
     assert problems == []
-    assert list(deepspeed_config.check_itself(config)) == []
+    assert list(deepspeed_config.check_itself(config, "linear", "adamw_torch")) == []
     assert json.loads(path.read_text()) == config, "shared values are written out, not left to completion"
 
 
@@ -98,7 +98,7 @@ def test_a_file_has_no_problem_of_its_own(path):
 def test_gradients_are_summed_in_fp32_by_zero_alone(stage):
     """Without it DeepSpeed ends with NotImplementedError when the engine is made, after tokenising."""
     config = {"zero_optimization": {"stage": stage}, "data_types": {"grad_accum_dtype": "fp32"}}
-    found = [each.field for each in deepspeed_config.check_itself(config)]
+    found = [each.field for each in deepspeed_config.check_itself(config, "linear", "adamw_torch")]
     assert found == ["deepspeed.data_types.grad_accum_dtype"] * (stage == 0)
 
 
@@ -116,7 +116,7 @@ def test_offload_really_offloads():
 
 
 def test_what_is_left_out_is_completed():
-    config = deepspeed_config.complete({"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": True}})
+    config = deepspeed_config.read({"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": True}}, [])
     assert config["gradient_clipping"] == config["train_batch_size"] == "auto"
     assert config["bf16"] == {"check_grad_overflow": True, "enabled": "auto"}
     assert config["fp16"] == {"enabled": "auto"}
@@ -143,12 +143,11 @@ def test_every_key_that_is_taken_is_read_by_the_installed_deepspeed():
 def test_parameters_of_schedulers_are_those_of_the_installed_deepspeed():
     from deepspeed.runtime import lr_schedules
 
-    for kind, (_, parameters) in deepspeed_config._SCHEDULERS.items():
-        known = inspect.signature(getattr(lr_schedules, kind).__init__).parameters
-        assert {"warmup_num_steps", "warmup_type", *parameters.split()} == {*known} - _OURS_NOT
-
-
-_OURS_NOT = {"self", "optimizer", "last_batch_iteration"}
+    known = set()
+    for kind in deepspeed_config._SCHEDULERS:
+        known |= {*inspect.signature(getattr(lr_schedules, kind).__init__).parameters}
+    taken = {*deepspeed_config._KEYS["scheduler.params"].split()}
+    assert taken == known - {"self", "optimizer", "last_batch_iteration"}
 
 
 def test_transformers_fills_what_the_trainer_and_the_model_know():
@@ -190,10 +189,8 @@ def planned(config, tokens, method, embeddings, **layout):
     }[method]
     if method == "LoRA":
         config.position_encoding, config.position_options = "rope", None
-    own = {"length": tokens, "global_batch": layout["gpus"], "gpu": hardware.find("a100-80")}
-    return Job(
-        model=shape.sizes(config), trained=trained, layout=PlannedLayout(**layout, engine=Engine(persistence=0)), **own
-    )
+    own = {"length": tokens, "global_batch": layout["world"], "gpu": hardware.find("a100-80")}
+    return Job(model=shape.sizes(config), trained=trained, layout=Layout(**layout, engine=Engine(persistence=0)), **own)
 
 
 def table():
@@ -212,11 +209,11 @@ def cells_of(model, method):
     policy = 1 if checkpointing else None
     expected = []
     for gpus, zero in ((1, 1), (8, 1), (8, 2), (8, 3)):
-        job = planned(config, tokens, method, embeddings, gpus=gpus, zero=zero, checkpoint_layers=policy)
+        job = planned(config, tokens, method, embeddings, world=gpus, zero=zero, checkpoint_layers=policy)
         moments = memory.estimate(job, reserve=False).moments
         found = next(each for each in moments if each.moment == "end of the backward")
         expected.append(round((found.weights + found.gradients + found.optimizer) / 1e9, 2))
-    one = activations.of(planned(config, tokens, method, embeddings, gpus=8, zero=1, checkpoint_layers=policy))
+    one = activations.count(planned(config, tokens, method, embeddings, world=8, zero=1, checkpoint_layers=policy))
     kept = one.checkpoints + one.states + one.inside + one.recomputed + one.working
     return [*expected, job.parameters, job.trained_parameters, round(kept / 1e9, 2), round(one.logits / 1e9, 2)]
 

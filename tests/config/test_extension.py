@@ -83,12 +83,6 @@ MALFORMED = {
     "no passkey": ({"passkey_lengths": [4096], "passkey_trials": 0}, "passkey_trials", "0", "1 or more"),
     "unknown passkeys": ({"passkey_form": "pos"}, "passkey_form", "pos", "pose"),
     "unknown method": ({"method": "lorra"}, "method", "lorra", "did you mean 'lora'"),
-    "a start and a method": (
-        {"method": "yarn+lora"},
-        "method",
-        "yarn+lora",
-        "method: lora, which starts from rope_par",
-    ),
     "tape without tape": ({"position_encoding": "rope"}, "method", "tape", "position_encoding: tape"),
     "position updates without any": (
         {"position_encoding": "rope", "train_position": True},

@@ -119,7 +119,7 @@ WRONG = {
     "a field twice": ("variants:\n  a:\n    seed: 1\n    seed: 2\n", "a", "seed", "the second time in line 4"),
     "no table": ("seed: 1\nvariants: [a]\n", "first", "variants", "not a mapping (first.yaml line 2)"),
     "no fields": ("variants:\n  a: 3\n", "first", "variants", "not a recipe (first.yaml line 2)"),
-    "no name": ("variants:\n  yes: {seed: 1}\n", "first", "variants", "not a recipe (first.yaml)"),
+    "no name": ("variants:\n  yes: {seed: 1}\n", "first", "variants", "not a recipe (first.yaml line 2)"),
 }
 
 

@@ -9,7 +9,7 @@ from tape_ds import encodings
 from tape_ds.cli import train
 from tape_ds.config import files
 from tape_ds.config.generated import load
-from tape_ds.data.generated.tasks import TASKS
+from tape_ds.data.generated import TASKS
 from tests.config import helpers
 
 GOOD = {

@@ -41,21 +41,21 @@ def test_a_malformed_recipe_names_field_value_and_remedy(name):
 FILES = {
     "empty": ("", "empty", "field: value"),
     "a list": ("- a\n- b\n", "a list", "field: value"),
-    "broken": ("model: smollm2\nwindow: [1, 2\nmax_steps: 3\n", "line 3", "mend"),
+    "broken": ("model: smollm2\nwindow: [1, 2\nmax_steps: 3\n", "line 3", "correct"),
     "a tab": ("model: smollm2\nrope_parameters:\n\trope_type: yarn\n", "line 3", "spaces"),
-    "an object": ("model: !!python/object/apply:os.system [echo]\n", "line 1", "mend"),
-    "two documents": ("model: a\n---\nmodel: b\n", "line 2", "mend"),
+    "an object": ("model: !!python/object/apply:os.system [echo]\n", "line 1", "correct"),
+    "two documents": ("model: a\n---\nmodel: b\n", "line 2", "correct"),
     "a strange character": ("model: a\x07\n", "not readable as YAML", "remove"),
     "a truth that is none": ("bf16: !!bool x\n", "tag forbids", "quotes"),
     "a number that is none": ("seed: !!int x\n", "tag forbids", "quotes"),
     "a date that is none": ("seed: 2001-99-99\n", "form or tag forbids", "quotes"),
     "brackets without end": ("lora_targets: " + "[" * 3000 + "]" * 3000 + "\n", "recursion", "flat"),
-    "a list of itself": ("lora_targets: &a [*a]\n", "recursive", "mend"),
+    "a list of itself": ("lora_targets: &a [*a]\n", "recursive", "correct"),
     "a billion laughs": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
         "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\nlora_targets: [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\n",
-        "stands for more than 100,000 values",
-        "aliases",
+        "more than 20 aliases",
+        "correct",
     ),
 }
 

@@ -91,7 +91,7 @@ MALFORMED = {
         {"streaming": True, "max_steps": -1, "num_train_epochs": 2},
         "max_steps",
         "-1",
-        "how many steps",
+        "give the steps",
     ),
     "many readers": ({"streaming": True, "dataloader_num_workers": 2}, "dataloader_num_workers", "2", "1"),
     # evaluation

@@ -57,7 +57,7 @@ def parquet(folder):
     named = [
         "a.parquet:2: 'meta.text' holds",
         "a.parquet:3: 'meta.text' holds",
-        "b.parquet:0: 'meta.text' is not UTF-8",
+        "b.parquet:0 is not UTF-8",
     ]
     return f"parquet:{folder}/*.parquet#meta.text", named
 
@@ -218,7 +218,7 @@ def test_questions(tmp_path, tokenizer):
         cache = tmp_path / "cache"
         return scrolls.tokenize("qasper", "train", tmp_path, tokenizer, form, cache, bad_rows=bad_rows)
 
-    for limit, line in ((0, "line 2 has no text"), (2, "line 4 is not JSON")):
+    for limit, line in ((0, "train.jsonl:2 has no text"), (2, "train.jsonl:4 is not JSON")):
         with pytest.raises(UserError, match=line):
             read(BadRows(limit))
     for _ in range(2):

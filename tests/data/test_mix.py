@@ -218,13 +218,13 @@ def test_loader_processes_change_nothing(streamed, workers):
 def test_a_rank_opens_its_own_stream_workers_alone(streamed, monkeypatch):
     """Two ranks with micro-batches of 1 over 2 workers of each source: each reads one of each."""
     opened = set()
-    real = Stream.sequences
+    real = Stream.tokens
 
-    def spy(stream, number, first):
+    def spy(stream, number, skip):
         opened.add((stream.shards[0].name, len(stream.shards), number))
-        return real(stream, number, first)
+        return real(stream, number, skip)
 
-    monkeypatch.setattr(Stream, "sequences", spy)
+    monkeypatch.setattr(Stream, "tokens", spy)
     for rank in (0, 1):
         sequences = streamed(workers=2)
         opened.clear()

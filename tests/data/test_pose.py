@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from tape_ds.data import pose as drawing
-from tape_ds.data.pose import PoseSequences, draw_lengths, draw_shifts, draw_sorted_shifts
+from tape_ds.data.pose import PoseSequences, draw_lengths, draw_shifts
 
 
 def pose_sequences(window, target, chunks=2, **options):
@@ -177,7 +177,7 @@ def test_two_chunk_draws_are_uniform():
 def test_sorted_shifts_are_uniform_taken_together():
     """As a set they are three uniform numbers: the three shifts of all draws, in any order, and the least of them."""
     rng = np.random.default_rng(14)
-    shifts = np.array([draw_sorted_shifts(4, 10, rng) for _ in range(DRAWS)])
+    shifts = np.array([draw_shifts(4, 10, rng, at_once=True) for _ in range(DRAWS)])
     assert (shifts[:, 0] == 0).all() and (np.diff(shifts) >= 0).all()
     assert uniform(shifts[:, 1:].ravel().tolist(), 0, 10)
     above = np.array([(11 - k) ** 3 - (10 - k) ** 3 for k in range(11)])  # of 11^3 outcomes, those whose least is k

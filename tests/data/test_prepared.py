@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from tape_ds.data import prepared
 from tape_ds.data.pack import pack
@@ -212,7 +213,8 @@ def test_other_folders_are_left_alone(spec, silent, tmp_path):
 
 
 def test_two_at_once_are_refused(spec, silent, tmp_path):
-    with prepared.claimed(tmp_path / "new"), pytest.raises(UserError, match="another preparation"):
+    (tmp_path / "new" / "records").mkdir(parents=True)
+    with FileLock(tmp_path / "new" / "records" / "lock"), pytest.raises(UserError, match="another preparation"):
         prepare([spec], silent, tmp_path / "new", **SETTINGS)
     prepare([spec], silent, tmp_path / "new", **SETTINGS)
 

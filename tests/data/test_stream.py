@@ -16,6 +16,7 @@ from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from tape_ds.data.order import collate, generator
+from tape_ds.data.pack import cut
 from tape_ds.data.sources import Document, Shard
 from tape_ds.data.stream import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
@@ -249,13 +250,13 @@ def test_a_resume_may_tokenise_for_longer_than_the_watchdog_waits(
 def test_a_rank_opens_its_own_workers_alone(open_sequences, monkeypatch):
     """Two ranks with micro-batches of 3 over 6 stream workers: each reads three of them."""
     opened = []
-    real = Stream.sequences
+    real = Stream.tokens
 
-    def spy(stream, number, first):
+    def spy(stream, number, skip):
         opened.append(number)
-        return real(stream, number, first)
+        return real(stream, number, skip)
 
-    monkeypatch.setattr(Stream, "sequences", spy)
+    monkeypatch.setattr(Stream, "tokens", spy)
     for rank, own in ((0, [0, 1, 2]), (1, [3, 4, 5])):
         sequences = open_sequences(workers=6, samples=60)
         opened.clear()
@@ -378,7 +379,7 @@ def stream(tokenizer):
 
 
 def sequences_of(stream, number, first, last):
-    return list(itertools.islice(stream.sequences(number, first), last - first))
+    return list(itertools.islice(cut(stream.tokens(number, skip=first * stream.window), stream.window), last - first))
 
 
 # --- order of a worker ------------------------------------------------------------------------------------------------

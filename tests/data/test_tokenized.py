@@ -68,7 +68,7 @@ def test_a_bos_that_a_text_begins_with_is_not_doubled(bos, tmp_path, cache, capl
 def test_second_run_does_not_tokenise(texts, tokenizer, cache, monkeypatch):
     first = tokenize([texts], tokenizer, "train", cache)
     assert CountingTokenizer.texts == 3
-    monkeypatch.setattr(tokenized, "encoded_rows", None)
+    monkeypatch.setattr(tokenized, "encode", None)
     again = tokenize([texts], build_tokenizer(), "train", cache)
     assert CountingTokenizer.texts == 3
     assert again.to_dict() == first.to_dict()

@@ -203,7 +203,7 @@ def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeyp
     first = tokenizers.cached(spec, 295, cache)
     assert len(first) == 295
     with monkeypatch.context() as patched:
-        patched.setattr(tokenizers, "_sentencepiece", None)
+        patched.setattr(tokenizers, "sample", None)
         again = tokenizers.cached(spec, 295, cache)
         assert tokenizer_fingerprint(again) == tokenizer_fingerprint(first)
     tokenizers.cached(spec, 294, cache)

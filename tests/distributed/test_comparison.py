@@ -1,7 +1,10 @@
 """What differs between machines is named, with the machine, the thing and both values."""
 
+import ipaddress
+import os
 import threading
 
+import psutil
 import pytest
 import torch
 from torch import distributed
@@ -84,19 +87,18 @@ def test_a_crowd_of_machines_is_cut_short():
 
 
 def test_machines_of_one_name_are_refused():
-    own = {"machine": "node_rank 1 (n)", "host": "n", "boot": "b"}
-    assert comparison.duplicate_hostnames([own, own]) == []
-    (problem,) = comparison.duplicate_hostnames([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
+    own = {"machine": "node_rank 1 (n)", "host": "n", "boot": "b", "digest": "d"}
+    assert comparison.differences([own, own]) == []
+    (problem,) = comparison.differences([own, own | {"boot": "other", "machine": "node_rank 2 (n)"}])
     assert problem.value == "n" and "node_rank 1 (n), node_rank 2 (n)" in problem.wrong
 
 
-def test_every_file_of_the_package_counts_and_the_program(tmp_path):
-    package = tmp_path / "package"
-    (package / "below").mkdir(parents=True)
-    for path in (package / "a.py", package / "below" / "b.json", package / "notes.txt", tmp_path / "launch.py"):
-        path.write_text(path.name)
-    found = comparison.code_files(package, tmp_path / "launch.py")
-    assert set(found) == {"package/a.py", "package/below/b.json", "launch.py"} and len(set(found.values())) == 3
+def test_every_file_of_the_package_counts_and_the_program(tmp_path, monkeypatch):
+    (tmp_path / "launch.py").touch()
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "launch.py")])
+    found = comparison.facts_of({}, {})["code"]
+    assert {"tape_ds/errors.py", "tape_ds/attention/table.json", "launch.py"} <= set(found)
+    assert not any(name.endswith(".md") for name in found) and found["tape_ds/errors.py"] != found["launch.py"]
 
 
 def recipe(**fields):
@@ -161,3 +163,35 @@ def test_a_machine_with_another_copy_of_the_base_is_refused(job):
 def test_a_job_on_one_machine_is_not_looked_at(monkeypatch):
     monkeypatch.setattr(rendezvous, "current", lambda seconds: None)
     comparison.check(recipe(), {}, 300)
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """An address of this machine that others could reach, and its interface."""
+    monkeypatch.setenv(comparison.GLOO, "")  # so that what a test sets is undone
+    monkeypatch.delenv(comparison.GLOO)
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family.name == "AF_INET" and not ipaddress.ip_address(each.address).is_loopback:
+                return each.address, name
+    return pytest.skip("this machine has a loopback interface alone")
+
+
+def test_the_way_to_another_machine_decides(outside):
+    """Behind a name that is a loopback address here, as a Debian's own is, comes the first that is not."""
+    address, name = outside
+    assert comparison.own_address(address) == address
+    comparison.use_interface_towards(["127.0.1.1", "localhost", "", "no.such.name.invalid", address])
+    assert os.environ[comparison.GLOO] == name
+
+
+def test_what_the_user_chose_stays(outside, monkeypatch):
+    monkeypatch.setenv(comparison.GLOO, "mine")
+    comparison.use_interface_towards([outside[0]])
+    assert os.environ[comparison.GLOO] == "mine"
+
+
+def test_machines_that_are_one_leave_it_to_gloo(outside):
+    """Two launchers on loopback addresses."""
+    comparison.use_interface_towards(["127.0.0.1", "127.0.0.2", ""])
+    assert comparison.GLOO not in os.environ

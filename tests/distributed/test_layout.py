@@ -1,5 +1,7 @@
 """Arithmetic on ranks, and which heads can be shared."""
 
+from dataclasses import replace
+
 import pytest
 
 from tape_ds.distributed.layout import Layout, check_heads
@@ -49,3 +51,22 @@ def test_heads_are_shared_by_whole_groups_or_parts_of_one(heads, key_value_heads
 def test_the_remedy_names_what_fits():
     (problem,) = check_heads(9, 3, 2)
     assert problem.field == "sequence_parallel_size" and problem.remedy == "give one of: 1, 3, 9"
+
+
+def test_each_stage_shards_one_thing_more():
+    assert [Layout(8, zero=2).shards(stage) for stage in (1, 2, 3)] == [8, 8, 1]
+    assert Layout(8).shards(1) == 1
+    # ZeRO shards over the ranks that share sequences too; those that share layers have different parts
+    assert Layout(64, 4).shards() == 64 and Layout(64, tensor=2).shards() == 32
+
+
+def test_a_layout_is_typed_as_what_differs():
+    layout = Layout(8, zero=2, tensor=2, checkpoint_layers="selective", offload_optimizer="cpu")
+    own = "--deepspeed zero2_offload --per_device_train_batch_size 1 --tensor_parallel_size 2 "
+    assert layout.command_line() == own + "--activation_checkpointing true --checkpoint_layers selective"
+    plain = replace(layout, tensor=1, checkpoint_layers=None, offload_optimizer="none")
+    assert plain.command_line(layout).endswith(
+        "--tensor_parallel_size 1 --activation_checkpointing false --checkpoint_layers 1"
+    )
+    assert len(plain.changes(layout)) == 3 and not layout.changes(layout)
+    assert "--deepspeed null" in Layout().command_line()

@@ -27,17 +27,3 @@ def test_a_place_is_what_the_launcher_says(given, rank, on_node, node, alone, le
 def test_a_machine_is_named_by_its_number_and_its_name():
     found = process_info.current(DEEPSPEED)
     assert found.machine == f"node_rank 1 ({found.host})" and process_info.current({}).machine == found.host
-
-
-@pytest.mark.parametrize(
-    ("given", "rank", "machine"),
-    [
-        ({**DEEPSPEED, "CROSS_SIZE": "2"}, 9, "node_rank 1"),
-        ({**TORCHRUN, "GROUP_WORLD_SIZE": "2"}, 1, "node_rank 0"),
-        ({**DEEPSPEED, "CROSS_SIZE": "3"}, 9, "an unknown machine"),
-        (DEEPSPEED, 9, "an unknown machine"),
-    ],
-    ids=["deepspeed", "torchrun", "machines with other numbers of ranks", "not said how many"],
-)
-def test_another_ranks_machine_is_known_where_all_have_as_many(given, rank, machine):
-    assert process_info.current(given).machine_of(rank) == machine

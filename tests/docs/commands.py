@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import Any
 from unittest import mock
 
-from tape_ds.cli.program import COMMANDS, TRAINING, split
+from tape_ds.cli.program import MODULES, TRAINING, split
 from tape_ds.errors import Problem, UserError
 from tape_ds.resilience.stopping import SIGNALS
 from tests.docs import pages
@@ -187,7 +187,7 @@ def check_tape_ds(words: Sequence[str], is_partial: bool) -> None:
     if words[0] in ("--help", "--folder"):
         return
     name = words[0].replace("_", "-")
-    if name not in COMMANDS:
+    if name not in MODULES:
         raise WrongCommandError(f"tape-ds has no {words[0]}")
     options, arguments = split(words[1:]) if name in TRAINING or name == "evaluate" else ([], words[1:])
     if options:
@@ -257,7 +257,7 @@ def door(module: str, arguments: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
         name, rest = arguments[0], list(arguments[1:])
         if name == "experiment":
             return "tools.experiment", (rest,)
-        return f"tape_ds.cli.{COMMANDS[name].module}", (TRAINING[name], rest) if name in TRAINING else (rest,)
+        return f"tape_ds.cli.{MODULES[name]}", (TRAINING[name], rest) if name in TRAINING else (rest,)
     if module == "evaluation":
         return "tape_ds.cli.evaluate", (list(arguments),)
     script = pages.ROOT / f"{module.replace('.', '/')}.py"

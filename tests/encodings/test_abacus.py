@@ -247,8 +247,8 @@ def test_ids_that_are_given_stay_and_nobody_else_asks_the_tokenizer():
 @pytest.mark.parametrize(
     "changes, field, words",
     [
-        ({"abacus_digits": []}, "abacus_digits", "no token ids"),
-        ({"abacus_digits": [-1, 3]}, "abacus_digits", "no token ids"),
+        ({"abacus_digits": []}, "abacus_digits", "not known"),
+        ({"abacus_digits": [-1, 3]}, "abacus_digits", "beyond the vocabulary of 61"),
         ({"abacus_digits": [3, 61]}, "abacus_digits", "beyond the vocabulary of 61"),
         ({"abacus_digits": None}, "abacus_digits", "not known"),
         ({"abacus_places": 0}, "abacus_places", "give 1 or more"),

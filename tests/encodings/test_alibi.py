@@ -41,7 +41,7 @@ def bias_of(name, places, heads="gqa", **changes):
     places = torch.tensor(places)[None, :, None]
     if config.position_encoding.startswith("bipe"):
         places = torch.cat((places, torch.zeros_like(places), torch.zeros_like(places)), dim=-1)
-    return registry.build_layer(config, 0).score_bias(places, None, places, None)
+    return registry.build_layer(config, 0).score_bias((places, places), None)
 
 
 @pytest.mark.parametrize("name, steepness", [("alibi", 1), ("bipe_alibi", 96)])

@@ -168,8 +168,8 @@ def test_a_tokenizer_without_separators_leaves_them_unknown():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"position_options": {"separators": []}}, "no token ids"),
-        ({"position_options": {"separators": [-1, 3]}}, "no token ids"),
+        ({"position_options": {"separators": []}}, "not known"),
+        ({"position_options": {"separators": [-1, 3]}}, "beyond the vocabulary of 61"),
         ({"position_options": {"separators": [3], "segment_length": 0}}, "give 1 or more"),
         ({"position_options": {"separators": [3, 61]}}, "beyond the vocabulary of 61"),
         (

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tape_ds import TapeForCausalLM
-from tape_ds.attention import biased
+from tape_ds.attention import sdpa
 from tests.models.helpers import rounding, tiny_config, tiny_model, tokens
 
 K = 8
@@ -20,7 +20,7 @@ def added(scores_TS, e_PK, q_TK=None, allowed_TS=None):
         layer.places.weight.copy_(e_PK)
     q_TK = torch.ones(len(scores_TS), K) if q_TK is None else q_TK
     allowed_TS = torch.ones_like(scores_TS).tril().bool() if allowed_TS is None else allowed_TS
-    bias = layer.score_bias(None, None, None, None)
+    bias = layer.score_bias(None, None)
     return bias.block(q_TK[None, None], allowed_TS[None, None], scores_TS[None, None])[0, 0]
 
 
@@ -71,7 +71,7 @@ def test_what_is_counted_and_added_follows_a_query_that_is_scaled_up():
 def test_training_keeps_nothing_of_a_block(monkeypatch):
     """However short the text: some eight numbers a score would be more than all else that a layer keeps."""
     recomputed = []
-    monkeypatch.setattr(biased, "checkpoint", lambda *given, **how: recomputed.append(1) or checkpoint(*given, **how))
+    monkeypatch.setattr(sdpa, "checkpoint", lambda *given, **how: recomputed.append(1) or checkpoint(*given, **how))
     model, ids = tiny_model(encoding="cope"), tokens(1, 5)
     model(ids, labels=ids).loss.backward()
     assert len(recomputed) == 3

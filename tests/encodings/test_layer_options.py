@@ -328,12 +328,11 @@ def test_a_plan_counts_the_layers_that_have_positions(encoding, chosen):
 @pytest.mark.parametrize(
     ("own", "field", "words"),
     [
-        ({"nope_layers": []}, "nope_layers", "no layers"),
-        ({"nope_layers": [-1]}, "nope_layers", "no layers"),
+        ({"nope_layers": [-1]}, "nope_layers", "give some of 0 .. 3"),
         ({"nope_layers": [1, 4]}, "nope_layers", "give some of 0 .. 3"),
         ({"nope_layers": [3, 2, 1, 0]}, "nope_layers", "no layer would keep its positions"),
-        ({"nope_layers": 0}, "nope_layers", "no interval"),
-        ({"nope_layers": 1}, "nope_layers", "position_encoding: nope"),
+        ({"nope_layers": 0}, "nope_layers", "2 .. 4 for every n-th"),
+        ({"nope_layers": 1}, "nope_layers", "2 .. 4 for every n-th"),
         ({"nope_layers": 5}, "nope_layers", "there are 4 layers"),
         ({"nope_layers": True}, "nope_layers", "give a list, each item a whole number, or a whole number, or null"),
         ({"nope_layers": "all"}, "nope_layers", "give a list, each item a whole number, or a whole number, or null"),

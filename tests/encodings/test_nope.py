@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tape_ds import TapeForCausalLM, encodings
+from tape_ds.encodings import registry
 from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.models.llama import evaluated_at
@@ -54,7 +55,7 @@ def test_the_trained_length_is_the_model_s_own_where_nobody_says_another():
     assert encodings.config_at(config, 64) is config
     used = encodings.config_at(config, 128)
     assert used.position_options == {"score_scale": 0.1, "text_length": 128}
-    assert encodings.options(used).score_factor(64) == pytest.approx(1 + 0.1 * math.log(2))
+    assert registry.build_layer(used, 0).factor == pytest.approx(1 + 0.1 * math.log(2))
 
 
 def test_a_factor_for_longer_texts_stays():

@@ -91,7 +91,7 @@ def test_a_position_beyond_the_draw_is_refused_in_training():
     """Beyond its window training would silently see plain distances."""
     model = tiny_model(encoding="randpe").train()
     assert model(tokens(1, WINDOW)).logits.isfinite().all()
-    with pytest.raises(ValueError, match=r"draws 64 positions .*position 64 is asked for"):
+    with pytest.raises(ValueError, match=r"draws 64 positions .*has position 64: train"):
         model(tokens(1, WINDOW + 1))
     assert model.eval()(tokens(1, WINDOW + 1)).logits.isfinite().all()
 

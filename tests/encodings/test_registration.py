@@ -37,13 +37,13 @@ class OutsideLayer(base.PositionLayer):
         super().__init__()
         self.slope, self.strength = Slope(config.num_attention_heads), options.strength
 
-    def score_bias(self, query_positions, carried, key_positions, cached, heads=base.EVERY_HEAD):
+    def score_bias(self, positions, carried, heads=base.EVERY_HEAD):
         slope_H11 = nn.functional.softplus(self.slope()[heads])[:, None, None]
 
         def block(queries, keys):
             return -self.strength * slope_H11 * (queries - keys.transpose(-1, -2))
 
-        return ScoreBias(query_positions[:, None, :, :1], key_positions[:, None, :, :1], block, learned=True)
+        return ScoreBias(*base.marks(positions), block, learned=True)
 
 
 @pytest.fixture(autouse=True)

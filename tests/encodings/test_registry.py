@@ -26,9 +26,9 @@ def test_hooks_that_an_encoding_leaves_alone_do_nothing():
     assert layer.observe(marks[0]) is None
     assert layer.accumulate(marks[1], lambda: None, None, 0) is marks[1]
     assert layer.carry(None, None, marks[0]) is None
-    assert layer.score_bias(None, None, None, None) is None
+    assert layer.score_bias(None, None) is None
     assert layer.next_state(None, marks[0], None, None) is marks[0]
-    assert (layer.state_columns(), layer.multiplications_per_token(100)) == (0, 0)
+    assert (layer.state_columns, layer.multiplications_per_token(100)) == (0, 0)
     assert encoding.embed(marks[0], None) is marks[0]
     assert encoding.start(None) is None
     assert (encoding.translation_invariant, encoding.cache_exact) == (True, True)

@@ -37,7 +37,7 @@ def test_the_options_say_where_it_begins_and_how_wide_it_is():
         ({"position_options": {"start_layer": 3}}, "give 0 .. 2; without predicted positions it is"),
         (
             {"num_hidden_layers": 1, "position_options": {"start_layer": 1}},
-            "(?s)start_layer.*leaves none of the 1 layers.*give 0 .. 0",
+            "(?s)start_layer.*none of the 1 layers would predict positions.*give 0 .. 0",
         ),
         ({"hidden_size": 4}, "(?s)width.*an eighth of hidden_size = 4 is less than 1.*give 1 or more"),
         (

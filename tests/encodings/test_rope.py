@@ -128,7 +128,7 @@ def test_rope_is_only_a_rotation():
     layer = registry.build_layer(tiny_config(encoding="rope"), 0)
     value = torch.randn(1, 2, 3, 8)
     assert layer.carry(torch.randn(1, 1, 3, 8), None, value) is None
-    assert layer.score_bias(torch.randn(1, 1, 3, 8), None, None, None) is None
+    assert layer.score_bias(None, None) is None
     assert layer.next_state(torch.randn(1, 1, 3, 8), None, None, value) is None
     assert not list(layer.parameters())
 

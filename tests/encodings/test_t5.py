@@ -49,7 +49,7 @@ def test_the_bias_is_the_table_s_entry(heads):
     layer = tiny_model(heads, "t5").model.layers[1].position
     places = [0, 1, 4, 1000, 7]
     marks = torch.tensor(places)[None, :, None]
-    bias = layer.score_bias(marks, None, marks, None)
+    bias = layer.score_bias((marks, marks), None)
     block = bias.of(slice(None), slice(None))
     assert bias.learned and block.dtype == torch.float32
     for h in range(block.shape[1]):

@@ -57,7 +57,7 @@ def written_out(layer, heads, q, k, v, start, e, y):
             W = torch.zeros(G, H, dtype=W.dtype).scatter(0, (torch.arange(H) // (H // G))[None], W[None])
         if layer.identity:
             W = W + torch.tensor([[(h // (H // G) == g) / (H // G) for h in range(H)] for g in range(G)])
-        if layer.unit_moved:
+        if layer.unit_attended:
             carried = with_modulus_of_start(carried)
         e = e + torch.einsum("gh,bhtk->bgtk", W, carried)
     if layer.gate is not None:

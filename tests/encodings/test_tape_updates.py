@@ -48,7 +48,7 @@ def across_channels(weight, moved, groups):
 
 
 def attention_update(form, module, moved, groups):
-    """What is added to the state, straight from each form's sentence in ``tape_updates``."""
+    """What is added to the state, straight from each form's sentence in ``tape``."""
     if form == "tensorial":
         return across_heads(module.weight, moved, groups)
     if form == "separate":
@@ -89,7 +89,7 @@ def test_an_update_is_its_definition(heads, form, update):
     H, G = HEADS[heads]["num_attention_heads"], HEADS[heads]["num_key_value_heads"]
     layer = layer_of(heads, form, update)
     C = layer.columns
-    assert layer.form.whole_halves == (form in ("vector", "flattened")) == (C > K)
+    assert layer.whole_halves == (form in ("vector", "flattened")) == (C > K)
     shapes = ((B, G, T, C), (B, H, T, C), (B, T, 32))
     state, moved, y = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     start = torch.randn(B, 1, T, C, dtype=torch.float64)

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import EOS, PAD, tokenizer_of
-from tape_ds.data.generated.tasks import TASKS
 
 
 class Calculator(nn.Module):
@@ -18,7 +18,7 @@ class Calculator(nn.Module):
         nn.init.eye_(self.table.weight)
         self.lm_head = nn.Identity()
         self.answer, self.most = answer, most
-        self.batches, self.cached, self.generation_config = [], set(), None
+        self.batches = []
 
     def get_input_embeddings(self):
         return self.table
@@ -38,16 +38,6 @@ class Calculator(nn.Module):
             room = len(row) - len(prompt) + 1
             row[len(prompt) - 1 :][: len(ids)] = torch.tensor(ids[:room])
         return type("Out", (), {"last_hidden_state": self.table(said_BT)})
-
-    def generate(self, ids_BT, attention_mask, generation_config, streamer):
-        rows = [ids[mask.bool()].tolist() for ids, mask in zip(ids_BT, attention_mask, strict=True)]
-        prompts = ["".join(self.tokenizer.convert_ids_to_tokens(row)) for row in rows]
-        self.cached.add(generation_config.use_cache)
-        room = generation_config.max_new_tokens
-        new = torch.full((len(rows), room), PAD)
-        for row, ids in zip(new, self.replies(prompts), strict=True):
-            row[: len(ids)] = torch.tensor(ids[:room])
-        return torch.cat((ids_BT, new), dim=1)
 
     def replies(self, prompts):
         return [[*self.tokenizer.convert_tokens_to_ids(list(text)), EOS] for text in self.answer(prompts)]

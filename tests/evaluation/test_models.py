@@ -320,7 +320,7 @@ def test_an_adapter_with_its_base_s_configuration_is_an_adapter(base, tmp_path):
     folder = adapter(base, tmp_path / "adapter")
     shutil.copy(base / "config.json", folder)
     model = found(folder)
-    assert model.kind == "peft adapter" and base / "model.safetensors" in model.files()
+    assert model.kind == "peft adapter" and base / "model.safetensors" in model.files
     assert not same(model.load(), AutoModelForCausalLM.from_pretrained(base))
 
 
@@ -332,7 +332,7 @@ def test_an_adapter_s_revision_of_its_base_is_loaded(base, tmp_path, monkeypatch
     for revision, commit in ((None, "b"), ("v1", "a")):
         content |= {"base_model_name_or_path": "org/tiny", "revision": revision}
         (folder / "adapter_config.json").write_text(json.dumps(content))
-        assert commit * 40 in str([*found(folder).files()][-1])
+        assert commit * 40 in str([*found(folder).files][-1])
 
 
 def test_trained_weights_on_another_base_are_refused_unless_wanted(base, run, tmp_path):
@@ -478,7 +478,6 @@ def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
     """Nor does transformers stop to ask, as it does on a terminal where nobody said."""
     monkeypatch.setattr("builtins.input", lambda *text: pytest.fail("nobody is asked"))
     folder = Path(shutil.copytree(base, tmp_path / "coded"))
-    assert not found(folder).tokenizer_has_code
     content = json.loads((folder / "tokenizer_config.json").read_text())
     content |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "code.Own"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(content))
@@ -488,7 +487,7 @@ def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no tokenizer could be read(?s:.*)remedy: .*--trust_remote_code"):
         found(folder)
     model = found(folder, "--trust_remote_code")
-    assert model.tokenizer_has_code and model.tokenizer().ran
+    assert model.tokenizer().ran
 
 
 @pytest.mark.parametrize("whose", ["model", "tokenizer"])

@@ -8,12 +8,12 @@ from tape_ds.cli.prepare_test_set import TEST_SETS
 from tape_ds.data.sources import parse_all
 
 pytestmark = pytest.mark.network
-PUBLISHED = [name for name, each in TEST_SETS.items() if each.data]
+PUBLISHED = [name for name, each in TEST_SETS.items() if each]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_test_set_has_long_documents(name):
-    (source,) = parse_all(list(TEST_SETS[name].data), "--data")
+    (source,) = parse_all(TEST_SETS[name]["data"], "--data")
     documents = list(itertools.islice(source.documents("heldout"), 3))
     assert len(documents) == 3
     assert all(len(document.text) > 200 for document in documents)

@@ -7,7 +7,7 @@ from tokenizers.processors import TemplateProcessing
 
 from tape_ds.data.sources import parse
 from tape_ds.errors import UserError
-from tape_ds.scoring.scored_texts import read
+from tape_ds.scoring.window_jobs import read_texts as read
 from tests.data.conftest import build_tokenizer
 
 ALL = {"split": "heldout", "min_tokens": 1}

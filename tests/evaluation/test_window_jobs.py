@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tape_ds.scoring import window_jobs
-from tape_ds.scoring.scored_texts import ScoredText
-from tape_ds.scoring.window_jobs import Scoring, figures, plan, tokens
+from tape_ds.scoring.window_jobs import ScoredText, Scoring, figures, plan, tokens
 
 BLOCKS = Scoring("blocks", 256, None, False, False, None)
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
+from tape_ds import results
 from tape_ds.checkpoint import source_model
 from tape_ds.export import card, folder
 from tests.export.conftest import YARN
@@ -17,7 +18,7 @@ from tests.models.helpers import tiny_model
 def made(run, tmp_path_factory):
     """(the run's folder, its card)."""
     run_folder, out = run(), tmp_path_factory.mktemp("cards") / "out"
-    folder.write(source_model.find(str(run_folder)), out, card.Wishes("Tiny 128", "apache-2.0"))
+    folder.write(source_model.find(str(run_folder)), out, "Tiny 128", "apache-2.0")
     return run_folder, (out / "README.md").read_text()
 
 
@@ -66,7 +67,7 @@ def test_a_hub_base_is_named_in_the_header(run, tmp_path):
     made = run()
     source = source_model.find(str(made))
     record = type(source.record)(base="meta-llama/Llama-2-7b-hf", method="tape", names=source.record.names)
-    text = card.text(source.__class__(**vars(source) | {"record": record}), tiny_model(), card.Wishes("x"), plain=False)
+    text = card.text(source.__class__(**vars(source) | {"record": record}), tiny_model(), "x", plain=False)
     assert front_matter(text)["base_model"] == "meta-llama/Llama-2-7b-hf" and "license" not in front_matter(text)
     assert "the base model's licence applies" in text
 
@@ -74,21 +75,21 @@ def test_a_hub_base_is_named_in_the_header(run, tmp_path):
 def test_a_base_from_a_package_is_named_as_the_hub_has_it_and_as_it_was(run):
     source = source_model.find(str(run()))
     record = type(source.record)(base="smollm2", method="tape", names=source.record.names)
-    text = card.text(source.__class__(**vars(source) | {"record": record}), tiny_model(), card.Wishes("x"), plain=False)
+    text = card.text(source.__class__(**vars(source) | {"record": record}), tiny_model(), "x", plain=False)
     assert front_matter(text)["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct" and "4 bits" in text
 
 
 def test_missing_results_are_said_to_be_missing(run):
     made = run("rope", "norms", YARN, trained=("norm",))
     (made / "results" / "run.json").unlink()
-    text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), card.Wishes("x"), plain=True)
+    text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), "x", plain=True)
     assert "None: the run that trained these weights left no results." in text and "Nothing was measured." in text
     assert "trust_remote_code" not in text and "rope_scaling" in text and "Trained on" not in text
 
 
 def test_a_method_that_trains_nothing_says_so(run):
     made = run("rope", "yarn", YARN, trained=())
-    text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), card.Wishes("x"), plain=True)
+    text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), "x", plain=True)
     assert "Nothing was trained" in text and "## Trained on" not in text and "| untouched |" in text
     assert "datasets" not in front_matter(text), "the recipe names data, and none was read"
     assert "Scored with" in text and "Trained with" not in text
@@ -99,7 +100,7 @@ def test_numbers_of_angles_are_exact(run):
     rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "original_max_position_embeddings": 1048576}
     source = source_model.find(str(run()))
     source.config.rope_parameters = rope | {"truncate": True}
-    text = card.text(source, tiny_model(), card.Wishes("x"), plain=False)
+    text = card.text(source, tiny_model(), "x", plain=False)
     shown = "(rope_theta 500000, factor 2, original_max_position_embeddings 1048576)"
     assert f"| positional encoding | tape, RoPE scaling `yarn` {shown} |" in text
 
@@ -107,7 +108,7 @@ def test_numbers_of_angles_are_exact(run):
 def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):
     """As a reader would paste it, in the folder that holds the model."""
     made = run("rope", "norms", YARN, trained=("norm",))
-    folder.write(source_model.find(str(made)), tmp_path / "tiny", card.Wishes("tiny"))
+    folder.write(source_model.find(str(made)), tmp_path / "tiny", "tiny")
     snippet = (tmp_path / "tiny" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     exec(snippet, {})
@@ -123,7 +124,7 @@ def test_mixed_data_are_named_as_any(run, tmp_path):
     specs = ["text:text.txt", "hub:allenai/c4:en"]
     stored["config"]["train_data"] = [{"source": spec, "weight": 1} for spec in specs]
     path.write_text(json.dumps(stored))
-    folder.write(source_model.find(str(run_folder)), tmp_path / "out", card.Wishes("Asked"))
+    folder.write(source_model.find(str(run_folder)), tmp_path / "out", "Asked")
     text = (tmp_path / "out" / "README.md").read_text()
     assert "| data | `text:text.txt`, `hub:allenai/c4:en` |" in text
     assert front_matter(text)["datasets"] == ["allenai/c4"]
@@ -140,7 +141,7 @@ def test_a_fine_tuned_model_is_said_to_be_one(run, tmp_path):
         del stored["config"][name]
     stored["config"] |= {"dataset": "qasper", "max_tokens": 128}
     path.write_text(json.dumps(stored))
-    folder.write(source_model.find(str(run_folder)), tmp_path / "out", card.Wishes("Asked"))
+    folder.write(source_model.find(str(run_folder)), tmp_path / "out", "Asked")
     text = (tmp_path / "out" / "README.md").read_text()
     assert "`tiny-base` fine-tuned on the answers of the data set `qasper`, for up to 128 tokens" in text
     assert "| data | `scrolls:qasper` |" in text and "| batch | 8 sequences of up to 128 tokens |" in text
@@ -150,6 +151,77 @@ def test_a_fine_tuned_model_is_said_to_be_one(run, tmp_path):
     shutil.copytree(json.loads(record.read_text())["base"], first)
     record.write_text(json.dumps(json.loads(record.read_text()) | {"base": str(first)}))
     source = source_model.find(str(run_folder))
-    text = card.text(source, tiny_model(), card.Wishes("x"), plain=True)
+    text = card.text(source, tiny_model(), "x", plain=True)
     assert "`c4_155m_tape` fine-tuned on" in text, "not `trained`, as every run's folder is called"
     assert "base_model" not in text and str(tmp_path) not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("text:/data/own/*.txt", "text:*.txt"),
+        ("jsonl:~/own/a.jsonl#text", "jsonl:a.jsonl#text"),
+        ("text:~somebody/own/a.txt", "text:a.txt"),
+        ("/home/jo smith/models/tiny base", "tiny base"),
+        ("typing.py (text:/home/jo smith/*.py)", "typing.py (text:*.py)"),
+        ("hub:allenai/c4:en", "hub:allenai/c4:en"),
+        ("--output_dir=/scratch/me/out", "--output_dir=out"),
+        ('["text:/a/b c.txt", "arrow:../c/d"]', '["text:b c.txt", "arrow:d"]'),
+        ("text:/a/b.txt,arrow:/c/d", "text:b.txt,arrow:d"),
+        ("runs/demo", "runs/demo"),
+        ("smollm2", "smollm2"),
+    ],
+)
+def test_paths_are_cut_to_their_last_part(text, expected):
+    assert card.shown(text) == expected
+
+
+def stored(**figures):
+    return results.Result(command=[], started="2026-01-01").finish(figures)
+
+
+def tables(result):
+    return "\n".join(card.result_tables(result).values())
+
+
+def test_documents_are_merged_by_their_targets():
+    """(2.0 * 63 + 4.0 * 21) / 84 = 2.5."""
+
+    def losses(nll, count):
+        return {"span": 64, "starts": [0], "nll": [nll], "counts": [count], "mean": nll}
+
+    text = tables(stored(loss_by_position={"x": {"a": losses(2.0, 63), "b": losses(4.0, 21)}}))
+    assert "| x | 2.500 | 2.500 |" in text and "`a`, `b`" in text
+
+
+def test_documents_are_named_without_the_folders_of_the_machine():
+    """A second document of a name is called by its data spec, which may hold a path."""
+    losses = {"span": 64, "starts": [0], "nll": [2.0], "counts": [63], "mean": 2.0}
+    names = {"a.py": losses, "a.py (text:/home/jo/own/a.py)": losses}
+    text = tables(stored(loss_by_position={"x": names}))
+    assert "on `a.py`, `a.py (text:a.py)`, held out" in text and "jo" not in text
+
+
+def test_a_mapping_of_rows_is_a_table():
+    """What a pretraining run stores of perplexity."""
+    text = tables(stored(perplexity={"256": {"length": 256, "nll": 5.25}, "512": {"length": 512, "nll": 5.5}}))
+    assert "| length | nll |" in text and "| 512 | 5.5 |" in text
+    assert list(card.result_tables(stored(perplexity={"256": {"length": 256}}))) == ["perplexity by length"]
+
+
+def test_answers_before_and_after():
+    """What a fine-tuning run stores."""
+    rows = [{"when": when, "nll": nll, "targets": 40} for when, nll in (("before", 5.5), ("after", 1.25))]
+    text = tables(stored(answer_loss=rows))
+    assert "Loss on held-out answers" in text and "| after | 1.25 | 40 |" in text
+
+
+def test_nested_entries_are_left_out():
+    rows = [{"variant": name, "length": 4096, "replies": [{"key": 54321}], "correct": 1} for name in ("start", "made")]
+    text = tables(stored(passkey=rows))
+    assert "| variant | length | correct |" in text and "54321" not in text
+    assert "| start | 4,096 | 1 |\n| made | 4,096 | 1 |" in text
+
+
+def test_without_scores_there_is_no_table():
+    assert card.result_tables(stored(loss_by_position={}, passkey=[])) == {}

@@ -11,14 +11,12 @@ from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder
-from tape_ds.export.card import Wishes
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tape_ds.models.loading import configuration
 from tests.export.conftest import YARN
 from tests.models.helpers import ENCODINGS, tiny_config, tokens
 
-WISHES = Wishes("test")
 PLAIN = {
     "yarn": YARN,
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
@@ -29,7 +27,7 @@ PLAIN = {
 
 def write(run_folder, out, **options):
     source = source_model.find(str(run_folder))
-    folder.write(source, out, WISHES, **options)
+    folder.write(source, out, "test", **options)
     return source.load()
 
 
@@ -116,7 +114,7 @@ def test_a_backend_that_is_not_exported_becomes_auto(run, tmp_path):
     config = made / "trained" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_backend": "triton"}))
     source = source_model.find(str(made))
-    folder.write(source, tmp_path / "out", WISHES)
+    folder.write(source, tmp_path / "out", "test")
     assert config_of(tmp_path / "out")["attention_backend"] == "auto"
 
 
@@ -132,7 +130,7 @@ def test_a_failure_leaves_nothing_under_the_name(run, tmp_path):
     (made / "trained" / "trained.safetensors").unlink()
     source = source_model.find(str(made))
     with pytest.raises(UserError, match="no weights"):
-        folder.write(source, tmp_path / "out", WISHES)
+        folder.write(source, tmp_path / "out", "test")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -148,8 +146,8 @@ def test_a_late_failure_leaves_nothing_either(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(folder.card, "text", fails)
         with pytest.raises(RuntimeError, match="no card"):
-            folder.write(source, tmp_path / "out", WISHES)
+            folder.write(source, tmp_path / "out", "test")
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
-    folder.write(source, tmp_path / "out", WISHES)
+    folder.write(source, tmp_path / "out", "test")
     assert (tmp_path / "out" / "README.md").is_file() and (tmp_path / "out.partial" / "mine.txt").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tape_ds import checkpoint, run_folder
+from tape_ds.checkpoint import format
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS, STEPS
@@ -160,7 +161,7 @@ def _wait_for_words(job: Job, words: str) -> None:
 
 
 def _assert_nothing_left(output: Path) -> None:
-    left = [path.name for path in output.rglob("*") if path.name.endswith((checkpoint.WRITING, checkpoint.REMOVED))]
+    left = [path.name for path in output.rglob("*") if path.name.endswith((checkpoint.WRITING, format.REMOVED))]
     assert not left and run_folder.finished(output) is not None, f"left behind: {left}"
 
 

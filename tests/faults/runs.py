@@ -206,7 +206,7 @@ def assert_whole(output: Path) -> None:
     """Every committed checkpoint is what its manifest says."""
     for folder in checkpoint.committed(output):
         manifest = checkpoint.read(folder)
-        wrong = checkpoint.misfits(folder, manifest) or checkpoint.damage(folder, manifest)
+        wrong = checkpoint.missing_files(folder, manifest) or checkpoint.corrupt_files(folder, manifest)
         assert not wrong, f"{folder.name}: {wrong}"
 
 

@@ -89,14 +89,14 @@ def _patch_points() -> None:
     import torch
 
     from tape_ds import checkpoint, storage
-    from tape_ds.checkpoint import trained
+    from tape_ds.checkpoint import format, trained
 
     for module, name in (
         *((os, "rename"), (os, "replace"), (os, "fsync"), (os, "mkdir"), (shutil, "rmtree")),
         *((torch, "save"), (trained, "save_file"), (Path, "write_text")),
         *((torch.distributed, "all_gather_object"), (torch.distributed, "broadcast_object_list")),
         *((torch.distributed, "all_gather"), (deepspeed.comm, "barrier")),
-        *((checkpoint, "commit"), (checkpoint, "remove"), (checkpoint, "entry"), (checkpoint.Manifest, "write")),
+        *((checkpoint, "commit"), (format, "remove"), (checkpoint, "entry"), (checkpoint.Manifest, "write")),
         (storage, "sync"),
     ):
         point = f"{getattr(module, '__name__', module)}.{name}"

@@ -10,7 +10,7 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.models.llama import evaluated_at
-from tape_ds.scoring import loss_by_position
+from tape_ds.scoring.losses import score_spans
 from tests.integration.conftest import forked
 from tests.integration.test_extend_llama import SCRIPT, arguments
 
@@ -48,9 +48,9 @@ def test_it_is_scored_as_it_is_used_at_the_target_length(output, tiny):
     tokenizer = tokenizers.load_tokenizer(str(tiny / "model"), "model")
     ids = torch.tensor([tokenizer((tiny / "held_out.txt").read_text())["input_ids"][:128]])
     model = load_trained(output / "trained").eval()
-    unscaled = loss_by_position.score(model, ids, 32).to_dict()
+    unscaled = score_spans(model, ids, 32).to_dict()
     with evaluated_at(model, 128):
-        expected = loss_by_position.score(model, ids, 32).to_dict()
+        expected = score_spans(model, ids, 32).to_dict()
     (found,) = scored["drope, trained"].values()
     assert found["nll"] == pytest.approx(expected["nll"], abs=1e-4)
     assert expected["nll"] != pytest.approx(unscaled["nll"], abs=1e-4)

@@ -8,8 +8,8 @@ import torch
 
 from tape_ds import results
 from tape_ds.cli.evaluate import arithmetic
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import tokenizer_of
-from tape_ds.data.generated.tasks import TASKS
 from tests.integration.conftest import forked, start
 from tests.models.helpers import tiny_model
 

@@ -110,8 +110,8 @@ def assert_gone_on_alike(saved, outcomes):
         for name in was.shapes:
             for key in (None, "exp_avg", "exp_avg_sq"):
                 assert torch.equal(was.whole(name, key), now.whole(name, key)), (kind, before, stage, name, key)
-        settings = [(group["lr"], group["weight_decay"]) for group in now.optimizer["param_groups"]]
-        assert all(flat["step"] == 3 for flat in now.optimizer["state"].values())
+        settings = [(group["lr"], group["weight_decay"]) for group in now.optimizer()["param_groups"]]
+        assert all(flat["step"] == 3 for flat in now.optimizer()["state"].values())
         assert settings == [(1e-2, 0.1), (1e-2, 0.0), (3e-2, 0.0)]
         assert losses == pytest.approx(expected, abs=TOLERANCE[KINDS[kind][1]]), (kind, before, stage)
 
@@ -166,7 +166,7 @@ def convert(source, out):
     out.mkdir(parents=True)
     options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
     options |= {"input_folder": str(source), "output_folder": str(out), "inject_missing_state": False}
-    with torch.serialization.safe_globals(engine_state.allowed()), mock.patch.dict(os.environ, WEIGHTS_ONLY):
+    with torch.serialization.safe_globals(engine_state.ALLOWED), mock.patch.dict(os.environ, WEIGHTS_ONLY):
         ds_to_universal.main(Namespace(**options))
 
 
@@ -202,7 +202,7 @@ def test_universal_checkpoints_do_not_yet_load_uneven_pieces(tmp_path):
 @pytest.mark.parametrize(("kind", "lazy"), [("z2", False), ("z3", True)])
 def test_zero_to_fp32_is_not_yet_lazy_below_stage_3(saved, kind, lazy):
     """When this fails, DeepSpeed has mended it: whole tensors are all in memory, others are still to be gathered."""
-    with torch.serialization.safe_globals(engine_state.allowed()), mock.patch.dict(os.environ, WEIGHTS_ONLY):
+    with torch.serialization.safe_globals(engine_state.ALLOWED), mock.patch.dict(os.environ, WEIGHTS_ONLY):
         found = get_fp32_state_dict_from_zero_checkpoint(str(saved[kind, 2][0]), tag="global_step3", lazy_mode=True)
     weight = found["up.weight"]
     assert isinstance(weight, torch.Tensor) is not lazy
@@ -213,7 +213,7 @@ def test_zero_to_fp32_does_not_yet_read_tensor_parallel_pieces(tmp_path):
     """When this fails, DeepSpeed has mended it."""
     write_cut_engine(tmp_path / "global_step7", example_groups(), {"c": (0, (5, 6))}, 2, 1, 1)
     with (
-        torch.serialization.safe_globals(engine_state.allowed()),
+        torch.serialization.safe_globals(engine_state.ALLOWED),
         mock.patch.dict(os.environ, WEIGHTS_ONLY),
         pytest.raises(ValueError, match="Expected 1 of"),
     ):

@@ -27,7 +27,7 @@ class Case(NamedTuple):
     e_BGSK: Tensor
     dout_BHTK: Tensor
     """The gradient that the output receives."""
-    dmoved_BHTK: Tensor
+    dattended_BHTK: Tensor
     allowed_BTS: Tensor
     options: dict
 
@@ -69,7 +69,7 @@ def gradients(attend: Callable[..., tuple[Tensor, Tensor]], example: Case, dtype
     """Both outputs and the gradients of all inputs, with everything in ``dtype``."""
     inputs = [x.detach().to(dtype).requires_grad_() for x in example.inputs]
     outputs = attend(*inputs)
-    received = (example.dout_BHTK.to(dtype), example.dmoved_BHTK.to(dtype))
+    received = (example.dout_BHTK.to(dtype), example.dattended_BHTK.to(dtype))
     return [*(x.detach() for x in outputs), *torch.autograd.grad(outputs, inputs, received)]
 
 

@@ -10,21 +10,18 @@ from typing import Any
 import torch
 
 from tape_ds.kernels.jit import jit, tl
-from tape_ds.kernels.launch import Launch, Table
+from tape_ds.kernels.launch import Launch
 
 
 @jit
-def product(A, B, C, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, CORES: tl.constexpr):
-    """``steps`` products of two tiles, summed in registers: in fp32 throughout where tensor cores are not wanted."""
+def product(A, B, C, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """``steps`` products of two tiles, summed in registers."""
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     total = tl.zeros((M, N), tl.float32)
     a = tl.load(A + m[:, None] * K + k[None, :])
     for step in range(steps):
         b = tl.load(B + step * K * N + k[:, None] * N + n[None, :])
-        if CORES:
-            total = tl.dot(a, b, total)
-        else:
-            total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+        total = tl.dot(a, b, total)
     tl.store(C + m[:, None] * N + n[None, :], total)
 
 
@@ -40,20 +37,6 @@ def held(A, B, C, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
         b = tl.load(B + step * K * N + k[:, None] * N + n[None, :])
         total = tl.dot(a, b, total)
     tl.store(C + places, total + tile)
-
-
-@jit
-def serial(A, B, C, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Scales a sum between the products that are added to it: with one stage, the assembler waits for each wgmma."""
-    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
-    plain = tl.zeros((M, N), tl.float32)
-    scaled = tl.zeros((M, N), tl.float32)
-    a = tl.load(A + m[:, None] * K + k[None, :])
-    for step in range(steps):
-        b = tl.load(B + step * K * N + k[:, None] * N + n[None, :])
-        plain = tl.dot(a, b, plain)
-        scaled = tl.dot(a, b, scaled) * tl.load(C + step)
-    tl.store(C + m[:, None] * N + n[None, :], plain + scaled)
 
 
 @jit
@@ -78,16 +61,6 @@ def deadly(X, N: tl.constexpr):
 deadly.preload = lambda data: os._exit(139)
 
 
-@jit
-def forgotten(X, N: tl.constexpr):
-    """Is launched by no call."""
-    tl.store(X + tl.arange(0, N), 0)
-
-
-TABLE: Table = {(90, 16): (Launch(64, 1, 1, 1),), (90, 32): (Launch(64, 1, 1, 1),)}
-"""Its second row is read by no call."""
-
-
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     """One for each verdict; the name says which."""
     x = torch.empty(1 << 16, dtype=dtype, device="meta")
@@ -97,18 +70,16 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
         kernel[1,](x, x, single, steps, *sizes, **launch.options)
 
     def short(kernel: Any) -> None:
-        (launch,) = TABLE[90, 16]
+        launch = Launch(64, 1, 1, 1)
         kernel[1,](x, launch.rows, **launch.options)
 
-    small = functools.partial(tiles, product, Launch(64, 64, 4, 2), 64, 64, 64, True)
+    small = functools.partial(tiles, product, Launch(64, 64, 4, 2), 64, 64, 64)
     yield "good", small
     yield "good once more", functools.partial(small, steps=97)
     yield "one step", functools.partial(small, steps=1)
     yield "deadly", functools.partial(short, deadly)
     yield "spills", functools.partial(tiles, held, Launch(128, 256, 4, 2), 128, 256, 64)
     yield "spills outside", functools.partial(tiles, held, Launch(128, 128, 4, 2), 128, 128, 64)
-    yield "serialised", functools.partial(tiles, serial, Launch(64, 64, 4, 1), 64, 64, 64)
-    yield "large", functools.partial(tiles, product, Launch(64, 256, 8, 4), 64, 256, 256, True)
-    yield "off the cores", functools.partial(tiles, product, Launch(16, 16, 1, 1), 16, 16, 16, False)
+    yield "large", functools.partial(tiles, product, Launch(64, 256, 8, 4), 64, 256, 256)
     yield "no product", functools.partial(short, double)
     yield "unknown name", functools.partial(short, unknown_name)

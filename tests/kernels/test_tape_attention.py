@@ -267,14 +267,14 @@ def test_a_state_that_all_heads_share():
     *rest, de = run(example._replace(e_BGSK=e.detach()))
     check([*rest, de], example._replace(e_BGSK=e.detach()))
     out = tape_attention(*example.inputs[:3], e)
-    (summed,) = torch.autograd.grad(out, start, (example.dout_BHTK, example.dmoved_BHTK))
+    (summed,) = torch.autograd.grad(out, start, (example.dout_BHTK, example.dattended_BHTK))
     torch.testing.assert_close(summed, de.sum((0, 1), keepdim=True))
 
 
 def test_a_moved_state_that_nobody_uses():
     """The last layer's: its gradient is zeros, and the rest is what a value alone would give."""
     example = case(20, 20, 16)
-    example = example._replace(dmoved_BHTK=torch.zeros_like(example.dmoved_BHTK))
+    example = example._replace(dattended_BHTK=torch.zeros_like(example.dattended_BHTK))
     inputs = [x.requires_grad_() for x in example.inputs]
     out = tape_attention(*inputs)[0]
     check([out.detach(), *run(example)[1:2], *torch.autograd.grad(out, inputs, example.dout_BHTK)], example)
@@ -313,7 +313,7 @@ def test_operators_are_registered_in_full():
     for given in (borders, None):
         torch.library.opcheck(torch.ops.tape_ds.tape_attention.default, (*inputs, given, 4, 0.2, False))
     results = torch.ops.tape_ds.tape_attention(*inputs, None, 4, 0.2, False)
-    tensors = [x.detach() for x in (example.dout_BHTK, example.dmoved_BHTK, *inputs, *results)]
+    tensors = [x.detach() for x in (example.dout_BHTK, example.dattended_BHTK, *inputs, *results)]
     torch.library.opcheck(torch.ops.tape_ds.tape_attention_backward.default, (*tensors, None, 4, 0.2, False))
 
 

@@ -16,7 +16,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from tape_ds import TapeForCausalLM
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import UserError
-from tape_ds.models import decoder, decoder_configuration, decoder_shape
+from tape_ds.models import decoder, decoder_configuration
+from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import configuration, extendable
 from tests.models.tiny_decoders import VOCABULARY, families, table, tiny_config
 
@@ -145,7 +146,7 @@ def check_foretold(ours, monkeypatch):
         ours(torch.arange(3, 3 + TOKENS)[None], use_cache=False)
     assert decoder_configuration.needs(ours.config) == seen
     assert ours._plain_head != decoder_configuration.changes_logits(ours.config)
-    counted = sum(each.numbers * each.times for each in decoder_shape.of(ours.config).weights)
+    counted = sum(each.numbers * each.times for each in decoder_shape(ours.config).weights)
     assert counted == sum(weight.numel() for weight in ours.parameters())
 
 

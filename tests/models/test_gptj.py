@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM
 from tape_ds import ScaledGPTJConfig, ScaledGPTJForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.models import decoder
-from tape_ds.models.gptj_configuration import with_rope
+from tape_ds.models.gptj import with_rope
 from tape_ds.models.loading import configuration, extendable
 from tests.models.helpers import gradients, largest_difference, tokens
 

@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tape_ds.attention import biased as attention_in_blocks
 from tape_ds.attention import sdpa
+from tape_ds.attention import sdpa as attention_in_blocks
 from tape_ds.attention.score_bias import ContentBias
 from tape_ds.encodings.on_device import Constant
 from tests.attention.by_ids import attend
@@ -45,12 +45,12 @@ def biased(name, queries=S, offset=0, heads="gqa", keys=S, dtype=torch.float32):
     ]
     if not name.startswith("tape"):
         places = torch.randint(3, (B, keys, 1)).cumsum(1) + 5
-        bias = layer.score_bias(places[:, at], None, places, None)
+        bias = layer.score_bias((places[:, at], places), None)
         return qkv, bias, list(layer.parameters())
     start, state = torch.rand(1, count[1], keys, K), torch.rand(B, count[1], keys, K, requires_grad=True)
     first = name.endswith("first layer")
     carried = (start.expand(B, -1, -1, -1) if first else start + state).to(dtype)
-    bias = layer.score_bias(None, carried[:, :, at], None, carried)
+    bias = layer.score_bias(None, (carried[:, :, at], carried))
     return qkv, bias, [] if first else [state]
 
 
@@ -186,7 +186,7 @@ def test_a_distance_of_thousands_is_not_rounded_in_bf16():
     q, k, v = torch.zeros(1, 1, 1, K), torch.zeros(1, 1, 4, K), torch.eye(4)[None, None]
     layer = tiny_model("mqa", "alibi").model.layers[0].position
     layer.slopes = Constant(np.array([1.0], np.float32))
-    bias = layer.score_bias(torch.tensor([[[1003]]]), None, torch.arange(4)[None, :, None], None)
+    bias = layer.score_bias((torch.tensor([[[1003]]]), torch.arange(4)[None, :, None]), None)
     weights = attend(*(x.bfloat16() for x in (q, k, v)), score_bias=bias, backend="sdpa")[0, 0, 0]
     expected = torch.softmax(torch.arange(4.0), 0)
     torch.testing.assert_close(weights.float(), expected, rtol=0.01, atol=0)

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tape_ds.attention.names import NEEDS
+from tape_ds.attention import NEEDS
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import UserError
 from tape_ds.models import decoder_configuration

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from tape_ds import TapeConfig
+from tape_ds.distributed.layout import Engine, Layers, Layout
 from tape_ds.planning import shape
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, Layers, PlannedLayout
 from tape_ds.planning.shape import TrainedShape
 
 RANKS = 2
@@ -75,8 +75,8 @@ class Case:
 
     def job(self) -> Job:
         """The same as a question to the planner."""
-        layout = PlannedLayout(
-            gpus=1 if self.zero is None else RANKS,
+        layout = Layout(
+            world=1 if self.zero is None else RANKS,
             zero=self.zero,
             sequence=self.sequence,
             tensor=self.tensor,
@@ -89,7 +89,7 @@ class Case:
             model=shape.sizes(self.config()),
             trained=METHODS[self.method],
             length=self.length,
-            global_batch=self.sequences * layout.replicas * self.accumulation,
+            global_batch=self.sequences * layout.data * self.accumulation,
             layout=layout,
             element=self.element,
             fused=False,

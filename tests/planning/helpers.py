@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+from tape_ds.distributed.layout import Layout
 from tape_ds.planning import hardware, shape
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import PlannedLayout
 from tape_ds.planning.shape import TrainedShape
 
 FROZEN = TrainedShape(norms=True, positions=True)
-LAYOUT = set(PlannedLayout.__dataclass_fields__)
+LAYOUT = set(Layout.__dataclass_fields__)
 MODELS = {
     "llama2-7b": "meta-llama/Llama-2-7b-hf",
     "llama2-13b": "meta-llama/Llama-2-13b-hf",
@@ -24,7 +24,7 @@ def published(name, **changes):
 
 def job(encoding="tape", trained=None, model="llama2-7b", gpu="h100-80", **changes):
     """One job; changes are fields of the layout or of the job."""
-    layout = PlannedLayout(**{"gpus": 8, **{name: changes.pop(name) for name in list(changes) if name in LAYOUT}})
+    layout = Layout(**{"world": 8, "zero": 3, **{name: changes.pop(name) for name in list(changes) if name in LAYOUT}})
     asked = Job(
         model=shape.sizes(published(model, position_encoding=encoding)),
         trained=TrainedShape.everything() if trained is None else trained,

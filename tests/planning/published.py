@@ -6,10 +6,10 @@ predictions. The table of docs/scaling.md is made of these rows.
 
 from dataclasses import dataclass, replace
 
+from tape_ds.distributed.layout import Layout
 from tape_ds.markdown_table import markdown_table
 from tape_ds.planning.hardware import find
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import PlannedLayout
 from tape_ds.planning.prediction import Plan
 from tape_ds.planning.shape import TrainedShape, sizes
 from tests.planning.helpers import published
@@ -18,10 +18,10 @@ TOLERANCE = 0.2
 PLAIN = ("", "fitted")
 """Notes that explain nothing."""
 MEASURES = {
-    "tokens/s/GPU": lambda plan: plan.step.tokens_per_second / plan.job.layout.gpus,
+    "tokens/s/GPU": lambda plan: plan.step.tokens_per_second / plan.job.layout.world,
     "MFU, %": lambda plan: 100 * plan.step.mfu,
     "TFLOP/s/GPU": lambda plan: plan.step.mfu * plan.job.gpu.peak / 1e12,
-    "hours": lambda plan: plan.hours,
+    "hours": lambda plan: plan.step.all * plan.job.steps / 3600,
     "GB a GPU": lambda plan: plan.memory.peak.total / 1e9,
 }
 
@@ -58,7 +58,7 @@ class Row:
 
 def job(model, gpu, gpus, length, sequences, again=1, *, zero=3, tensor=1, accumulation=1, fa2=True, **changes):
     """A full training run of a plain Llama."""
-    layout = PlannedLayout(gpus=gpus, zero=zero, tensor=tensor, micro_batch=sequences, checkpoint_layers=again)
+    layout = Layout(gpus, zero=zero, tensor=tensor, micro_batch=sequences, checkpoint_layers=again)
     gpu = find(gpu) if isinstance(gpu, str) else gpu
     if fa2:  # attention by FlashAttention-2 on Hopper too, as before torch took cuDNN there
         gpu = replace(gpu, rates=replace(gpu.rates, attention=gpu.rates.packed))
@@ -66,7 +66,7 @@ def job(model, gpu, gpus, length, sequences, again=1, *, zero=3, tensor=1, accum
         model=sizes(published(model)) if isinstance(model, str) else model,
         trained=TrainedShape.everything(),
         length=length,
-        global_batch=sequences * layout.replicas * accumulation,
+        global_batch=sequences * layout.data * accumulation,
         layout=layout,
         gpu=gpu,
     )

@@ -43,7 +43,7 @@ def between_steps(asked):
     first = memory.estimate(asked, reserve=False).moments[0]
     found = first.weights + first.optimizer
     if asked.layout.zero == 3:
-        found += first.buckets + asked.trained_parameters * asked.element / asked.layout.shards
+        found += first.buckets + asked.trained_parameters * asked.element / asked.layout.shards()
     return found
 
 

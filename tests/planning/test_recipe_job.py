@@ -31,7 +31,7 @@ def test_the_recipe_says_all_that_decides():
     job = asked("--recipe", "llama2_7b_8k")
     layout = job.layout
     assert (job.length, job.global_batch, job.steps, job.element) == (8192, 64, 1000, 2)
-    assert (layout.gpus, layout.zero, layout.micro_batch, layout.checkpoint_layers) == (8, 3, 1, 1)
+    assert (layout.world, layout.zero, layout.micro_batch, layout.checkpoint_layers) == (8, 3, 1, 1)
     assert (job.parameters, job.trained_parameters) == (6_754_954_240, 147_876_864)
     assert layout.engine.reduce_bucket == 4096**2 and layout.engine.persistence == 40_960
 
@@ -54,8 +54,7 @@ def test_norms_of_our_model_are_fused_on_a_gpu_without_liger():
 )
 def test_the_method_decides_what_is_trained(arguments, trained):
     own = ("--lora_r", "4", "--lora_targets", "q_proj,v_proj") if "lora" in arguments else ()
-    recipe = extension.load([*arguments, *own, *(("--train_embeddings", "false") if own else ())], world_size=1)
-    found = recipe_job.trained_of(recipe)
+    found = asked(*arguments, *own, *(("--train_embeddings", "false") if own else ()), world=1).trained
     assert found == (replace(trained, embeddings=False) if own else trained)
 
 
@@ -119,7 +118,7 @@ def test_a_new_model_is_counted_as_it_will_be():
 
 def test_tensor_parallelism_is_read_from_the_recipe():
     layout = asked("--recipe", "llama2_7b_8k", "--tensor_parallel_size", "4", "--deepspeed", "zero2").layout
-    assert (layout.tensor, layout.replicas, layout.shards) == (4, 2, 2)
+    assert (layout.tensor, layout.data, layout.shards()) == (4, 2, 2)
 
 
 def test_disks_and_zero_plus_plus_are_read_from_the_json():

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tape_ds.distributed.layout import Engine
 from tape_ds.models import flops
 from tape_ds.planning import roofline
-from tape_ds.planning.layout import Engine
 from tape_ds.planning.prediction import Plan
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import FROZEN, job, published
@@ -100,10 +100,10 @@ def test_zero_3_gathers_all_weights_twice_and_zero_1_what_is_trained_once():
 @pytest.mark.parametrize(
     ("layout", "link", "speed"),
     [
-        ({"gpus": 8}, "node", 450e9),
-        ({"gpus": 16}, "network", 400e9),
-        ({"gpus": 16, "tensor": 8}, "network", 50e9),
-        ({"gpus": 8, "tensor": 8}, None, None),
+        ({"world": 8}, "node", 450e9),
+        ({"world": 16}, "network", 400e9),
+        ({"world": 16, "tensor": 8}, "network", 50e9),
+        ({"world": 8, "tensor": 8}, None, None),
     ],
 )
 def test_a_node_sends_through_all_its_adapters_at_once(layout, link, speed):
@@ -135,7 +135,7 @@ def test_offload_is_slower_and_a_disk_much_more():
 
 
 def test_one_gpu_talks_to_nobody_and_a_cpu_has_no_time():
-    assert sent(job(gpus=1, zero=3)) == {}
+    assert sent(job(world=1, zero=3)) == {}
     with pytest.raises(ValueError, match="GPUs alone"):
         _ = Plan(job(gpu=None)).step
 

@@ -73,7 +73,7 @@ def test_what_a_method_trains(method, trained):
 
 def test_tensor_parallelism_splits_matrices_and_leaves_norms_whole():
     model = shape.sizes(small())
-    whole, half = shape.tensors(model, TrainedShape()), shape.of_one_rank(shape.tensors(model, TrainedShape()), 2)
+    whole, half = shape.tensors(model, TrainedShape()), shape.tensors(model, TrainedShape(), 2)
     for before, after in zip(whole, half, strict=True):
         assert after.total == (before.total / 2 if before.kind in ("linear", "head", "embedding") else before.total)
 

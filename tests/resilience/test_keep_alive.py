@@ -142,7 +142,7 @@ def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(left, end, 
 def test_a_restart_waits_for_ranks_on_other_machines(tmp_path, monkeypatch):
     """They cannot be killed from here, and a start of the same run would meet their locks and be refused."""
     told = Told(tmp_path, ["killed()", "finish()"], grace=1)
-    holders = [run_lock.Holder(1, 71, "far", "now", "x")]
+    holders = [run_lock.Holder(1, 71, "far", "now")]
     monkeypatch.setattr(keep_alive.run_lock, "refuse", lambda output: [])
     monkeypatch.setattr(keep_alive.run_lock, "living", lambda output: list(holders))
 
@@ -212,7 +212,7 @@ def test_ranks_that_finish_without_their_launcher_have_finished(tmp_path):
 def test_ranks_that_do_not_leave_are_killed(tmp_path):
     told = Told(tmp_path, ["orphan(60); killed()", "finish()"], grace=1)
     assert told.run() == 0
-    assert told.lines[0] == "1 ranks outlived their launcher by 1 s and were killed"
+    assert told.lines[0] == "ranks outlived their launcher by 1 s; those on this machine were killed"
     assert not psutil.pid_exists(int((told.output / "orphan").read_text())) or nobody_lives(told.output)
 
 
@@ -306,10 +306,10 @@ def test_a_request_while_nothing_runs(tmp_path):
 def test_a_second_interrupt_kills(tmp_path, monkeypatch):
     told = Told(tmp_path, ["lock(); (output / 'locked').touch(); time.sleep(60)"])
 
-    def interrupted(attempt, grace):
+    def interrupted(attempt, grace, ask):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keep_alive._Attempt, "ask_to_stop", interrupted)
+    monkeypatch.setattr(keep_alive._Attempt, "end", interrupted)
     assert stopped_when(told, (told.output / "locked").exists)[0] == 1
     assert "what was not committed is lost" in told.lines[-1] and nobody_lives(told.output)
 

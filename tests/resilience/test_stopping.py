@@ -380,14 +380,13 @@ def test_a_file_asks_for_a_checkpoint_by_name(text, asked, tmp_path, caplog):
     if text is not None:
         path.write_text(text)
         os.utime(path, (0, 0))
-    assert stopping.asked_to_save(tmp_path) == asked
+    assert stopping.take_save_request(tmp_path) == asked
     assert ("is no name" in caplog.text) is bool(text and not asked)
-    stopping.answered(tmp_path)
-    assert not path.exists() and stopping.asked_to_save(tmp_path) is None
+    assert not path.exists() and stopping.take_save_request(tmp_path) is None
 
 
 def test_a_request_that_is_just_being_written_waits(tmp_path, monkeypatch):
     (tmp_path / run_folder.SAVE_NOW).touch()
-    assert stopping.asked_to_save(tmp_path) is None
+    assert stopping.take_save_request(tmp_path) is None
     monkeypatch.setattr(stopping, "_WRITING_SECONDS", 0)
-    assert stopping.asked_to_save(tmp_path) == ""
+    assert stopping.take_save_request(tmp_path) == ""

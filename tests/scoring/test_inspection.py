@@ -8,6 +8,7 @@ from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.scoring import inspection
 from tests.models.helpers import ENCODINGS, MODELS, rounding, tiny_model, tokens
+from tools.experiments import inspected_models
 
 NOWHERE = ("cope", "fox", "nope", "nope scaled", "pope", "repo", "repo everywhere", "sincos")
 BIASED = ("alibi", "bipe_alibi", "fire", "t5", "tape from alibi", "alibi abacus", "alibi nope layers")
@@ -122,7 +123,7 @@ def test_an_environment_that_asks_for_another_attention_is_named(monkeypatch):
 
 def test_a_plain_llama_is_read_into_a_model_that_gives_its_logits():
     plain, ids = convert.to_plain(tiny_model(encoding="rope")), tokens(1, 24)
-    own = inspection.as_own(plain)
-    assert own is not plain and inspection.as_own(own) is own
+    own = inspected_models.as_own(plain)
+    assert own is not plain and inspected_models.as_own(own) is own
     _, logits = views(own, ids[0])
     torch.testing.assert_close(logits, plain(ids).logits[0].detach(), rtol=1e-4, atol=2e-5)

@@ -9,8 +9,8 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tape_ds.scoring import loss_by_position
-from tape_ds.scoring.loss_by_position import score
+from tape_ds.scoring import losses as scoring_losses
+from tape_ds.scoring.losses import score_spans as score
 from tape_ds.scoring.span_losses import SpanLosses
 
 VOCABULARY = 101
@@ -105,7 +105,7 @@ def test_modes_are_restored_one_by_one():
 
 def test_modes_are_restored_after_an_error(monkeypatch):
     model = tiny_llama().train()
-    monkeypatch.setattr(loss_by_position.torch, "empty", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(scoring_losses.torch, "empty", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         score(model, document(9), 4)
     assert all(module.training for module in model.modules())

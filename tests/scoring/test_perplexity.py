@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tape_ds.scoring.perplexity import Perplexity, score
+from tape_ds.scoring.losses import Perplexity
+from tape_ds.scoring.losses import score_blocks as score
 from tests.scoring.test_loss_by_position import document, tiny_llama
 
 

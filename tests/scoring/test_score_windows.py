@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape_ds.distributed import processes
 from tape_ds.models.llama import evaluated_at
-from tape_ds.scoring.perplexity import WindowLoss, pool, score_windows
+from tape_ds.scoring import window_jobs
+from tape_ds.scoring.losses import WindowLoss, score_windows
 from tape_ds.scoring.windows import CONVENTIONS
 from tape_ds.training import metrics
 from tests.models.helpers import VOCABULARY, tiny_model
@@ -19,6 +21,10 @@ from tests.scoring.test_loss_by_position import VOCABULARY as LLAMA_VOCABULARY
 from tests.scoring.test_loss_by_position import tiny_llama
 
 BEGIN = 1
+
+
+def pool(documents):
+    return SimpleNamespace(**window_jobs.pool(documents))
 
 
 def text(length, vocabulary=LLAMA_VOCABULARY, seed=0):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tape_ds.scoring.update_statistics import measure
+from tape_ds.scoring.inspection import measure_updates as measure
 from tests.models.helpers import tiny_model, tokens
 
 

@@ -1,7 +1,7 @@
 """The tables a run prints."""
 
+from tape_ds.scoring.losses import Perplexity
 from tape_ds.scoring.passkey import Passkey, Reply
-from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import tables
 

@@ -31,12 +31,7 @@ class ModelShape(NamedTuple):
     groups: int
     width: int
 
-    @property
-    def rank(self) -> int:
-        return 4 * self.groups
-
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         return f"H={self.heads} G={self.groups} K={self.width}"
 
 
@@ -77,29 +72,28 @@ def documents(tokens: int) -> Tensor:
 
 def tape_attention_calls(dtype: torch.dtype) -> Calls:
     """Yield training (also deterministic), packed or not; then prefilling a cache in pieces."""
-
-    def trained(model: ModelShape, tokens: int, packed: bool, **options: bool) -> tuple[str, Callable[[], object]]:
-        borders = document_borders(documents(tokens)) if packed else None
-        name = " ".join([model.name, f"T={tokens}", *["documents"] * packed, *(f"{k}={v}" for k, v in options.items())])
-        inputs = attention(model, dtype, tokens, tokens)
-        return name, functools.partial(differentiate, tape_attention, *inputs, document_ids=borders, **options)
-
     full = dtype == torch.bfloat16
-    for model in (LLAMA_7B, LLAMA_8B) if full else (LLAMA_7B,):
-        for tokens, packed in itertools.product((WHOLE, ODD) if full else (WHOLE,), (False, True)):
-            yield trained(model, tokens, packed)
-            yield trained(model, tokens, packed, deterministic=True)
-    if not full:
-        return
-    for model in OTHERS:
-        yield trained(model, WHOLE, False)
-        yield trained(model, ODD, True)
-        yield trained(model, ODD, True, deterministic=True)
-    for model, keys in itertools.product((LLAMA_7B, LLAMA_8B), (WHOLE, ODD)):
+    cases = [
+        (model, tokens, packed, deterministic)
+        for model in ((LLAMA_7B, LLAMA_8B) if full else (LLAMA_7B,))
+        for tokens in ((WHOLE, ODD) if full else (WHOLE,))
+        for packed in (False, True)
+        for deterministic in (False, True)
+    ]
+    for model in OTHERS if full else ():
+        cases += [(model, WHOLE, False, False), (model, ODD, True, False), (model, ODD, True, True)]
+    for model, tokens, packed, deterministic in cases:
+        borders = document_borders(documents(tokens)) if packed else None
+        name = f"{model} T={tokens}{' documents' * packed}{' deterministic' * deterministic}"
+        inputs = attention(model, dtype, tokens, tokens)
+        options = {"document_ids": borders, "deterministic": deterministic}
+        yield name, functools.partial(differentiate, tape_attention, *inputs, **options)
+
+    for model, keys in itertools.product((LLAMA_7B, LLAMA_8B) if full else (), (WHOLE, ODD)):
         for ids in (None, documents(keys)):
-            q, k, v, e = attention(model, dtype, 512, keys)
-            name = f"{model.name} T=512 S={keys}{'' if ids is None else ' documents'}"
-            yield name, functools.partial(tape_attention, q, k, v, e, document_ids=ids)
+            inputs = attention(model, dtype, 512, keys)
+            name = f"{model} T=512 S={keys}{'' if ids is None else ' documents'}"
+            yield name, functools.partial(tape_attention, *inputs, document_ids=ids)
 
 
 def decode_attention_calls(dtype: torch.dtype) -> Calls:
@@ -113,64 +107,50 @@ def decode_attention_calls(dtype: torch.dtype) -> Calls:
             v = torch.empty(batch, model.groups, 2 * WHOLE, wide * model.width, dtype=dtype, device=DEVICE)
             halves = v[:, :, :keys].split(model.width, dim=-1)
             ids = torch.empty(batch, keys, dtype=torch.int64, device=DEVICE) if padding else None
-            name = f"{model.name} B={batch} T={queries} S={keys} V={wide}K{' documents' * padding}"
+            name = f"{model} B={batch} T={queries} S={keys} V={wide}K{' documents' * padding}"
             yield name, functools.partial(decode_attention, q, k[:, :, :keys], *halves, document_ids=ids)
 
 
 def position_mix_calls(dtype: torch.dtype) -> Calls:
     """Yield both updates or one of them, in the first layer (no state yet) or a later one, trained or decoding."""
-
-    def mixed(
-        model: ModelShape, tokens: int, batch: int = 1, without: str = "", unit: bool = False
-    ) -> tuple[str, Callable[[], object]]:
-        state, attend, gate = (name != without for name in ("state", "attend", "gate"))
+    cases = [(LLAMA_7B, WHOLE, 1, "", False)]
+    if dtype == torch.bfloat16:
+        cases += [(LLAMA_7B, WHOLE, 1, absent, False) for absent in ("state", "attend", "gate")]
+        cases += [(LLAMA_7B, WHOLE, 1, absent, True) for absent in ("state", "gate")]
+        cases += [(LLAMA_7B, 1, 1, "", unit) for unit in (False, True)]
+        cases += [
+            (model, ODD, 2, "", unit) for model in (LLAMA_7B, LLAMA_8B, *LARGE, *OTHERS) for unit in (False, True)
+        ]
+    for model, tokens, batch, absent, unit in cases:
+        rank = 4 * model.groups
         weight = functools.partial(torch.empty, dtype=torch.float32, device=DEVICE, requires_grad=True)
-        start = torch.empty(1, 1, tokens, model.width, device=DEVICE)
         values = heads(tokens, model.heads, 2 * model.width, dtype, batch).detach()
+        gated = absent != "gate"
         inputs = (
-            start,
-            heads(tokens, model.groups, model.width, dtype, batch) if state else None,
-            values[..., model.width :].requires_grad_() if attend else None,
-            weight(model.groups, model.heads) if attend else None,
-            torch.empty(batch, tokens, model.rank, dtype=dtype, device=DEVICE, requires_grad=True) if gate else None,
-            weight(model.rank, model.groups) if gate else None,
-            weight(model.groups, model.rank) if gate else None,
+            torch.empty(1, 1, tokens, model.width, device=DEVICE),
+            None if absent == "state" else heads(tokens, model.groups, model.width, dtype, batch),
+            None if absent == "attend" else values[..., model.width :].requires_grad_(),
+            None if absent == "attend" else weight(model.groups, model.heads),
+            torch.empty(batch, tokens, rank, dtype=dtype, device=DEVICE, requires_grad=True) if gated else None,
+            weight(rank, model.groups) if gated else None,
+            weight(model.groups, rank) if gated else None,
         )
-        absent = f" no {without}" if without else ""
-        name = f"{model.name} I={model.rank} B={batch} T={tokens}{absent}{' unit' * unit}"
-        return name, functools.partial(differentiate, position_mix, *inputs, dtype=dtype, unit=unit)
-
-    yield mixed(LLAMA_7B, WHOLE)
-    if dtype != torch.bfloat16:
-        return
-    for absent in ("state", "attend", "gate"):
-        yield mixed(LLAMA_7B, WHOLE, without=absent)
-    yield mixed(LLAMA_7B, 1)
-    for absent in ("state", "gate"):
-        yield mixed(LLAMA_7B, WHOLE, without=absent, unit=True)
-    yield mixed(LLAMA_7B, 1, unit=True)
-    for model in (LLAMA_7B, LLAMA_8B, *LARGE, *OTHERS):
-        yield mixed(model, ODD, batch=2)
-        yield mixed(model, ODD, batch=2, unit=True)
+        without = f" no {absent}" if absent else ""
+        name = f"{model} I={rank} B={batch} T={tokens}{without}{' unit' * unit}"
+        yield name, functools.partial(differentiate, position_mix, *inputs, dtype=dtype, unit=unit)
 
 
 def rotate_calls(dtype: torch.dtype) -> Calls:
     """Yield rotations by the base alone (RoPE, TAPE's first layer) or by a trained state."""
-
-    def rotated(repeats: int, width: int, tokens: int, state: bool, batch: int = 1) -> tuple[str, Callable[[], object]]:
-        start = torch.empty(1, 1, tokens, width, device=DEVICE)
-        inputs = heads(tokens, 8 * repeats, width, dtype, batch), start
-        name = f"H={8 * repeats} G={8 if state else 1} K={width} B={batch} T={tokens}{' state' * state}"
-        deviation = heads(tokens, 8, width, dtype, batch) if state else None
-        return name, functools.partial(differentiate, rotate, *inputs, deviation)
-
-    yield rotated(1, 128, WHOLE, state=True)
-    if dtype != torch.bfloat16:
-        return
-    yield rotated(4, 128, WHOLE, state=False)
-    yield rotated(1, 128, 1, state=True)
-    for width in (256, 128, 80, 64, 32):
-        yield rotated(4, width, ODD, state=True, batch=2)
+    cases = [(8, 128, WHOLE, True, 1)]
+    if dtype == torch.bfloat16:
+        cases += [(32, 128, WHOLE, False, 1), (8, 128, 1, True, 1)]
+        cases += [(32, width, ODD, True, 2) for width in (256, 128, 80, 64, 32)]
+    for count, width, tokens, has_state, batch in cases:
+        x, start = heads(tokens, count, width, dtype, batch), torch.empty(1, 1, tokens, width, device=DEVICE)
+        state = heads(tokens, 8, width, dtype, batch) if has_state else None
+        name = f"H={count} G={8 if has_state else 1} K={width} B={batch} T={tokens}{' state' * has_state}"
+        yield name, functools.partial(differentiate, rotate, x, start, state)
 
 
 OPERATORS: dict[str, Callable[[torch.dtype], Calls]] = {

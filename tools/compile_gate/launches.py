@@ -1,4 +1,4 @@
-"""Which kernels a call of an operator launches, and as what Triton would compile them, found without a GPU.
+"""Find the kernels that a call of an operator launches, and as what Triton would compile them, without a GPU.
 
 The operators run as they do on a GPU: their checks, tables and autograd, and Triton's launch path, which specialises a
 kernel on its arguments (1, multiples of 16, alignment, None). Tensors are on torch's ``meta`` device with ``is_cuda``
@@ -8,8 +8,9 @@ Triton calls before it compiles records the specialisation and skips the compila
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -79,6 +80,11 @@ OPTIONS = Launch.options.fget  # type: ignore[attr-defined]
 @contextlib.contextmanager
 def gpu(recorder: Recorder) -> Iterator[None]:
     """Patch torch and Triton as if there were a GPU; ``TAPE_DS_AUTOTUNE`` makes operators try all launches of a row."""
+    # on meta tensors, operators would run their shape functions
+    for name, module in list(sys.modules.items()):
+        for operator in vars(module).values() if name.startswith("tape_ds.kernels.") else ():
+            if isinstance(operator, torch.library.CustomOpDef):
+                operator.register_fake(operator._init_fn)
 
     def launch_once(run: Callable[[], object]) -> float:
         run()
@@ -99,46 +105,8 @@ def gpu(recorder: Recorder) -> Iterator[None]:
         mock.patch.dict(launch._MEASURED, clear=True),
     )
     with contextlib.ExitStack() as stack:
-        for each in stand_ins:
-            stack.enter_context(each)
+        for stand_in in stand_ins:
+            stack.enter_context(stand_in)
         triton.runtime.driver.set_active(driver(recorder.capability))
         jit.capability.cache_clear()
         yield
-
-
-class Watched(dict[Any, Any]):
-    """A table of launches that records which of its rows are read."""
-
-    def __init__(self, table: dict[Any, Any]):
-        super().__init__(table)
-        self.reached: set[Any] = set()
-
-    def __getitem__(self, row: Any) -> Any:
-        self.reached.add(row)
-        return super().__getitem__(row)
-
-
-def watch(modules: list[ModuleType]) -> dict[str, Watched]:
-    """Run the operators of these modules on meta tensors, instead of their shape functions, and replace every table by
-    a :class:`Watched`; return those by ``module.NAME``."""
-    tables = {}
-    for module in modules:
-        for name, table in list(vars(module).items()):
-            if isinstance(table, torch.library.CustomOpDef):
-                table.register_fake(table._init_fn)
-            rows = table.values() if isinstance(table, dict) else ()
-            if any(isinstance(launch, Launch) for row in rows if isinstance(row, tuple) for launch in row):
-                tables[f"{module.__name__.rpartition('.')[2]}.{name}"] = watched = Watched(table)
-                setattr(module, name, watched)
-    return tables
-
-
-def entry_points(modules: list[ModuleType]) -> set[str]:
-    """Return the kernels of these modules that no other kernel calls: those that are launched."""
-    kernels = {
-        name: value
-        for module in modules
-        for name, value in vars(module).items()
-        if isinstance(value, triton.JITFunction) and value.module == module.__name__
-    }
-    return kernels.keys() - {name for kernel in kernels.values() for name in kernel.fn.__code__.co_names}

@@ -20,7 +20,7 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -79,8 +79,25 @@ def main(argv: list[str] | None = None) -> int:
     print(outline(work, planned), flush=True)
     if options.plan:
         return 0
-    folder = Path(options.results or work.output)
-    return run_experiment(work, planned, lambda: pages.write(work, planned, folder, ["python", "-m", NAME, *typed]))
+
+    def write() -> str:
+        return pages.write(work, planned, Path(options.results or work.output), ["python", "-m", NAME, *typed])
+
+    failed = {}
+    log = work.run_steps("before", work.commands(work.experiment.before), work.own, "")
+    complete = {run.label for run in planned if work.scored(run) is not None}
+    for run, log_of_run in work.run_all(planned if log is None else []):
+        if log_of_run is not None:
+            failed[run.label] = log_of_run
+        elif run.label not in complete:
+            write()
+    if log is None and not failed:
+        log = work.run_steps("then", work.commands(work.experiment.then), work.own, work.all_scored(planned) or "")
+    failed |= {"a command": log} if log is not None else {}
+    print(write(), flush=True)
+    for label, log_of_run in failed.items():
+        print(f"FAILED: {label}, see {log_of_run}", file=sys.stderr, flush=True)
+    return 1 if failed else 0
 
 
 def check(options: argparse.Namespace) -> ExperimentWork:
@@ -117,38 +134,18 @@ def check(options: argparse.Namespace) -> ExperimentWork:
 
 def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:
     """Return the plan as text."""
-    found, shown = work.experiment, work.starting.shown
+    found = work.experiment
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
     lines += [f"  ours: {found.setting}"] if found.setting else []
     lines += [f"  {remark}" for remark in found.remarks] + ([f"  needs {found.needs}"] if found.needs else [])
-    lines += [f"  {shown(words)}" for words in work.commands(found.before)]
+    commands: list[tuple[str, Sequence[str]]] = [("  ", words) for words in work.commands(found.before)]
     for run in planned:
-        done = ", done" if work.scored(run) is not None else ""
-        lines += [f"- {run.label}{done}", f"    {shown(work.training(run))}"]
-        lines += [f"    {shown(words)}" for words in work.commands(found.score, run)]
-    lines += [f"  {shown(words)}" for words in work.commands(found.then)]
+        title = f"- {run.label}{', done' if work.scored(run) is not None else ''}\n    "
+        commands += [(title, work.training(run)), *(("    ", words) for words in work.commands(found.score, run))]
+    commands += [("  ", words) for words in work.commands(found.then)]
+    lines += [indent + shlex.join(work.starting.typed(words)) for indent, words in commands]
     lines += [f"about {found.minutes:g} min on two cores"] if found.minutes is not None else []
     return "\n".join(lines)
-
-
-def run_experiment(work: ExperimentWork, planned: Sequence[PlannedRun], write: Callable[[], str]) -> int:
-    """Run what is not done; write the page after each run that was not complete before, and at the end."""
-    found, failed = work.experiment, {}
-    log = work.run_steps("before", work.commands(found.before), work.own, "")
-    before = {run.label for run in planned if work.scored(run) is not None}
-    for run, log_of_run in work.run_all(planned if log is None else []):
-        if log_of_run is not None:
-            failed[run.label] = log_of_run
-        elif run.label not in before:
-            write()
-    if log is None and not failed:
-        since = work.all_scored(planned) or ""
-        log = work.run_steps("then", work.commands(found.then), work.own, since)
-    failed |= {"a command": log} if log is not None else {}
-    print(write(), flush=True)
-    for label, each in failed.items():
-        print(f"FAILED: {label}, see {each}", file=sys.stderr, flush=True)
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

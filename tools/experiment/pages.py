@@ -17,7 +17,7 @@ from typing import Any
 from tape_ds import results, storage
 from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
-from tools.experiment import published, readings, study, table
+from tools.experiment import published, readings, runs, study, table
 from tools.experiment.published import Number, PublishedTable, Quantity
 from tools.experiment.readings import Numbers, Rows
 from tools.experiment.runs import ExperimentWork, PlannedRun
@@ -26,11 +26,9 @@ from tools.experiment.table import PAPER, SCALES
 
 RESULTS = Path("docs/results")
 OVERVIEW = RESULTS / "README.md"
-STORED = RESULTS / "reproduce"
-"""Folder that ``--results`` names for the overview."""
+STORED = RESULTS / "reproduce"  # which ``--results`` names for the overview
 NOT_MEASURED = "not measured"
-WIDTH = 90
-"""Characters of a line of code that the site shows."""
+WIDTH = 90  # characters of a line of code that the site shows
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,19 @@ class StoredSource:
 
     @classmethod
     def of(cls, path: Path, result: results.Result) -> "StoredSource":
-        first, *rest = result.command or [""]
-        name = Path(first).name
-        command = shlex.join(result.command)
-        if first.endswith(".py"):  # results hold the script without the program that starts it
-            if (ROOT / "launchers" / name).exists():
-                own = [word for word in rest if not word.startswith("--local_rank")]
-                command = shlex.join(["deepspeed", f"launchers/{name}", *own])
-            else:
-                package = "tools.experiments" if (ROOT / "tools" / "experiments" / name).exists() else "tools"
-                command = shlex.join(["python", "-m", f"{package}.{Path(first).stem}", *rest])
+        words = list(result.command)
+        if words and words[0].endswith(".py"):  # results hold the script without the program that starts it
+            script = Path(words[0])
+            folder = "tools.experiments" if script.parent.name == "experiments" else script.parent.name
+            start = ["deepspeed", f"launchers/{script.name}"]
+            if folder != "launchers":
+                start = ["python", "-m", f"{folder}.{script.stem}"]
+            words = [*start, *(word for word in words[1:] if not word.startswith("--local_rank"))]
         gpus = [str(gpu["name"]) for gpu in result.hardware.get("gpus") or []]
         machine = " + ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
         machine = machine or f"{result.hardware.get('cpu')}, {result.hardware.get('cores')} cores"
         commit = (result.commit["hash"][:12] + "-dirty" * result.commit["dirty"]) if result.commit else ""
-        return cls(shown(path), command, machine, result.finished or "", commit)
+        return cls(shown(path), shlex.join(words), machine, result.finished or "", commit)
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,14 @@ class Measured:
     """Explains it; from ``docs/results``."""
 
     @property
-    def commands(self) -> tuple[str, ...]:
+    def command(self) -> str:
         if self.scale is None:
-            return tuple(dict.fromkeys(source.command for source in self.sources if source.command))
-        return (f"python -m tools.experiment {self.experiment}{' --scale paper' if self.scale == PAPER else ''}",)
+            return next(source.command for source in self.sources if source.command)
+        return f"python -m tools.experiment {self.experiment}{' --scale paper' if self.scale == PAPER else ''}"
+
+    @property
+    def hardware(self) -> str:
+        return "; ".join(dict.fromkeys(source.hardware for source in self.sources if source.hardware))
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the stored result, which :meth:`of` reads."""
@@ -92,8 +92,8 @@ class Measured:
             method: [{**asdict(quantity), "value": value} for quantity, value in numbers.items()]
             for method, numbers in self.rows.items()
         }
-        own = {name: each for name, each in vars(self).items() if name not in ("rows", "sources")}
-        return {**own, "methods": methods, "sources": [asdict(source) for source in self.sources]}
+        plain = {name: value for name, value in vars(self).items() if name not in ("rows", "sources")}
+        return {**plain, "methods": methods, "sources": [asdict(source) for source in self.sources]}
 
     @classmethod
     def of(cls, result: results.Result, page: str = "") -> "Measured":
@@ -103,7 +103,7 @@ class Measured:
             method: {Quantity(each["task"], each["metric"], each["length"]): each["value"] for each in numbers}
             for method, numbers in data["methods"].items()
         }
-        sources = tuple(StoredSource(**each) for each in data["sources"])
+        sources = tuple(StoredSource(**source) for source in data["sources"])
         lists = (tuple(data["files"]), tuple(data["remarks"]))
         return cls(data["experiment"], data["setting"], rows, sources, *lists, data["scale"], data.get("page", page))
 
@@ -111,7 +111,9 @@ class Measured:
 def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typed: Sequence[str]) -> str:
     """Write ``NAME``.md, .json and .csv of the complete runs into ``folder`` and return the page."""
     asked, complete = work.experiment, [run for run in planned if work.scored(run) is not None]
-    own = work.own if work.concluded(planned) else None
+    since = work.all_scored(planned)  # of the last commands only what they wrote since then
+    concluded = since is not None and runs.all_ended(work.own, work.commands(asked.then), since) is not None
+    own = work.own if concluded else None
     rows, made, sources = gather(work, complete, own)
     pictures = [file for pattern in asked.pictures for file in sorted(own.glob(pattern))] if own else []
     copied = [folder / f"{work.name}_{file.name}" for file in pictures]
@@ -137,7 +139,7 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
     if asked.label:
         parts.append(next_to_published(asked.label, ours, folder))
     else:
-        parts += [listed("Remarks", asked.remarks), origin(sources, [shlex.join(result.command)])]
+        parts += [listed("Remarks", asked.remarks), origin(ours, [shlex.join(result.command)])]
     text = "\n\n".join(part for part in parts if part) + "\n"
     results.save(result, folder / f"{work.name}.json")
     storage.write_text(folder / f"{work.name}.md", text)
@@ -212,7 +214,7 @@ def overview(root: Path = ROOT) -> str:
         sections.append(f"## {heading}")
         for ours in found[name]:
             setting = f"[{ours.setting}]({ours.page})" if ours.page else ours.setting
-            rows.append([first, setting, _hardware(ours.sources), f"`{ours.commands[0]}`"])
+            rows.append([first, setting, ours.hardware, f"`{ours.command}`"])
         if not found[name]:
             rows.append([first, NOT_MEASURED, "", f"`python -m tools.experiment {name} --scale {PAPER}`"])
         sections += [
@@ -224,10 +226,10 @@ def overview(root: Path = ROOT) -> str:
         "# Measured results",
         "Made by `python -m tools.experiment --page` from the files of this folder: change those, not this page. Every "
         "page names the command, seed, versions and hardware, and keeps what did not work. A command is that of the "
-        "commit beside it: what `tools/compare_*.py` and `tools.reproduce` did then, `tools.experiment` does today.",
+        "commit next to it: what `tools/compare_*.py` and `tools.reproduce` did then, `tools.experiment` does today.",
         "\n".join(f"- [{title}]({path.name})" for title, path in zip(titles, others, strict=True)),
-        "**Does TAPE help?** Not by the rule that [the protocol](protocol.md) fixed before its runs. Less RoPE: a "
-        "letter found from a marker +14.9 points in ten seeds (95 %: +0.1 to +29.8) and +4.0 in ten fresh ones "
+        "**Does TAPE help?** Not by the rule that [the protocol](protocol.md) fixed before its runs. TAPE minus RoPE: "
+        "a letter found from a marker +14.9 points in ten seeds (95 %: +0.1 to +29.8) and +4.0 in ten fresh ones "
         "(-4.7 to +12.7); perplexity at eight times the trained length -4.0 in five seeds (-12.3 to +4.2); "
         "addition with Abacus beyond the trained digits +0.4 points in three seeds (-0.2 to +1.1). Its updates in "
         "32 steps of extension add 0.002 to the loss (two seeds, -0.016 to +0.019).",
@@ -242,30 +244,31 @@ def overview(root: Path = ROOT) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def tables_of(label: str) -> list[PublishedTable]:
-    """Return the published tables with a label such as ``Table 2``."""
-    return [each for each in published.TABLES if each.name.split(",")[0] == label]
-
-
 def next_to_published(label: str, ours: Measured, base: Path) -> str:
     """Return the published numbers, ours, how ours were made, and remarks on both; links lead from ``base``."""
-    tables = tables_of(label)
+    tables = published.tables_of(label)
 
     def numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]) -> str:
         """Write a row for each method, with the decimals of the published tables, or three."""
-
-        def decimals(quantity: Quantity) -> int:
-            having = [each for each in tables if quantity in each.quantities] or tables[:1]
-            return having[0].places(quantity) if having else 3
-
-        asked = readings.ordered(rows.values())
-        lines = [[name, *(decimal(found.get(each), decimals(each)) for each in asked)] for name, found in rows.items()]
-        return markdown_table([whose, *(str(each).replace("_", " ") for each in asked)], lines)
+        quantities = readings.ordered(rows.values())
+        lines = []
+        for method, values in rows.items():
+            cells = []
+            for quantity in quantities:
+                having = [table for table in tables if quantity in table.quantities] or tables[:1]
+                decimals, value = having[0].places(quantity) if having else 3, values.get(quantity)
+                if value is None:
+                    cells.append("-")
+                elif abs(value) >= 1e6 or (value and abs(value) < max(1e-3, 0.5 * 10**-decimals)):
+                    cells.append(f"{value:.1e}")  # also what would be rounded to 0
+                else:
+                    cells.append(f"{value:,.{decimals}f}")
+            lines.append([method, *cells])
+        return markdown_table([whose, *(str(quantity).replace("_", " ") for quantity in quantities)], lines)
 
     parts = [] if tables else ["Nothing is published in numbers."]
     for each in tables:
-        rows = {method: dict(zip(each.quantities, values, strict=True)) for method, values in each.rows.items()}
-        parts += [f"{each.name}, published: {each.setting}; {each.unit}.", numbers("published", rows, [each])]
+        parts += [f"{each.name}, published: {each.setting}; {each.unit}.", numbers("published", each.rows, [each])]
     parts += [f"Ours: {ours.setting}."] if ours.rows or ours.files else []
     parts += [numbers("ours", ours.rows, tables)] if ours.rows else []
     for path in ours.files:
@@ -273,17 +276,8 @@ def next_to_published(label: str, ours: Measured, base: Path) -> str:
         parts.append(f"{'!' if path.endswith('.png') else ''}{link}")
     parts.append(listed("Remarks", ours.remarks))
     parts.append(listed("Published", dict.fromkeys(caveat for each in tables for caveat in each.caveats)))
-    parts.append(origin(ours.sources))
+    parts.append(origin(ours, [source.command for source in ours.sources if source.command]))
     return "\n\n".join(part for part in parts if part)
-
-
-def decimal(value: Number, decimals: int) -> str:
-    """Write a number; in powers of ten if it is below a thousandth, or would be rounded to 0."""
-    if value is None:
-        return "-"
-    if value and abs(value) < max(1e-3, 0.5 * 10**-decimals):
-        return f"{value:.1e}"
-    return f"{value:,.{decimals}f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
 def listed(heading: str, lines: Iterable[str]) -> str:
@@ -292,32 +286,25 @@ def listed(heading: str, lines: Iterable[str]) -> str:
     return "\n".join([f"{heading}:", "", *items]) if items else ""
 
 
-def origin(sources: Sequence[StoredSource], commands: Iterable[str] = ()) -> str:
-    """Return the commands that made the numbers (default: those of the sources), on which machines, and when."""
-    if not sources:
+def origin(ours: Measured, commands: Iterable[str]) -> str:
+    """Return the commands that made the numbers, on which machines, and when."""
+    if not ours.sources:
         return ""
-    lines = dict.fromkeys(_folded(command) for command in commands or [each.command for each in sources] if command)
-    when = max(source.finished for source in sources)[:10]
-    commits = ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
-    made = "; ".join(part for part in (_hardware(sources), when, f"commit {commits}" if commits else "") if part)
-    return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
-
-
-def _folded(command: str) -> str:
-    """Return a command as a block of code that fits the page."""
-    words = re.findall(r"(?:'[^']*'|\S)+", command)  # a quoted part has spaces
-    lines = [f"    {words[0]}"]
-    for word in words[1:]:
-        if len(lines[-1]) + len(word) + 3 > WIDTH + 4:
-            lines[-1] += " \\"
-            lines.append(f"        {word}")
-        else:
-            lines[-1] += f" {word}"
+    when = max(source.finished for source in ours.sources)[:10]
+    commits = ", ".join(dict.fromkeys(source.commit for source in ours.sources if source.commit))
+    made = "; ".join(part for part in (ours.hardware, when, f"commit {commits}" if commits else "") if part)
+    lines = [f"Made by ({made}):" if made else "Made by:", ""]
+    for command in dict.fromkeys(commands):
+        # folded to the width of the page; a quoted part has spaces
+        first, *words = re.findall(r"(?:'[^']*'|\S)+", command)
+        lines.append(f"    {first}")
+        for word in words:
+            if len(lines[-1]) + len(word) + 3 > WIDTH + 4:
+                lines[-1] += " \\"
+                lines.append(f"        {word}")
+            else:
+                lines[-1] += f" {word}"
     return "\n".join(lines)
-
-
-def _hardware(sources: Sequence[StoredSource]) -> str:
-    return "; ".join(dict.fromkeys(source.hardware for source in sources if source.hardware))
 
 
 def shown(path: Path) -> str:

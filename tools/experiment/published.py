@@ -10,9 +10,7 @@ from pathlib import Path
 
 import yaml
 
-DATA = Path(__file__).with_suffix(".yaml")
-Number = float | None
-"""None: not published."""
+Number = float | None  # None: not published
 
 
 @dataclass(frozen=True)
@@ -31,52 +29,48 @@ class Quantity:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One published table, a row per method."""
-
     name: str
     """In the paper."""
     setting: str
     """The model that was measured."""
     unit: str
     quantities: tuple[Quantity, ...]
-    rows: Mapping[str, tuple[Number, ...]]
-    """Method -> a number for each quantity."""
+    rows: Mapping[str, Mapping[Quantity, Number]]
+    """By method."""
     convention: str | None = None
     """Of perplexity, as ``python -m evaluation perplexity`` names it."""
     caveats: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for values in self.rows.values():
-            assert len(values) == len(self.quantities), f"{self.name}: a number for each quantity"
-
-    def places(self, wanted: Quantity) -> int:
+    def places(self, quantity: Quantity) -> int:
         """Return the decimals that the paper prints of a quantity; of any other, the most it prints."""
-        printed = [self.quantities.index(wanted)] if wanted in self.quantities else range(len(self.quantities))
-        numbers = [repr(float(row[at] or 0)) for row in self.rows.values() for at in printed]
+        printed = [quantity] if quantity in self.quantities else self.quantities
+        numbers = [repr(float(row[each] or 0)) for row in self.rows.values() for each in printed]
         decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # such as 1e-5
         return max((len(each) for each in decimals if each != "0"), default=0)
 
 
-TABLES = tuple(
-    PublishedTable(
-        each.pop("name"),
-        quantities=tuple(Quantity(*quantity) for quantity in each.pop("quantities")),
-        rows={method: tuple(values) for method, values in each.pop("rows").items()},
-        caveats=tuple(each.pop("caveats", ())),
-        **each,
-    )
-    for each in yaml.safe_load(DATA.read_text(encoding="utf-8"))
-)
+def _tables() -> tuple[PublishedTable, ...]:
+    tables = []
+    for table in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")):
+        quantities = tuple(Quantity(*quantity) for quantity in table.pop("quantities"))
+        rows = {method: dict(zip(quantities, row, strict=True)) for method, row in table.pop("rows").items()}
+        caveats = tuple(table.pop("caveats", ()))
+        tables.append(PublishedTable(**table, quantities=quantities, rows=rows, caveats=caveats))
+    return tuple(tables)
+
+
+TABLES = _tables()
+# Published test set -> pattern of its data specs
 TEXTS = {
     "proof_pile": re.compile(r"proof[-_]?pile", re.I),
     "pg19": re.compile(r"pg[-_]?19", re.I),
     "github": re.compile(r"((^|[/_.:-])github([-_]?test)?(\.\w+|/[^/]*)?|pile_set_name=github)$", re.I),
 }
-"""Published test set -> pattern of its data specs."""
 
 
-def find_table(name: str) -> PublishedTable:
-    return next(table for table in TABLES if table.name == name)
+def tables_of(label: str) -> list[PublishedTable]:
+    """Return the tables with a label such as ``Table 2``."""
+    return [table for table in TABLES if table.name.split(",")[0] == label]
 
 
 def text_of(spec: str) -> str | None:

@@ -19,8 +19,13 @@ from tools.experiment.published import Quantity
 
 Numbers = dict[Quantity, float]
 Rows = dict[str, Numbers]
+# Change of the loss past the native length by position updates: a difference in itself, below 0 if they help
 BY_UPDATES = "loss_by_updates"
-"""Change of the loss past the native length by position updates: a difference in itself, below 0 if they help."""
+
+
+def is_read(path: Path) -> bool:
+    """Return whether a file holds numbers, by its name."""
+    return path.suffix == ".json" and path.stem in READERS
 
 
 def read(path: Path) -> tuple[Rows, results.Result | None]:
@@ -37,11 +42,6 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
         row: {replace(quantity, metric=quantity.metric + changed): value for quantity, value in numbers.items()}
         for row, numbers in rows.items()
     }, result
-
-
-def is_read(path: Path) -> bool:
-    """Return whether a file holds numbers, by its name."""
-    return path.suffix == ".json" and path.stem in READERS
 
 
 def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
@@ -62,9 +62,10 @@ def trained(result: results.Result) -> Rows:
     if figures.get("perplexity"):  # of training from scratch on text
         spec = config["eval_data"][0]
         text = published.text_of(spec) or spec.partition(":")[0]
-        for length, each in figures["perplexity"].items():
-            own[Quantity(text, "perplexity", int(length))] = each["perplexity"]
+        for length, scored in figures["perplexity"].items():
+            own[Quantity(text, "perplexity", int(length))] = scored["perplexity"]
     own |= _addressed(config.get("task") or "", figures.get("addressing") or [])
+
     native = figures.get("native_length", 0)
     scores = figures.get("loss_by_position") or {}
     made = next(reversed(scores), None)  # a run scores its trained model last
@@ -72,18 +73,33 @@ def trained(result: results.Result) -> Rows:
         if variant not in (made, "untouched"):
             continue
         numbers = rows.setdefault("" if variant == made else variant, {})
-        losses = SpanLosses.merge(SpanLosses.from_dict(each) for each in scores[variant].values())
+        losses = SpanLosses.merge(SpanLosses.from_dict(document) for document in scores[variant].values())
         if losses.starts[-1] >= native:
             numbers[Quantity("", "loss_past_native")] = losses.mean_between(native)
         numbers[Quantity("", "loss_within_native")] = losses.mean_between(0, native)
-        for each in passkeys_of(figures["passkey"], None if variant == made else variant):
-            numbers[Quantity("passkey", "accuracy", each["length"])] = 100 * each["correct"] / each["trials"]
-    if (off := scores.get(f"{made}, {WITHOUT_UPDATES}")) is not None:
-        own |= _by_updates(scores[str(made)], off, native)
+        for asked in passkeys_of(figures["passkey"], None if variant == made else variant):
+            numbers[Quantity("passkey", "accuracy", asked["length"])] = 100 * asked["correct"] / asked["trials"]
+
+    # the loss with updates minus the loss without, past the native length: over all documents, and of each document
+    # with its standard error over spans
+    off = scores.get(f"{made}, {WITHOUT_UPDATES}")
+    differences: dict[str, list[float]] = {}
+    for name, without_updates in (off or {}).items():
+        on = scores[str(made)][name]
+        spans = zip(on["starts"], on["nll"], without_updates["nll"], strict=True)
+        differences[name] = [nll - without for start, nll, without in spans if start >= native]
+    if every := [each for of_document in differences.values() for each in of_document]:
+        own[Quantity("", BY_UPDATES)] = fmean(every)
+    for name, of_document in differences.items():
+        if len(of_document) > 1:
+            error = stdev(of_document) / math.sqrt(len(of_document))
+            own[Quantity("", f"{BY_UPDATES}, {name}")] = fmean(of_document)
+            own[Quantity("", f"{BY_UPDATES}, {name}, standard error")] = error
+
     if figures.get("train_loss"):
         own[Quantity("", "train_loss")] = figures["train_loss"][-1]["loss"]
     own[Quantity("", "parameters")] = figures["parameters"]["all"]
-    started, finished = (datetime.fromisoformat(str(each)) for each in (result.started, result.finished))
+    started, finished = (datetime.fromisoformat(str(when)) for when in (result.started, result.finished))
     own[Quantity("", "seconds")] = (finished - started).total_seconds()
     return rows
 
@@ -94,23 +110,6 @@ def addressing(result: results.Result) -> Rows:
 
 def _addressed(task: str, tests: Sequence[Mapping[str, Any]]) -> Numbers:
     return {Quantity(task, f"accuracy {test['kind']}".rstrip(), test["length"]): 100 * test["share"] for test in tests}
-
-
-def _by_updates(on: Mapping[str, Any], off: Mapping[str, Any], native: int) -> Numbers:
-    """Return the loss with updates minus the loss without, past the native length: over all documents, and of each
-    document with its standard error over spans."""
-    found = {}
-    for name in on:
-        spans = zip(on[name]["starts"], on[name]["nll"], off[name]["nll"], strict=True)
-        found[name] = [with_ - without for start, with_, without in spans if start >= native]
-    every = [each for differences in found.values() for each in differences]
-    numbers = {Quantity("", BY_UPDATES): fmean(every)} if every else {}
-    for name, differences in found.items():
-        if len(differences) > 1:
-            numbers[Quantity("", f"{BY_UPDATES}, {name}")] = fmean(differences)
-            error = stdev(differences) / math.sqrt(len(differences))
-            numbers[Quantity("", f"{BY_UPDATES}, {name}, standard error")] = error
-    return numbers
 
 
 def perplexity(result: results.Result) -> Rows:
@@ -130,12 +129,6 @@ def passkeys(result: results.Result) -> Rows:
     task = "multikey" if protocol == "multikey" else "passkey"
     metric = "accuracy" if protocol in ("published", "multikey") else "accuracy, own prompts"
     return {"": {Quantity(task, metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
-
-
-def scrolls(result: results.Result) -> Rows:
-    """Read a ``scrolls.json`` of an earlier version."""
-    asked = result.figures["datasets"].items()
-    return {"": {Quantity(name, each["metric"]): each["score"] for name, each in asked if each["score"] is not None}}
 
 
 def harness(result: results.Result) -> Rows:
@@ -197,11 +190,11 @@ def differences(result: results.Result) -> Rows:
     return {names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}}
 
 
+# By the name of the file without its ending
 READERS: dict[str, Callable[[results.Result], Rows]] = {
     "run": trained,
     "perplexity": perplexity,
     "passkey": passkeys,
-    "scrolls": scrolls,
     "harness": harness,
     "arithmetic": arithmetic,
     "addressing": addressing,
@@ -209,7 +202,6 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
     "stability": stability,
     "visualise": differences,
 }
-"""By the name of the file without its ending."""
 
 
 def ordered(rows: Iterable[Mapping[Quantity, Any]]) -> list[Quantity]:

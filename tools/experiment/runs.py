@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,8 @@ from tape_ds.installation import ROOT
 from tools.experiment import readings, table
 from tools.experiment.table import Experiment
 
+# In a run's folder: the recipe that it was started with, so that no other is resumed; the commands that ended
 RECIPE, STEPS = "recipe.json", "steps.json"
-"""In a run's folder: the recipe that it was started with, so that no other is resumed; the commands that ended."""
-ROOMS = ("launchers", "tools")
-"""Folders of scripts."""
 
 
 @dataclass(frozen=True)
@@ -45,26 +43,22 @@ class PlannedRun:
     recipe: Recipe
     arguments: list[str]
     """Of the launcher, which load to the recipe."""
+    folder: Path
+    seed: int
+    """Of the initial weights and the order of the sequences."""
+    depends_on_seed: bool
+    """Whether another seed can give other figures: something is trained, or prompts are drawn."""
 
-    @property
-    def seed(self) -> int:
-        """Of the initial weights and the order of the sequences."""
-        return int(self.recipe.trainer_value("seed"))
-
-    @property
-    def depends_on_seed(self) -> bool:
-        """Whether another seed can give other figures: something is trained, or prompts are drawn."""
-        return self.recipe.trains or bool(self.recipe.as_dict().get("passkey_lengths"))
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.recipe.trainer_value("output_dir"))
+    def stored(self) -> dict[str, Any]:
+        """Return the recipe as a result holds it, without credentials."""
+        plain: dict[str, Any] = json.loads(json.dumps(self.recipe.as_dict(), default=str))
+        return results.redact(plain)
 
     def result(self) -> results.Result | None:
         """Return its stored result; None if it is missing, unfinished, or of another recipe."""
         file = self.folder / "results" / "run.json"
-        found = results.load(file) if file.is_file() else None
-        return found if found is not None and found.finished and self.is_same(found.config) else None
+        result = results.load(file) if file.is_file() else None
+        return result if result is not None and result.finished and self.is_same(result.config) else None
 
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Return whether a stored configuration is this run's, wherever it ran. A missing field, which did not exist
@@ -72,35 +66,14 @@ class PlannedRun:
         chosen = self.recipe.open
         if "activation_checkpointing" in chosen:
             chosen |= {"checkpoint_layers", "activation_checkpointing_kwargs"}
-        mine, stored = plain(self.recipe), {RENAMED.get(name, name): value for name, value in config.items()}
-        for each in (mine, stored):
+        mine, other = self.stored(), {RENAMED.get(name, name): value for name, value in config.items()}
+        for fields in (mine, other):
             for name in ("output_dir", "resume_from_checkpoint", *chosen):
-                each.pop(name, None)
+                fields.pop(name, None)
         known = self.recipe.fields()
-        for name in (mine.keys() - stored.keys()) & known.keys():
-            stored[name] = known[name].get_default(call_default_factory=True)
-        return mine == stored
-
-    def prepare_folder(self) -> None:
-        """Make the folder; if it holds anything but this recipe's run, move that away under a number first."""
-        if self.folder.is_dir() and any(self.folder.iterdir()):
-            try:
-                begun = self.is_same(json.loads((self.folder / RECIPE).read_text(encoding="utf-8")))
-            except (OSError, ValueError):
-                begun = False  # a run that somebody started by hand
-            if not begun:
-                names = (f"{self.folder.name}.{number}" for number in itertools.count(1))
-                free = next(path for path in map(self.folder.with_name, names) if not path.exists())
-                self.folder.rename(free)
-                print(f"{self.label}: its folder held a run of another recipe, now in {free}", flush=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        storage.write_json(self.folder / RECIPE, plain(self.recipe))
-
-
-def plain(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as a stored result holds it, without credentials."""
-    found: dict[str, Any] = json.loads(json.dumps(recipe.as_dict(), default=str))
-    return results.redact(found)
+        for name in (mine.keys() - other.keys()) & known.keys():
+            other[name] = known[name].get_default(call_default_factory=True)
+        return mine == other
 
 
 @dataclass(frozen=True)
@@ -120,20 +93,18 @@ class Starting:
         module = ["-m"] if own == "python" and words[1] == "--module" else [words[1]]
         return [*shlex.split(own), *module, *words[2:]]
 
-    def shown(self, words: Sequence[str]) -> str:
-        return shlex.join(self.typed(words))
-
     def line(self, words: Sequence[str]) -> list[str]:
         """Return a command with this Python and the scripts of this installation, on a free port."""
-        typed = self.typed(words)
-        program, *rest = [str(ROOT / w) if w.split("/")[0] in ROOMS and w.endswith(".py") else w for w in typed]
-        if program == "python":
-            return [sys.executable, *rest]
-        if program != "deepspeed":
-            return [program, *rest]
-        if not {"--hostfile", "-H", "--master_port"} & set(rest):
-            rest = ["--master_port", str(get_free_port()), *rest]
-        return [sys.executable, "-m", "deepspeed.launcher.runner", *rest]
+        line = [
+            str(ROOT / word) if word.startswith(("launchers/", "tools/")) and word.endswith(".py") else word
+            for word in self.typed(words)
+        ]
+        if line[0] == "python":
+            return [sys.executable, *line[1:]]
+        if line[0] != "deepspeed":
+            return line
+        port = [] if {"--hostfile", "-H", "--master_port"} & set(line) else ["--master_port", str(get_free_port())]
+        return [sys.executable, "-m", "deepspeed.launcher.runner", *port, *line[1:]]
 
     def run_command(self, words: Sequence[str], log: Path) -> int:
         """Run a command to its end with its output in ``log``; return its exit code."""
@@ -159,10 +130,13 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         output: folder of the runs' folders.
         processes: of each run.
     """
-    given = {word[2:].split("=")[0] for word in passed_on if word.startswith("--")}
-    raise_if_any(
-        [Problem(name, "after --", "decided by the runner", "remove it") for name in table.OWN if name in given]
-    )
+    names = {word[2:].split("=")[0] for word in passed_on if word.startswith("--")}
+    wrong = [name for name in table.OWN if name in names]
+    raise_if_any([Problem(name, "after --", "decided by the runner", "remove it") for name in wrong])
+
+    def flags(values: Mapping[str, Any]) -> list[str]:
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+        return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
     def load(arm: str, extra: Sequence[str]) -> tuple[Recipe, list[str]]:
         own = dict(asked.arms[arm])
@@ -170,6 +144,7 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         words = [*flags(asked.fields), *passed_on, *flags(own), *extra]
         return planner.load(name, words, processes), ["--recipe", name, *words]
 
+    # a mistake that several arms share is shown once
     own_seeds: dict[str, int] = {}
     with_problem: dict[str, tuple[Problem, list[str]]] = {}
     for arm in asked.arms:
@@ -188,23 +163,18 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
     seeds: Sequence[int | None] = asked.seeds or [None]
     planned = []
     for seed, arm in itertools.product(seeds, asked.arms):
-        ending = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
+        folder = output / table.folder_of(arm)
+        if seed not in (None, own_seeds[arm]):
+            folder = folder.with_name(f"{folder.name}_seed_{seed}")
         extra = [] if seed is None else ["--seed", str(seed)]
-        recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{ending}")])
-        run = PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
-        if run.depends_on_seed or seed == seeds[0]:
-            planned.append(run)
+        recipe, words = load(arm, [*extra, "--output_dir", str(folder)])
+        depends_on_seed = recipe.trains or bool(recipe.as_dict().get("passkey_lengths"))
+        if depends_on_seed or seed == seeds[0]:
+            label = f"{arm}, seed {seed}" if asked.seeds else arm
+            run_seed = int(recipe.trainer_value("seed"))
+            planned.append(PlannedRun(arm, label, recipe, words, folder, run_seed, depends_on_seed))
     raise_if_any(list(_check(asked, planned)))
     return planned
-
-
-def flags(values: Mapping[str, Any]) -> list[str]:
-    """Return fields as a launcher's arguments."""
-    return [
-        word
-        for name, value in values.items()
-        for word in (f"--{name}", value if isinstance(value, str) else json.dumps(value))
-    ]
 
 
 def _check(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem]:
@@ -237,7 +207,7 @@ class ExperimentWork:
     """An experiment as a command line asks for it: its runs and commands, and their folders."""
 
     name: str
-    """Of its page, and of its own folder in ``output``."""
+    """Of its page, and of its folder in ``output``."""
     experiment: Experiment
     output: Path
     """Folder of the runs, which another experiment may share."""
@@ -260,35 +230,43 @@ class ExperimentWork:
 
     def scored(self, run: PlannedRun) -> str | None:
         """Return when a run was trained and scored by every command; None if it has yet to be."""
-        found = run.result()
-        if found is None:
+        result = run.result()
+        if result is None:
             return None
-        return _all_ended(run.folder, self.commands(self.experiment.score, run), str(found.finished))
+        return all_ended(run.folder, self.commands(self.experiment.score, run), str(result.finished))
 
     def all_scored(self, planned: Sequence[PlannedRun]) -> str | None:
         """Return when the last of the runs was :meth:`scored`; None if one has yet to be."""
-        when = [found for run in planned if (found := self.scored(run)) is not None]
+        when = [ended for run in planned if (ended := self.scored(run)) is not None]
         return max(when, default="") if len(when) == len(planned) else None
-
-    def concluded(self, planned: Sequence[PlannedRun]) -> bool:
-        """Return whether the last commands have ended since all runs were scored."""
-        since = self.all_scored(planned)
-        return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
     def run_one(self, run: PlannedRun) -> Path | None:
         """Train and score a run as far as needed; return the log of the command that failed."""
         if self.scored(run) is not None:
             print(f"{run.label}: complete, not repeated", flush=True)
             return None
-        found = run.result()
-        if found is None:
-            run.prepare_folder()
+        result = run.result()
+        if result is None:
+            # a folder that holds anything but this recipe's run is moved away under a number
+            if run.folder.is_dir() and any(run.folder.iterdir()):
+                try:
+                    begun = run.is_same(json.loads((run.folder / RECIPE).read_text(encoding="utf-8")))
+                except (OSError, ValueError):
+                    begun = False  # a run that somebody started by hand
+                if not begun:
+                    names = (f"{run.folder.name}.{number}" for number in itertools.count(1))
+                    free = next(path for path in map(run.folder.with_name, names) if not path.exists())
+                    run.folder.rename(free)
+                    print(f"{run.label}: its folder held a run of another recipe, now in {free}", flush=True)
+            run.folder.mkdir(parents=True, exist_ok=True)
+            storage.write_json(run.folder / RECIPE, run.stored())
+
             log = run.folder / "log.txt"
             print(f"{run.label}: training, see {log}", flush=True)
-            if self.starting.run_command(self.training(run), log) != 0 or (found := run.result()) is None:
+            if self.starting.run_command(self.training(run), log) != 0 or (result := run.result()) is None:
                 return log
         commands = self.commands(self.experiment.score, run)
-        return self.run_steps(run.label, commands, run.folder, str(found.finished))
+        return self.run_steps(run.label, commands, run.folder, str(result.finished))
 
     def run_all(self, planned: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, Path | None]]:
         """Run everything, some at a time; yield each run in order when it has ended, with the log of what failed."""
@@ -304,67 +282,54 @@ class ExperimentWork:
     def run_steps(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
         """Run commands in order, from the first that has not ended since ``since`` or since the command before it;
         return the log of the one that failed."""
-        done, outdated = _steps(folder), False
-        for words in commands:
-            step, log = done.get(shlex.join(words)), folder / f"{_log_name(words)}.txt"
-            if outdated or step is None or not step.holds(folder, since):
-                outdated = True
-                print(f"{label}: {self.starting.shown(words)}, see {log}", flush=True)
-                for name in step.left if step is not None else ():  # the command would refuse to replace it
-                    (folder / name).unlink(missing_ok=True)
-                before = _results(folder)
-                if self.starting.run_command(words, log) != 0:
-                    return log
-                left = sorted(name for name, _ in _results(folder) - before)
-                step = done[shlex.join(words)] = EndedStep(results.now(), left)
-                storage.write_json(folder / STEPS, {typed: asdict(each) for typed, each in done.items()})
-            since = step.ended
+        done = _steps(folder)
+        current, _ = _current(done, folder, commands, since)
+        for words in commands[current:]:
+            # named after the program and a digest of the whole command
+            program = [word for word in words[1:] if word not in ("--module", "-m")]
+            named = list(itertools.takewhile(lambda word: not word.startswith("-"), program))[:2]
+            kind, typed = "_".join(Path(word).stem for word in named), shlex.join(words)
+            log = folder / f"{kind}_{zlib.crc32(typed.encode()):08x}.txt"
+            print(f"{label}: {shlex.join(self.starting.typed(words))}, see {log}", flush=True)
+            for name in done.get(typed, {}).get("left", ()):  # the command would refuse to replace it
+                (folder / name).unlink(missing_ok=True)
+            before = _results(folder)
+            if self.starting.run_command(words, log) != 0:
+                return log
+            done[typed] = {"ended": results.now(), "left": sorted(name for name, _ in _results(folder) - before)}
+            storage.write_json(folder / STEPS, done)
         return None
 
 
-@dataclass(frozen=True)
-class EndedStep:
-    """A command that has ended."""
-
-    ended: str
-    left: list[str]
-    """The results that it wrote, from the folder."""
-
-    def holds(self, folder: Path, since: str) -> bool:
-        """Return whether it ended since then and its results still exist."""
-        return self.ended >= since and all((folder / name).is_file() for name in self.left)
+def all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:
+    """Return when the last of a folder's commands ended, each since the one before it; None if one must be repeated."""
+    current, ended = _current(_steps(folder), folder, commands, since)
+    return ended if current == len(commands) else None
 
 
-def _steps(folder: Path) -> dict[str, EndedStep]:
-    """Return the commands that have ended in a folder."""
+def _current(
+    done: Mapping[str, dict[str, Any]], folder: Path, commands: Sequence[Sequence[str]], since: str
+) -> tuple[int, str]:
+    """Return how many of the commands, in order, need not be repeated, and when the last of these ended."""
+    for number, words in enumerate(commands):
+        step = done.get(shlex.join(words))
+        if step is None or step["ended"] < since or not all((folder / name).is_file() for name in step["left"]):
+            return number, since
+        since = step["ended"]
+    return len(commands), since
+
+
+def _steps(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the commands that have ended in a folder: when, and which results each has left."""
     try:
         found = json.loads((folder / STEPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     # an earlier version stored the time alone
-    return {typed: EndedStep(each, []) if isinstance(each, str) else EndedStep(**each) for typed, each in found.items()}
-
-
-def _all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:
-    """Return when the last of a folder's commands ended, each since the one before it; None if one must be repeated."""
-    done = _steps(folder)
-    for words in commands:
-        step = done.get(shlex.join(words))
-        if step is None or not step.holds(folder, since):
-            return None
-        since = step.ended
-    return since
+    return {typed: {"ended": step, "left": []} if isinstance(step, str) else step for typed, step in found.items()}
 
 
 def _results(folder: Path) -> set[tuple[str, int]]:
     """Return the results that pages read from a folder, and when each was written."""
     paths = [*folder.glob("*.*"), *folder.glob("evaluation/**/*.*")]
     return {(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths if readings.is_read(path)}
-
-
-def _log_name(words: Sequence[str]) -> str:
-    """Return the name of a command's log: the program, and a digest of the whole command."""
-    program = [word for word in words[1:] if word not in ("--module", "-m")]
-    named = itertools.takewhile(lambda word: not word.startswith("-"), program)
-    kind = "_".join(Path(word).stem for word in itertools.islice(named, 2))
-    return f"{kind}_{zlib.crc32(shlex.join(words).encode()):08x}"

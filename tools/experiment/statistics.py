@@ -7,16 +7,14 @@ symmetric about 0 under the null hypothesis. Holm's method corrects for several 
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
 
-CONFIDENCE = 0.95
-"""Of every interval."""
-MOST_FLIPPED = 20
-"""Limit of the differences whose sign patterns are all tried: a million."""
+CONFIDENCE = 0.95  # of every interval
+MOST_FLIPPED = 20  # differences whose sign patterns are all tried: a million
 
 
 @dataclass(frozen=True)
@@ -45,11 +43,6 @@ def sample(values: Sequence[float]) -> Sample:
     sd = statistics.stdev(values)
     quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
     return Sample(count, mean, sd, quantile * sd / math.sqrt(count))
-
-
-def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> dict[int, float]:
-    """Return ``values`` minus ``reference`` by the seeds that both have, ascending."""
-    return {seed: values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())}
 
 
 def sign_flip(differences: Sequence[float]) -> float:

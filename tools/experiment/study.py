@@ -7,7 +7,6 @@ seed, corrected for the number of arms (Holm). Everything else is description.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 from tape_ds.errors import Problem, UserError
@@ -19,11 +18,10 @@ from tools.experiment.readings import BY_UPDATES
 from tools.experiment.statistics import Sample
 
 ALPHA = 1 - statistics.CONFIDENCE
+# Beginnings of metrics in per cent, of which more is better; parts of the names of others, of which less is
 PERCENT = ("accuracy", "exact_match", "f1", "rouge")
-"""Beginnings of metrics in per cent, of which more is better."""
 COSTS = ("parameters", "seconds")
 LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "layer", "time", "gflop", "gmac", *COSTS)
-"""Parts of the names of other metrics of which less is better."""
 ITSELF = "itself with updates off"
 
 
@@ -49,24 +47,14 @@ class Measure:
         """Whether it is in per cent: then more is better, and differences are points."""
         return self.quantity.metric.startswith(PERCENT)
 
-    @property
-    def is_difference(self) -> bool:
-        """Whether it is the difference of an arm from another variant of the arm."""
-        return self.quantity.metric.startswith(BY_UPDATES)
-
     def plain(self, value: float | None) -> str:
         metric = self.quantity.metric
         digits = 0 if metric in COSTS else 1 if self.is_share else 3 if "loss" in metric else 2
         return number(value, f",.{digits}f")
 
-    def write(self, value: float | None) -> str:
-        return self.plain(value) + "%" * (self.is_share and value is not None)
-
-    def write_sample(self, sample: Sample | None) -> str:
-        """Write a mean, with half the width of its interval if it has one."""
-        if sample is None or sample.half_width is None or self.quantity.metric in COSTS:
-            return self.write(None if sample is None else sample.mean)
-        return f"{self.plain(sample.mean)} ± {self.plain(sample.half_width)}" + "%" * self.is_share
+    def write(self, value: float | None, half_width: float | None = None) -> str:
+        spread = "" if half_width is None or self.quantity.metric in COSTS else f" ± {self.plain(half_width)}"
+        return self.plain(value) + spread + "%" * (self.is_share and value is not None)
 
     def signed(self, value: float) -> str:
         return ("+" if value > 0 else "") + self.plain(value)
@@ -97,106 +85,81 @@ class Claim:
     """The same, adjusted for all claims that have one."""
 
 
-@dataclass(frozen=True)
 class Study:
-    """The complete runs of an experiment."""
+    """The complete runs of an experiment, compared.
 
-    rows: Sequence[StudyRow]
-    reference: str
-    asked: str = ""
-    """Name of the primary figure; default: the first."""
+    Args:
+        rows: a row for each run.
+        reference: the arm that the others are compared with.
+        asked: name of the primary figure; default: the first.
+    """
 
-    @cached_property
-    def measures(self) -> list[Measure]:
-        """All figures, costs last."""
-        found = readings.ordered(row.figures for row in self.rows)
-        return [Measure(each) for each in sorted(found, key=lambda each: each.metric in ("train_loss", *COSTS))]
+    def __init__(self, rows: Sequence[StudyRow], reference: str, asked: str = ""):
+        self.rows = rows
+        self.arms: dict[str, list[StudyRow]] = {}
+        for row in rows:
+            self.arms.setdefault(row.arm, []).append(row)
+        self.seeds = sorted({row.seed for row in rows if row.seed is not None})
+        quantities = readings.ordered(row.figures for row in rows)
+        quantities.sort(key=lambda quantity: quantity.metric in ("train_loss", *COSTS))  # costs last
+        self.measures = list(map(Measure, quantities))
 
-    @cached_property
-    def primary(self) -> Measure:
-        """The figure that decides."""
-        if not self.asked:
-            return self.measures[0]
-        fits = [each for each in self.measures if f"_{each.name}".endswith(f"_{self.asked}")]
-        if len(fits) != 1:
-            named = ", ".join(each.name for each in self.measures)
-            raise UserError(Problem("primary", self.asked, f"names {len(fits)} figures", f"one of: {named}"))
-        if not fits[0].is_share and not any(word in fits[0].quantity.metric for word in LESS_IS_BETTER):
-            wrong = "unknown whether more or less of it is better"
-            raise UserError(Problem("primary", self.asked, wrong, "name an accuracy, a score, a loss or a perplexity"))
-        return fits[0]
+        self.primary = self.measures[0]
+        if asked:
+            fits = [measure for measure in self.measures if f"_{measure.name}".endswith(f"_{asked}")]
+            if len(fits) != 1:
+                names = ", ".join(measure.name for measure in self.measures)
+                raise UserError(Problem("primary", asked, f"names {len(fits)} figures", f"one of: {names}"))
+            self.primary = fits[0]
+            if not self.primary.is_share and not any(word in self.primary.quantity.metric for word in LESS_IS_BETTER):
+                wrong = "unknown whether more or less of it is better"
+                raise UserError(Problem("primary", asked, wrong, "name an accuracy, a score, a loss or a perplexity"))
 
-    @property
-    def against(self) -> str:
-        """The reference, or each arm itself if the primary figure is a difference."""
-        return ITSELF if self.primary.is_difference else self.reference
-
-    @cached_property
-    def arms(self) -> dict[str, list[StudyRow]]:
-        """The runs of each arm."""
-        found: dict[str, list[StudyRow]] = {}
-        for row in self.rows:
-            found.setdefault(row.arm, []).append(row)
-        return found
-
-    @property
-    def seeds(self) -> list[int]:
-        return sorted({row.seed for row in self.rows if row.seed is not None})
+        # every arm with a seed against the reference; a figure that is a difference itself against 0
+        self.against, base = reference, self.values(reference, self.primary)
+        others = [arm for arm, rows in self.arms.items() if arm != reference and rows[0].seed is not None]
+        if self.primary.quantity.metric.startswith(BY_UPDATES):
+            self.against, base = ITSELF, dict.fromkeys(self.seeds, 0.0)
+            others = [arm for arm in self.arms if self.values(arm, self.primary)]
+        paired, samples, ps = {}, {}, {}
+        for arm in others:
+            values = self.values(arm, self.primary)
+            paired[arm] = {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}
+            differences = list(paired[arm].values())
+            samples[arm] = statistics.sample(differences) if differences else None
+            if len(differences) > 1:  # an arm that diverged is a claim as well, and one that nothing confirms
+                finite = all(map(math.isfinite, differences))
+                ps[arm] = statistics.sign_flip(differences) if finite else 1.0
+        holm = dict(zip(ps, statistics.holm([*ps.values()]), strict=True))
+        self.claims = [Claim(arm, paired[arm], samples[arm], ps.get(arm), holm.get(arm)) for arm in others]
 
     def values(self, arm: str, measure: Measure) -> dict[int, float]:
         """Return a figure of an arm by seed."""
-        own = [row for row in self.arms.get(arm, []) if measure.quantity in row.figures]
-        return {row.seed: row.figures[measure.quantity] for row in own if row.seed is not None}
+        rows = [row for row in self.arms.get(arm, []) if measure.quantity in row.figures]
+        return {row.seed: row.figures[measure.quantity] for row in rows if row.seed is not None}
 
     def sample(self, arm: str, measure: Measure) -> Sample | None:
         """Return a figure of an arm over its runs; None if it has none."""
-        own = [row.figures[measure.quantity] for row in self.arms[arm] if measure.quantity in row.figures]
-        return statistics.sample(own) if own else None
-
-    @cached_property
-    def claims(self) -> list[Claim]:
-        """Every arm with a seed against the reference; if the primary figure is a difference, every arm that has it."""
-        reference = self.values(self.reference, self.primary)
-        others = [arm for arm, rows in self.arms.items() if arm != self.reference and rows[0].seed is not None]
-        if self.primary.is_difference:
-            reference = dict.fromkeys(self.seeds, 0.0)
-            others = [arm for arm in self.arms if self.values(arm, self.primary)]
-        paired = {arm: statistics.paired(self.values(arm, self.primary), reference) for arm in others}
-        samples = {arm: statistics.sample(list(each.values())) if each else None for arm, each in paired.items()}
-        # an arm that diverged is a claim as well, and one that nothing confirms
-        ps = {
-            arm: 1.0 if each.half_width is None else statistics.sign_flip(list(paired[arm].values()))
-            for arm, each in samples.items()
-            if each is not None and each.n > 1
-        }
-        holm = dict(zip(ps, statistics.holm([*ps.values()]), strict=True))
-        return [Claim(arm, paired[arm], samples[arm], ps.get(arm), holm.get(arm)) for arm in others]
+        figures = [row.figures[measure.quantity] for row in self.arms[arm] if measure.quantity in row.figures]
+        return statistics.sample(figures) if figures else None
 
     def figures(self) -> dict[str, Any]:
         """Return everything for the stored result; a spread or an interval is None for a single run."""
-        arms: dict[str, Any] = {}
+        arms: dict[str, Any] = {arm: {} for arm in self.arms}
         for arm in self.arms:
-            samples = {measure: self.sample(arm, measure) for measure in self.measures}
-            arms[arm] = {
-                measure.name: asdict(sample) | {"values": self.values(arm, measure)}
-                for measure, sample in samples.items()
-                if sample is not None
-            }
-        return {
-            "reference": self.against,
-            "primary": self.primary.name,
-            "seeds": self.seeds,
-            "runs": [
-                {"arm": each.arm, "seed": each.seed}
-                | {"figures": {Measure(quantity).name: value for quantity, value in each.figures.items()}}
-                for each in self.rows
-            ],
-            "arms": arms,
-            "claims": [
-                asdict(each) | {"interval": each.found.interval if each.found else None, "verdict": verdict(self, each)}
-                for each in self.claims
-            ],
-        }
+            for measure in self.measures:
+                if (sample := self.sample(arm, measure)) is not None:
+                    arms[arm][measure.name] = asdict(sample) | {"values": self.values(arm, measure)}
+        runs = []
+        for row in self.rows:
+            figures = {Measure(quantity).name: value for quantity, value in row.figures.items()}
+            runs.append({"arm": row.arm, "seed": row.seed, "figures": figures})
+        claims = []
+        for claim in self.claims:
+            interval = claim.found.interval if claim.found else None
+            claims.append(asdict(claim) | {"interval": interval, "verdict": verdict(self, claim)})
+        named = {"reference": self.against, "primary": self.primary.name, "seeds": self.seeds}
+        return named | {"runs": runs, "arms": arms, "claims": claims}
 
 
 def verdict(study: Study, claim: Claim) -> str:
@@ -227,10 +190,13 @@ def verdict(study: Study, claim: Claim) -> str:
 def text(study: Study) -> str:
     """Return the table of arms, the primary figure seed by seed, and every arm against the reference."""
     primary, against = study.primary, study.against
-    lines = [
-        [arm, str(len(rows)), *(each.write_sample(study.sample(arm, each)) for each in study.measures)]
-        for arm, rows in study.arms.items()
-    ]
+    lines = []
+    for arm, rows in study.arms.items():
+        cells = [arm, str(len(rows))]
+        for measure in study.measures:
+            sample = study.sample(arm, measure)
+            cells.append(measure.write(sample.mean, sample.half_width) if sample else measure.write(None))
+        lines.append(cells)
     parts = [markdown_table(["arm", "runs", *(each.title for each in study.measures)], lines)]
     if len(study.seeds) > 1:
         parts.append(

@@ -15,15 +15,12 @@ from tape_ds.config import files
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.fields import Section
 from tape_ds.installation import ROOT
+from tools.experiment.statistics import MOST_FLIPPED
 
 FOLDER = ROOT / "tools" / "experiments"
 SMALL, PAPER = "small", "paper"
-SCALES = (SMALL, PAPER)
-"""A file's own keys, for two CPU cores; those of its ``paper``, for GPUs."""
-OWN = ("seed", "output_dir", "resume", "resume_from_checkpoint")
-"""Fields of a recipe that are decided by the runner."""
-MOST_SEEDS = 20
-"""The sign-flip test tries all patterns of as many signs."""
+SCALES = (SMALL, PAPER)  # a file's own keys, for two CPU cores; those of its ``paper``, for GPUs
+OWN = ("seed", "output_dir", "resume", "resume_from_checkpoint")  # fields of a recipe that the runner decides
 
 
 class Experiment(Section):
@@ -85,40 +82,39 @@ def read(name: str, scale: str = SMALL) -> Experiment:
         wrong = "no such file" if is_path else "no such experiment"
         remedy = f"{did_you_mean(name, shipped())}, or the path of a .yaml file"
         raise UserError(Problem("experiment", name, wrong, remedy))
-    problems: list[Problem] = []
-    given = {key: each.value for key, each in files.read_yaml(path, "experiment", problems).items()}
-    raise_if_any(problems)
-    at_scale = given.pop(PAPER, None)
+    file = files.read_file(path, "experiment")
+    raise_if_any(file.problems)
+    values = {key: each.value for key, each in file.own.items()}
+    at_scale = values.pop(PAPER, None)
     if scale == PAPER:
         if not isinstance(at_scale, dict):
             raise UserError(Problem("scale", scale, f"{path.name} has no such form", "leave it out"))
-        given |= at_scale
-    problems = Experiment.check(given)
+        values |= at_scale
+    problems = Experiment.check(values)
     broken = {problem.field for problem in problems}
-    found = Experiment.build({"about": ""} | {key: each for key, each in given.items() if key not in broken})
-    raise_if_any([*problems, *check(found)])
-    return found
+    experiment = Experiment.build({"about": ""} | {key: value for key, value in values.items() if key not in broken})
+    raise_if_any([*problems, *check(experiment)])
+    return experiment
 
 
 def check(asked: Experiment) -> list[Problem]:
     """Return what is wrong beyond the types of the fields."""
     problems = []
-    own_fields = {f"arms.{arm}": own for arm, own in asked.arms.items()} | {"fields": asked.fields}
-    for place, own in own_fields.items():
-        problems += [Problem(place, own[name], f"{name} is the runner's", "remove it") for name in OWN if name in own]
-    for arm, own in asked.arms.items():
+    for place, fields in {"fields": asked.fields, **{f"arms.{arm}": own for arm, own in asked.arms.items()}}.items():
+        names = [name for name in OWN if name in fields]
+        problems += [Problem(place, fields[name], f"{name} is the runner's", "remove it") for name in names]
+    for arm, fields in asked.arms.items():
         if not folder_of(arm):
             problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))
-        if not isinstance(own.get("recipe", ""), str):
-            problems.append(Problem(f"arms.{arm}.recipe", own["recipe"], "no name of a recipe", "give one as a text"))
-        if not (asked.recipe or "recipe" in own):
-            problems.append(Problem("recipe", None, f"missing for {arm}", "name one"))
+        if not isinstance(fields.get("recipe", asked.recipe) or None, str):
+            wrong = f"no name of a recipe for {arm}"
+            problems.append(Problem(f"arms.{arm}.recipe", fields.get("recipe"), wrong, "give one as a text"))
     if asked.arms and asked.reference and asked.reference not in asked.arms:
         remedy = f"{did_you_mean(asked.reference, asked.arms)} Or give --arms {asked.reference} as well"
         problems.append(Problem("reference", asked.reference, "no such arm", remedy))
-    if len(asked.seeds) > MOST_SEEDS:
+    if len(asked.seeds) > MOST_FLIPPED:
         wrong = "too many for the sign-flip test"
-        problems.append(Problem("seeds", len(asked.seeds), wrong, f"give {MOST_SEEDS} or fewer"))
+        problems.append(Problem("seeds", len(asked.seeds), wrong, f"give {MOST_FLIPPED} or fewer"))
     for seed in sorted({seed for seed in asked.seeds if asked.seeds.count(seed) > 1}):
         problems.append(Problem("seeds", seed, "named twice", "name it once"))
     for key in ("before", "score", "then"):

@@ -8,9 +8,15 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tape_ds import storage
-from tape_ds.arguments import named
+import torch
+from transformers import PreTrainedModel
+
+from tape_ds import encodings, storage
+from tape_ds.arguments import add_model, named
 from tape_ds.errors import Problem, collecting, raise_if_any
+from tape_ds.models.llama import TapeForCausalLM
+from tape_ds.models.loading import extendable, families
+from tape_ds.models.loading.weight_files import fill
 from tape_ds.scoring import inspection, models
 from tape_ds.scoring.models import FoundModel
 
@@ -20,7 +26,6 @@ NO_POSITIONS = (
 )
 """Reason for a model without a map of positions."""
 DTYPES = ("float32", "float64", "bfloat16")
-SIZES = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, FoundModel]:
     """Return the models by name, not loaded yet."""
+    parser = argparse.ArgumentParser()
+    add_model(parser)
     problems: list[Problem] = []
     found: dict[str, FoundModel] = {}
     for typed in typed_models:
@@ -41,33 +48,39 @@ def find(typed_models: Sequence[str], options: argparse.Namespace) -> dict[str, 
             problems.append(Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL"))
             continue
         with collecting(problems):
-            found[name] = models.find_model(name_or_path, dtype=options.dtype, device=options.device)
+            own = parser.parse_args([name_or_path])
+            own.dtype, own.device = options.dtype, options.device
+            found[name] = models.find(own)
             problems += inspection.check(found[name].config)
     raise_if_any(list({str(problem): problem for problem in problems}.values()))  # all share those of the environment
     return found
 
 
-def count(model: FoundModel, what: str) -> int:
-    """Return the number of ``layers`` or ``heads``."""
-    number: int = getattr(model.config, SIZES[what])
-    return number
+def as_own(model: PreTrainedModel) -> extendable.Model:
+    """Return the same weights in this project's model, whose blocks can be inspected."""
+    if isinstance(model, TapeForCausalLM):
+        return model
+    raise_if_any(families.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])
+    config = extendable.configure(model.config)
+    with torch.device("meta"):
+        empty = TapeForCausalLM(encodings.plain(config, config.rope_parameters))
+    filled: extendable.Model = fill(empty, model.state_dict(), model.config.model_type)
+    return filled
+
+
+def sizes(model: FoundModel) -> dict[str, int]:
+    return {"layers": model.config.num_hidden_layers, "heads": model.config.num_attention_heads}
 
 
 def check_numbers(what: str, numbers: Sequence[int] | None, found: Mapping[str, FoundModel]) -> list[Problem]:
     """Return a problem for each number of a layer or head, from 1, that a model does not have."""
-    return [
-        Problem(f"--{what}", number, f"{name} has {what} 1 to {count(model, what)}", "name one of them")
-        for name, model in found.items()
-        for number in numbers or ()
-        if not 1 <= number <= count(model, what)
-    ]
-
-
-def check_ids(field: str, largest: int, name: str, model: FoundModel) -> list[Problem]:
-    size = model.config.vocab_size
-    if 0 <= largest < size:
-        return []
-    return [Problem(field, largest, f"{name} has embeddings for tokens 0 to {size - 1}", "name another token or text")]
+    problems = []
+    for name, model in found.items():
+        most = sizes(model)[what]
+        for number in numbers or ():
+            if not 1 <= number <= most:
+                problems.append(Problem(f"--{what}", number, f"{name} has {what} 1 to {most}", "name one of them"))
+    return problems
 
 
 def not_finite(name: str) -> Problem:

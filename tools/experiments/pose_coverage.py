@@ -1,4 +1,4 @@
-"""Plot and tabulate which relative distances a recipe's sequences contain, and how often, before anything trains.
+"""Plot which relative distances a recipe's sequences contain, and how often, before anything trains.
 
     python -m tools.experiments.pose_coverage                          recipe demo
     python -m tools.experiments.pose_coverage --recipe llama3_8b_32k --pose_chunks 4 --output runs/coverage
@@ -19,7 +19,6 @@ an eighth of an octave) and ``coverage.json`` (command, versions, figures).
 Exit codes: 0 done; 2 bad input.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +38,6 @@ from tape_ds.config import loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.data import sources, tokenizer
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.mix import MixedSequences
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import FILL
 from tape_ds.data.pose import PoseSequences
@@ -65,7 +63,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
     own, fields = parser.parse_known_args(typed)
     recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
-    raise_if_any(check(own, recipe))
+    window, target, pose = recipe.window, recipe.model.target_length, recipe.data.pose
+    problems = below_one(own, "samples") + check_folder("--output", own.output)
+    least = window if recipe.data.packing == "single" else 1
+    if own.document_tokens is not None and own.document_tokens < least:
+        problems.append(Problem("document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"))
+    if not recipe.trains:
+        wrong = f"method = {recipe.method.method!r} trains nothing, no sequence is read"
+        problems.append(Problem("method", recipe.method.method, wrong, "choose a method that trains"))
+    raise_if_any(problems)
+
     specs = [] if own.document_tokens else weights.specs_of(recipe.data.train_data)
     started = results.collect(
         command=[Path(__file__).name, *typed],
@@ -73,30 +80,35 @@ def main(argv: list[str] | None = None) -> int:
         config=recipe.as_dict(),
         data={spec: sources.parse(spec).fingerprint() for spec in specs},
     )
-    sequences = made_up_sequences(recipe, own.document_tokens) if own.document_tokens else real_sequences(recipe)
+    sequences: Any
+    if own.document_tokens:
+        sequences = made_up_sequences(recipe, own.document_tokens)
+    else:
+        found = tokenizer.load_tokenizer(str(paths.of(recipe.model.model)), "model")
+        sequences = training_sequences(recipe, found, BadRows(recipe.data.skip.bad_rows))
     items = [sequences[index] for index in range(min(own.samples, len(sequences)))]
-    pairs = count_pairs(
-        ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items), recipe.model.target_length
-    )
-    write(pairs, len(items), recipe, started, Path(own.output))
+    pairs = count_pairs(((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items), target)
+
+    output = Path(own.output)
+    summaries = {"distances": summarise(pairs)}
+    if window < target:
+        summaries["distances_beyond_the_window"] = summarise(pairs, window)
+    bins = bins_of(pairs)
+    skips = f", {pose.skips} skips" if pose.chunks > 2 else ""
+    made = f"PoSE, {pose.chunks} chunks{skips}" if pose.chunks > 1 else f"packing {recipe.data.packing}"
+    label = f"{recipe.name}: {len(items):,} sequences, {made}"
+    draw(bins, output / f"{NAME}.png", label=label, window=window, target=target)
+    storage.write_text(output / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
+    figures = {"rows": len(items), "queries": int(pairs[0]), "window": window, **summaries}
+    results.save(started.finish(figures), output / f"{NAME}.json")
+    print(label)
+    for part in summaries.values():
+        print(
+            f"distances {part['from']:,} to {part['to']:,}: {part['seen']:.2%} seen, by {part['median_share']:.2%} "
+            f"of the queries (median); pairs a distance: {part['least']:,} at least, {part['median']:,.0f} (median)"
+        )
+    print(f"written to {output / NAME}.png, .csv, .json", flush=True)
     return 0
-
-
-def check(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
-    problems = below_one(own, "samples") + check_folder("--output", own.output)
-    least = recipe.window if recipe.data.packing == "single" else 1
-    if own.document_tokens is not None and own.document_tokens < least:
-        problems.append(Problem("document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"))
-    if not recipe.trains:
-        wrong = f"method = {recipe.method.method!r} trains nothing, no sequence is read"
-        problems.append(Problem("method", recipe.method.method, wrong, "choose a method that trains"))
-    return problems
-
-
-def real_sequences(recipe: ExtensionRecipe) -> TrainingSequences | MixedSequences:
-    """Return the sequences of the run."""
-    found = tokenizer.load_tokenizer(str(paths.of(recipe.model.model)), "model")
-    return training_sequences(recipe, found, BadRows(recipe.data.skip.bad_rows))
 
 
 def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> TrainingSequences:
@@ -159,52 +171,21 @@ def summarise(all_pairs: np.ndarray, start: int = 1) -> dict[str, Any]:
 
 
 def bins_of(pairs: np.ndarray, per_octave: int = PER_OCTAVE) -> list[dict[str, Any]]:
-    """Return means over distances that grow by 2 ** (1 / per_octave) from bin to bin.
-
-    Each bin has its distances ``from`` .. ``to``, the share of them ``seen``, the sum of their ``pairs``, the mean
-    ``share`` of queries, the ``least`` and the ``most`` of one distance, and the mean share of sequences of ``target``
-    tokens from one document, ``whole_rows``, which is the maximum.
-    """
+    """Return means over distances ``from`` .. ``to`` that grow by 2 ** (1 / per_octave) from bin to bin: the share of
+    them ``seen``, the sum of their ``pairs``, the mean ``share`` of queries, the ``least`` and the ``most`` of one
+    distance, and ``whole_rows``, the maximum: the mean share in sequences of one document of ``target`` tokens."""
     target = len(pairs)
     shares, whole = pairs / pairs[0], 1 - np.arange(target) / target
     octaves = np.arange(int(np.ceil(np.log2(target))) * per_octave + 1) / per_octave
     edges = np.unique(np.minimum(np.ceil(2.0**octaves).astype(np.int64), target))
-    return [
-        {
-            "from": int(start),
-            "to": int(stop) - 1,
-            "seen": float((shares[start:stop] > 0).mean()),
-            "pairs": int(pairs[start:stop].sum()),
-            "share": float(shares[start:stop].mean()),
-            "least": float(shares[start:stop].min()),
-            "most": float(shares[start:stop].max()),
-            "whole_rows": float(whole[start:stop].mean()),
-        }
-        for start, stop in pairwise(edges)
-    ]
-
-
-def write(pairs: np.ndarray, count: int, recipe: ExtensionRecipe, started: results.Result, folder: Path) -> None:
-    """Write plot, table and result of ``count`` sequences, and print a summary."""
-    window, target, chunks = recipe.window, recipe.model.target_length, recipe.data.pose.chunks
-    summaries = {"distances": summarise(pairs)}
-    if window < target:
-        summaries["distances_beyond_the_window"] = summarise(pairs, window)
-    bins = bins_of(pairs)
-    skips = f", {recipe.data.pose.skips} skips" if chunks > 2 else ""
-    made = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
-    label = f"{recipe.name}: {count:,} sequences, {made}"
-    draw(bins, folder / f"{NAME}.png", label=label, window=window, target=target)
-    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
-    figures = {"rows": count, "queries": int(pairs[0]), "window": window, **summaries}
-    results.save(started.finish(figures), folder / f"{NAME}.json")
-    print(label)
-    for part in summaries.values():
-        print(
-            f"distances {part['from']:,} to {part['to']:,}: {part['seen']:.2%} seen, by {part['median_share']:.2%} "
-            f"of the queries (median); pairs a distance: {part['least']:,} at least, {part['median']:,.0f} (median)"
-        )
-    print(f"written to {folder / NAME}.png, .csv, .json", flush=True)
+    bins = []
+    for start, stop in pairwise(edges.tolist()):
+        own = shares[start:stop]
+        each: dict[str, Any] = {"from": start, "to": stop - 1, "seen": float((own > 0).mean())}
+        each |= {"pairs": int(pairs[start:stop].sum()), "share": float(own.mean())}
+        each |= {"least": float(own.min()), "most": float(own.max()), "whole_rows": float(whole[start:stop].mean())}
+        bins.append(each)
+    return bins
 
 
 def draw(bins: Sequence[Mapping[str, Any]], path: Path, *, label: str, window: int, target: int) -> None:

@@ -1,7 +1,6 @@
 """Changes in each layer of a model when a text is shifted, as in Table 8 of TAPE's paper (arXiv:2501.00712).
 
     python -m tools.experiments.stability runs/encodings/rope runs/encodings/tape
-    python -m tools.experiments.stability smollm2 --tokens 1024 --layers 1 10 20 30
     python -m tools.experiments.stability "no updates=runs/one" TAPE=runs/two --texts file:book.txt --dtype float64
 
 A text is shifted in two ways. *Add tokens* puts three BOS in front of it: there is something new to attend to, and its
@@ -18,10 +17,7 @@ The paper defines neither number. Here, per layer and for the text's own tokens 
   may see, where P is the layer's map of positions: dot products of states, or the bias on scores.
 - *Logits.* Mean and largest ``|l' - l|``, and the norm of the difference in per cent of that of ``l``.
 
-Written to ``--output`` (``runs/stability``): ``stability.json`` (command, versions, figures of each text) and
-``stability.csv``. ``python -m tools.experiment table8`` shows the published numbers, too.
-
-Exit codes: 0 done; 2 bad input.
+Written to ``--output`` (``runs/stability``): ``stability.json`` and ``stability.csv``. Exit codes: 0 done; 2 bad input.
 """
 
 import argparse
@@ -29,7 +25,6 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +38,10 @@ from tape_ds.errors import Problem, UserError, check_folder, collecting, command
 from tape_ds.markdown_table import markdown_table
 from tape_ds.models.loading import extendable
 from tape_ds.numbers import number
-from tape_ds.scoring import inspection, scored_texts
+from tape_ds.scoring import inspection, window_jobs
 from tape_ds.scoring.inspection import LayerView
 from tape_ds.scoring.models import FoundModel, used_at
-from tape_ds.scoring.scored_texts import ScoredText
+from tape_ds.scoring.window_jobs import ScoredText
 from tools.experiments import inspected_models
 
 NAME = "stability"
@@ -72,20 +67,6 @@ def main(argv: list[str] | None = None) -> int:
     inspected_models.add_options(parser)
     parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)")
     own = parser.parse_args(typed)
-    models, sources = prepare(own)
-    texts = {name: read_texts(name, model, sources, own) for name, model in models.items()}
-    started = results.collect(
-        command=[Path(__file__).name, *typed],
-        config=vars(own),
-        data={source.spec: source.fingerprint() for source in sources},
-    )
-    rows = [measure(name, model, texts[name], own) for name, model in models.items()]
-    write(rows, started.finish({"layers": own.layers, "shift": SHIFT, "models": rows}), Path(own.output))
-    return 0
-
-
-def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source]]:
-    """Return the models, not loaded yet, and the sources, not read yet; complete the layers."""
     problems = check_folder("--output", own.output)
     if own.tokens < 2:
         problems.append(Problem("--tokens", own.tokens, "too few", "give 2 or more"))
@@ -100,32 +81,54 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
         if model.tokenizer().bos_token_id is None:
             problems.append(Problem("MODEL", name, "its tokenizer has no BOS to put in front", "give another model"))
     raise_if_any(problems)
-    depth = min(inspected_models.count(model, "layers") for model in models.values())
+    depth = min(inspected_models.sizes(model)["layers"] for model in models.values())
     own.layers = sorted(set(own.layers or [layer for layer in LAYERS if layer <= depth]))
-    return models, sources
+
+    texts = {name: read_texts(model, sources, own) for name, model in models.items()}
+    started = results.collect(
+        command=[Path(__file__).name, *typed],
+        config=vars(own),
+        data={source.spec: source.fingerprint() for source in sources},
+    )
+    rows = [measure(name, model, texts[name], own) for name, model in models.items()]
+    lines = [
+        [row["name"], treatment, layer, *(figures[name] for name in FIGURES)]
+        for row in rows
+        for treatment, moved in row["mean"].items()
+        for layer, figures in moved["layers"].items()
+    ]
+    folder = Path(own.output)
+    result = started.finish({"layers": own.layers, "shift": SHIFT, "models": rows})
+    results.save(result, folder / f"{NAME}.json")
+    header = ["model", "treatment", "layer", *FIGURES]
+    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(header, lines))
+    cells = [[*map(str, line[:3]), *(number(value, ".3g") for value in line[3:])] for line in lines]
+    print(markdown_table(header, cells))
+    for name in dict.fromkeys(line[0] for line in lines if line[-1] is None):
+        print(f"{name}: {inspected_models.NO_POSITIONS}")
+    print(f"written to {folder / NAME}.json, .csv", flush=True)
+    return 0
 
 
-def read_texts(name: str, model: FoundModel, sources: Sequence[Source], own: argparse.Namespace) -> list[ScoredText]:
+def read_texts(model: FoundModel, sources: Sequence[Source], own: argparse.Namespace) -> list[ScoredText]:
     """Return texts of ``--tokens`` tokens each, tokenised for this model."""
     texts: list[ScoredText] = []
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):
             lengths = {"min_tokens": own.tokens, "max_tokens": own.tokens, "max_documents": COUNT}
-            read = scored_texts.read(source, model.tokenizer(), split="heldout", **lengths)
+            read = window_jobs.read_texts(source, model.tokenizer(), split="heldout", **lengths)
             if len(sources) > 1:  # two may have files of one name
                 read = [replace(text, name=f"{source.spec} {text.name}") for text in read]
             texts += read
-    problems = [replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems]
-    largest = max((int(text.ids.max()) for text in texts), default=0)
-    raise_if_any(problems + inspected_models.check_ids("--texts", largest, name, model))
+    raise_if_any([replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems])
     return texts
 
 
 def measure(name: str, found: FoundModel, texts: Sequence[ScoredText], own: argparse.Namespace) -> dict[str, Any]:
     """Return one model's figures: of each text, and their mean."""
     print(f"{name}: {len(texts)} texts of {own.tokens:,} tokens", flush=True)
-    model, token = inspection.as_own(found.load()), found.tokenizer().bos_token_id
+    model, token = inspected_models.as_own(found.load()), found.tokenizer().bos_token_id
     figures = {}
     with used_at(model, own.tokens + SHIFT):  # yarn: one scale of the angles for all
         for text in texts:
@@ -142,20 +145,17 @@ def changes(
     """Return the changes of one text, int64 [T], by treatment: ``layers``, figures by the number of the layer, and
     ``logits``. ``shift``: how often ``token`` is added, or positions that are skipped."""
     before: dict[int, LayerView] = {}
-
-    def keep(view: LayerView) -> None:
-        before[view.number] = view
-
-    def compare(figures: dict[int, Any], added: int, view: LayerView) -> None:
-        figures[view.number] = layer_changes(before[view.number], view, added)
-
-    logits_TV = inspection.inspect(model, ids_T, layers, keep)
+    logits_TV = inspection.inspect(model, ids_T, layers, lambda view: before.update({view.number: view}))
     found = {}
     for name, added, first in (("add_tokens", shift, 0), ("shift_ids", 0, shift)):
         by_layer: dict[int, Any] = {}
+
+        def compare(view: LayerView, by_layer: dict[int, Any] = by_layer, added: int = added) -> None:
+            by_layer[view.number] = layer_changes(before[view.number], view, added)
+
         moved_S = torch.cat((ids_T.new_full((added,), token), ids_T))
         positions_S = torch.arange(len(moved_S)) + first
-        moved_SV = inspection.inspect(model, moved_S, layers, partial(compare, by_layer, added), positions_S)
+        moved_SV = inspection.inspect(model, moved_S, layers, compare, positions_S)
         difference_TV = moved_SV[added:] - logits_TV
         logits = {
             "mean": float(difference_TV.abs().mean(dtype=torch.float64)),
@@ -203,24 +203,6 @@ def mean_of(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             means[key] = max(values) if key == "largest" else sum(values) / len(values)
     return means
-
-
-def write(rows: Sequence[dict[str, Any]], result: results.Result, folder: Path) -> None:
-    """Write the result, and a line for each model, treatment and layer."""
-    header = ["model", "treatment", "layer", *FIGURES]
-    lines = [
-        [row["name"], treatment, layer, *(figures[name] for name in FIGURES)]
-        for row in rows
-        for treatment, moved in row["mean"].items()
-        for layer, figures in moved["layers"].items()
-    ]
-    results.save(result, folder / f"{NAME}.json")
-    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(header, lines))
-    cells = [[*map(str, line[:3]), *(number(value, ".3g") for value in line[3:])] for line in lines]
-    print(markdown_table(header, cells))
-    for name in dict.fromkeys(line[0] for line in lines if line[-1] is None):
-        print(f"{name}: {inspected_models.NO_POSITIONS}")
-    print(f"written to {folder / NAME}.json, .csv", flush=True)
 
 
 if __name__ == "__main__":

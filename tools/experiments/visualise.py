@@ -1,7 +1,6 @@
 """Position states and attention of a model, layer by layer and head by head: TAPE's Figure 7.
 
     python -m tools.experiments.visualise smollm2 --prompt "The quick brown fox jumps over the lazy dog, and sleeps on."
-    python -m tools.experiments.visualise runs/encodings/tape --against runs/encodings/rope --text README.md
     python -m tools.experiments.visualise TAPE=runs/one --against RoPE=runs/two --text book.txt --layers 1 4 8
 
 Three quantities for each query and each key before it, on the first ``--tokens`` of the text: the dot product of the
@@ -119,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     seen = []
     figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
     for name, model in found.items():
-        loaded = inspection.as_own(model.load())
+        loaded = inspected_models.as_own(model.load())
         seen.append(each := SeenModel(name, loaded.config.num_attention_heads))
         with used_at(loaded, len(ids)):
             inspection.inspect(loaded, torch.tensor(ids), own.layers, each.keep)
@@ -129,15 +128,32 @@ def main(argv: list[str] | None = None) -> int:
         figures["models"].append({"name": each.name, "model": model.about(), "positions": positions})
         if not each.positions:
             print(f"{each.name}: no map of positions: {inspected_models.NO_POSITIONS}")
+
+    kinds = {}
+    if seen[0].positions:
+        maps = position_maps(seen[0], own.heads)
+        kinds["positions.png"] = MapKind(f"positions: {seen[0].name}", seen[0].unit, maps)
+    attention = attention_maps(seen[0].weights, own.heads)
+    unit = "attention weight (colour: its root)"
+    kinds["attention.png"] = MapKind(f"attention: {seen[0].name}", unit, attention, rooted=True)
+    if len(seen) > 1:
+        difference = {layer: weights_HTT - seen[1].weights[layer] for layer, weights_HTT in seen[0].weights.items()}
+        # mean over heads and queries
+        distances = {layer: float(np.abs(each).sum(axis=-1).mean()) for layer, each in difference.items()}
+        figures["attention_l1_between_models"] = distances
+        title = f"attention: {seen[0].name} minus {seen[1].name}"
+        unit = "difference of attention weights (colour: its root)"
+        kinds["difference.png"] = MapKind(title, unit, attention_maps(difference, own.heads), signed=True, rooted=True)
     folder = Path(own.output)
-    drawn, apart = write(seen, own.heads, folder)
-    figures |= {"attention_l1_between_models": apart} if apart else {}
+    for file in ("positions.png", "attention.png", "difference.png"):
+        if file in kinds:
+            draw(kinds[file], folder / file)
+        else:
+            (folder / file).unlink(missing_ok=True)
     results.save(started.finish(figures), folder / f"{NAME}.json")
-    for what in ("layers", "heads"):
-        shown = ", ".join(map(str, vars(own)[what]))
-        total = inspected_models.count(next(iter(found.values())), what)
-        print(f"{what} shown: {shown} of {total}; --{what} names others")
-    print(f"written to {folder}: {', '.join(drawn)}, {NAME}.json", flush=True)
+    for what, total in inspected_models.sizes(next(iter(found.values()))).items():
+        print(f"{what} shown: {', '.join(map(str, vars(own)[what]))} of {total}; --{what} names others")
+    print(f"written to {folder}: {', '.join(kinds)}, {NAME}.json", flush=True)
     return 0
 
 
@@ -155,16 +171,17 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     found: dict[str, FoundModel] = {}
     with collecting(problems):
         found = inspected_models.find([own.model] + ([] if own.against is None else [own.against]), own)
-    sizes = [tuple(inspected_models.count(model, what) for what in inspected_models.SIZES) for model in found.values()]
-    for what in inspected_models.SIZES:
+    sizes = [inspected_models.sizes(model) for model in found.values()]
+    for what in ("layers", "heads"):
         problems += inspected_models.check_numbers(what, vars(own)[what], found)
-    if len(set(sizes)) > 1:
-        wrong = "layers and heads are {} x {}, of the other {} x {}".format(*sizes[1], *sizes[0])
+    if any(other != sizes[0] for other in sizes):
+        wrong = f"it has {sizes[1]}, the other {sizes[0]}"
         problems.append(Problem("--against", own.against, wrong, "compare models of one size"))
     raise_if_any(problems)
-    layers, heads = sizes[0]
-    own.layers = sorted(set(own.layers or spread(layers, LAYERS)))
-    own.heads = sorted(set(own.heads or spread(heads, HEADS)))
+    for what, most in (("layers", LAYERS), ("heads", HEADS)):
+        count = sizes[0][what]  # evenly spaced numbers from 1, with the first and the last
+        spread = [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
+        vars(own)[what] = sorted(set(vars(own)[what] or spread))
 
     read = [prompt_ids(text, model.tokenizer())[: own.tokens] for model in found.values()]
     ids: list[int] = read[0]
@@ -173,8 +190,6 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     if any(other != ids for other in read):
         wrong = "its tokenizer splits the text in another way"
         raise UserError(Problem("--against", own.against, wrong, "compare models that share a tokenizer"))
-    for name, model in found.items():
-        problems += inspected_models.check_ids(field_name, max(ids), name, model)
     if len(ids) > MOST_TOKENS:
         wrong = f"more than {MOST_TOKENS:,} tokens cannot be distinguished in a picture"
         problems.append(Problem("--tokens", own.tokens, wrong, "show fewer"))
@@ -182,57 +197,15 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     return found, ids
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Return at most ``most`` of the numbers 1 to ``count``, evenly spaced, with the first and the last.
-
-    >>> spread(7, 3)
-    [1, 4, 7]
-    """
-    return [1 + round(place) for place in (range(count) if count <= most else np.linspace(0, count - 1, most))]
-
-
-def write(seen: Sequence[SeenModel], heads: Sequence[int], folder: Path) -> tuple[list[str], dict[int, float]]:
-    """Draw the first model's maps and the difference to the second; delete the pictures of an earlier command.
-
-    Returns:
-        Names of the pictures; by layer, the L1 distance between the two models' weights, mean over heads and queries.
-    """
-    first = seen[0]
-    attention = attention_maps(first.weights, heads)
-    unit = "attention weight (colour: its root)"
-    kinds = {"attention.png": MapKind(f"attention: {first.name}", unit, attention, rooted=True)}
-    if first.positions:
-        maps = position_maps(first, heads)
-        kinds = {"positions.png": MapKind(f"positions: {first.name}", first.unit, maps)} | kinds
-    distances = {}
-    if len(seen) > 1:
-        difference = {number: weights_HTT - seen[1].weights[number] for number, weights_HTT in first.weights.items()}
-        distances = {number: float(np.abs(each).sum(axis=-1).mean()) for number, each in difference.items()}
-        title = f"attention: {first.name} minus {seen[1].name}"
-        unit = "difference of attention weights (colour: its root)"
-        kinds["difference.png"] = MapKind(title, unit, attention_maps(difference, heads), signed=True, rooted=True)
-    for file in ("positions.png", "attention.png", "difference.png"):
-        if file in kinds:
-            draw(kinds[file], folder / file)
-        else:
-            (folder / file).unlink(missing_ok=True)
-    return list(kinds), distances
-
-
 def position_maps(seen: SeenModel, heads: Sequence[int]) -> dict[tuple[str, str], np.ndarray]:
-    """Return the distinct maps of positions: one for all heads, or all layers, that share it."""
-    first = next(iter(seen.positions.values()))
-    same = len(seen.positions) > 1 and all(np.array_equal(first, each) for each in seen.positions.values())
-    layers = {"every layer": first} if same else {f"layer {number}": each for number, each in seen.positions.items()}
-    most = max(len(states) for states in layers.values())
-    if most == 1:
-        return {(layer, "all heads"): states[0] for layer, states in layers.items()}
-    share = seen.heads // most  # query heads that share a state
+    """Return for each layer the states that the chosen heads read; one for all, if they share it."""
     maps = {}
-    for layer, states in layers.items():
+    most = max(len(states) for states in seen.positions.values())
+    share = seen.heads // most  # query heads that share a state
+    for layer, states in seen.positions.items():
         for state in sorted({(head - 1) // share for head in heads}):
             name = f"heads {state * share + 1} to {(state + 1) * share}" if share > 1 else f"head {state + 1}"
-            maps[layer, name] = states[state if len(states) > 1 else 0]
+            maps[f"layer {layer}", "all heads" if most == 1 else name] = states[min(state, len(states) - 1)]
     return maps
 
 

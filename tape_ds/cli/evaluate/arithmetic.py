@@ -7,13 +7,13 @@
     tape-ds evaluate arithmetic runs/addition_40 --batch_size 2000 --num_gpus 8
 
 Samples are held out: no training sequence has their operands. An answer is right if greedy decoding gives the whole
-of it and then the end of text, which one pass over prompt and answer decides; only some wrong answers are written out.
+of it and then the end of text, which one pass over prompt and answer decides.
 The mean of the whole grid includes the trained lengths (of a grid to twice their length a quarter), so the mean of the
 cells beyond them, where either operand is longer, is given as well.
 
-Written to the folder of results: ``arithmetic.json`` (with wrong answers of each cell), ``arithmetic.png``,
-``arithmetic.csv``, ``arithmetic.md``; for a task of addressing, whose answers are counted token by token, the same
-files without a picture, as ``addressing``. Exit codes: 0 done; 2 a mistake.
+Written to the folder of results: ``arithmetic.json``, ``arithmetic.png``, ``arithmetic.csv``, ``arithmetic.md``; for a
+task of addressing, whose answers are counted token by token, the same files without a picture, as ``addressing``. Exit
+codes: 0 done; 2 a mistake.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import results
-from tape_ds.arguments import Parser, add_cache, add_model, add_output, below_one
-from tape_ds.data.generated import tasks
+from tape_ds.arguments import Parser, add_model, add_output, below_one
+from tape_ds.data import generated
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.addressing import AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
-from tape_ds.data.generated.task import EOS, GeneratedSample, Task, Test, ids_of
-from tape_ds.data.generated.tasks import TASKS
+from tape_ds.data.generated.task import Task, Test, ids_of
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.run_folder import RESULTS
 
@@ -36,20 +36,16 @@ if TYPE_CHECKING:
 
     from tape_ds.scoring.models import FoundModel
 
-MOST = 10_000
-"""Problems of a cell at most: more would take hours to find where there are few."""
+MOST = 10_000  # problems of a cell at most: more would take hours to find where there are few
 SAMPLES = 100
 ROWS = 1000
 BATCH_SIZE = 400
-EXAMPLES = 3
-"""Wrong answers of a cell that are kept."""
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
-    options = parse(argv)
-    problems = check(options)
+    options, problems = parse(argv)
 
     from tape_ds.scoring import exact_match, heat_maps, models, resumable
     from tape_ds.scoring.resumable import Cost
@@ -60,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     name = "arithmetic" if is_arithmetic else "addressing"
     deciding = {option: vars(options)[option] for option in ("task", "samples", "batch_size")}
     if is_arithmetic:
-        deciding |= {"use_cache": options.use_cache, "trained": list(options.trained), "digits": list(options.tested)}
+        deciding |= {"trained": list(options.trained), "digits": list(options.tested)}
     else:
         deciding |= {"task_options": options.task_options, "lengths": options.tested}
     work = resumable.Evaluation(
@@ -81,12 +77,21 @@ def main(argv: list[str] | None = None) -> int:
         scores = [answered[str(test)] for test in tests]
         if not isinstance(task, ArithmeticTask):
             return {"task": task.name, "tests": scores, "cost": cost.taken(samples=options.samples * len(tests))}
+
+        # a model whose positions are spread over shorter texts (randpe) than the grid has
+        remark, longest = None, task.tokens(options.tested)
+        spread = (getattr(found.config, "position_options", None) or {}).get("evaluation_length")
+        if spread is not None and spread < longest:
+            remark = (
+                f"its positions are spread over texts of {spread} tokens (position_options.evaluation_length) and the "
+                f"grid's longest have {longest}: beyond, they count on by steps that training has never seen"
+            )
         return {
             "task": task.name,
             "sizes": list(task.sizes),
             "trained": list(options.trained),
             "means": exact_match.means(scores, options.trained),
-            "remark": spread_too_short(found.config, task.most_tokens(options.tested)),
+            "remark": remark,
             "cells": scores,
             "cost": cost.taken(samples=sum(cell["samples"] for cell in scores)),
         }
@@ -100,8 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     return work.run(ask_all, show, overwrite=options.overwrite)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options; those that are not given are None, and taken from the run."""
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
+    """Return the options, None where the run's are taken, and what is wrong with them whatever the model."""
     parser = Parser(prog="tape-ds evaluate arithmetic", description=__doc__)
     add_model(parser)
     add_output(parser)
@@ -140,12 +145,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument(
         "--batch_size", type=int, default=BATCH_SIZE, help="samples that are asked at once (default: %(default)s)"
     )
-    add_cache(group)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
 
-
-def check(options: argparse.Namespace) -> list[Problem]:
-    """Return what is wrong whatever the model."""
     problems = below_one(options, "batch_size")
     if options.samples is not None and not 1 <= options.samples <= MOST:
         problems.append(Problem("--samples", options.samples, "out of range", f"give 1 to {MOST:,}"))
@@ -156,7 +157,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
             problems.append(Problem(f"--{name}", text, "not one or two lengths", "give for example 12, or 12 8"))
     if options.seed < 0:
         problems.append(Problem("--seed", options.seed, "negative", "give 0 or more"))
-    return problems
+    return options, problems
 
 
 def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> Task:
@@ -165,7 +166,7 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
 
     problems += complete(options, model)
     raise_if_any(problems)
-    task = tasks.make(options.task, options.task_options or {})
+    task = generated.make(options.task, options.task_options or {})
     if model.tokenizer().get_vocab() != ids_of(task.vocabulary):
         wrong = f"its tokens are not those of {options.task}"
         problems.append(Problem("model", model.name_or_path, wrong, "give a model that tape-ds arithmetic trained"))
@@ -175,7 +176,7 @@ def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Pro
             for size, most, name in zip(options.tested, task.largest, task.sizes, strict=True)
             if size > most
         ]
-        problems += check_lengths("--digits (in tokens)", [task.most_tokens(options.tested)], model)
+        problems += check_lengths("--digits (in tokens)", [task.tokens(options.tested)], model)
     else:
         tokens = [task.tokens((length,)) for length in options.tested]
         problems += check_lengths("--lengths (in tokens)", tokens, model)
@@ -227,11 +228,11 @@ def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
         return useless or [Problem("--task_options", given, "not a mapping", example)]
     options.task_options = own.get("task_options", {}) | given
     options.tested = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
-    if wrong := tasks.check(options.task, options.task_options):
+    if wrong := generated.check(options.task, options.task_options):
         return wrong
     if not options.tested:
         return [unrecorded("lengths", "the lengths of its tests")]
-    made = tasks.make(options.task, options.task_options)
+    made = generated.make(options.task, options.task_options)
     assert isinstance(made, AddressingTask)
     return [
         Problem("--lengths", length, f"{options.task} has no such sequences", remedy)
@@ -241,53 +242,14 @@ def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
 
 
 def ask(model: "PreTrainedModel", options: argparse.Namespace, test: Test) -> dict[str, Any]:
-    """Return the score of one test; for arithmetic a cell of the grid, with some wrong answers."""
+    """Return the score of one test; for arithmetic a cell of the grid."""
     from tape_ds.scoring import exact_match, models
 
-    task = test.task
-    samples = task.held_out(test.size, options.samples, options.seed)
+    samples = test.task.held_out(test.size, options.samples, options.seed)
     with models.used_at(model, test.tokens):
         together = options.batch_size * test.tokens
-        verdicts = exact_match.judge(model, task.vocabulary, samples, batch_tokens=together)
-        if not isinstance(task, ArithmeticTask):
-            return exact_match.AnswerCount.of(test, verdicts).to_dict()
-        wrong = [sample for sample, right in zip(samples, verdicts, strict=True) if not all(right)]
-        first, second = test.size
-        return {
-            "first": first,
-            "second": second,
-            "samples": len(samples),
-            "correct": len(samples) - len(wrong),
-            "wrong": write_out(model, task, wrong[:EXAMPLES], options.use_cache),
-        }
-
-
-def write_out(
-    model: "PreTrainedModel", task: ArithmeticTask, samples: Sequence[GeneratedSample], use_cache: bool
-) -> list[dict[str, str]]:
-    """Return the model's greedy replies to some problems, with the right answers."""
-    from tape_ds.scoring.generation import continue_prompts
-
-    if not samples:
-        return []
-    ids = ids_of(task.vocabulary)
-    texts = [("".join(s.words[: s.answers[0]]), "".join(s.words[s.answers[0] : -1])) for s in samples]
-    prompts = [[ids[letter] for letter in prompt] for prompt, _ in texts]
-    room = max(len(sample.answers) for sample in samples)
-    replies = continue_prompts(model, prompts, new_tokens=room, ends=[EOS], use_cache=use_cache)
-    words = dict(enumerate(task.vocabulary))  # the embedding may have more rows
-    return [
-        {"prompt": prompt, "answer": answer, "reply": "".join(words.get(number, "?") for number in reply)}
-        for (prompt, answer), reply in zip(texts, replies, strict=True)
-    ]
-
-
-def spread_too_short(config: Any, longest: int) -> str | None:
-    """Return a remark on a model whose positions are spread over shorter texts (``randpe``) than the grid has."""
-    spread = (getattr(config, "position_options", None) or {}).get("evaluation_length")
-    if spread is None or spread >= longest:
-        return None
-    return (
-        f"its positions are spread over texts of {spread} tokens (position_options.evaluation_length) and the grid's "
-        f"longest have {longest}: beyond, they count on by steps that training has never seen"
-    )
+        verdicts = exact_match.judge(model, test.task.vocabulary, samples, batch_tokens=together)
+    if not isinstance(test.task, ArithmeticTask):
+        return exact_match.AnswerCount.of(test, verdicts).to_dict()
+    first, second = test.size
+    return {"first": first, "second": second, "samples": len(samples), "correct": sum(map(all, verdicts))}

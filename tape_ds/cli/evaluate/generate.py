@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         problems.append(Problem("--prompt", prompt, "the tokenizer makes no token of it", "give another text"))
     length = len(ids) + options.max_new_tokens
     raise_if_any(problems + models.check_lengths("tokens of prompt and reply", [length], found))
-    models.note_beyond([length], found)
+    models.print_notes(found, [length], bos=False)
 
     model = found.load()
     started = time.monotonic()

@@ -7,12 +7,13 @@
     tape-ds evaluate harness MODEL --tasks tape_pose_standard --batch_size auto --num_gpus 8
 
 Groups of this project: tape_table9 (MMLU's four parts, ARC), tape_pose_standard, tape_passkey, tape_scrolls,
-tape_needle and tape_ruler. All other options are lm-eval's own. A request that is longer than --max_length is an error
-before the first answer, or is cut by --truncate, and what was cut is counted.
+tape_needle and tape_ruler. All other options are lm-eval's own, but for those of its model, its folder of results, its
+cache and its trackers. A request that is longer than --max_length is an error before the first answer, or is cut by
+--truncate, and what was cut is counted.
 
 Written to the folder of results: ``harness.json``, below ``lm_eval`` what lm-eval writes itself, and for SCROLLS
 ``scrolls/NAME.json``, the texts by id that its benchmark takes. An interrupted evaluation resumes when it is started
-again. Exit codes: 0 done; 2 a mistake.
+again: answers are kept until the last one is there. Exit codes: 0 done; 2 a mistake.
 """
 
 import argparse
@@ -23,28 +24,23 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tape_ds import storage
 from tape_ds.arguments import Parser, add_model, add_output, length
-from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    from tape_ds.scoring.harness_tasks import LoadedTasks
     from tape_ds.scoring.models import FoundModel
-    from tape_ds.scoring.resumable import Evaluation
 
-NAME = "harness"
-REFUSED = {
-    ("--model", "-M"): "give the model as it is, without an option",
-    ("--model_args", "-a"): "use --dtype, --device, --tokenizer, --trust_remote_code, --max_length",
-    ("--output_path", "-o"): "use --output",
-    ("--max_batch_size",): "use --batch_size, a number or auto",
-    ("--use_cache", "-c"): "leave it out: answers are kept in the folder of results until the last one is there",
-    ("--wandb_args", "--wandb_config_args", "--trackio_args", "--hf_hub_log_args"): "upload the folder of results",
+SET_HERE = {
+    *("--model", "--model_args", "--output_path", "--max_batch_size", "--use_cache"),
+    *("--wandb_args", "--wandb_config_args", "--trackio_args", "--hf_hub_log_args"),
 }
-"""lm-eval's options that this command sets itself."""
+"""lm-eval's options that are unknown here, because this command sets them itself."""
 NUMBERS = (
     *("num_fewshot", "limit", "samples", "gen_kwargs", "seed", "predict_only"),
     *("apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
@@ -57,69 +53,37 @@ def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
     options = parse(argv)
     found, config = prepare(options)
-    from tape_ds.scoring import harness_tasks, resumable
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
 
-    deciding = settings(options, config)
+    from tape_ds.data.scrolls import examples as scrolls
+    from tape_ds.distributed.rank_sync import RankSync
+    from tape_ds.scoring import harness_tasks, resumable
+    from tape_ds.scoring.language_model import HarnessModel
+    from tape_ds.scoring.resumable import Cost
+
+    deciding = {"tasks": config.tasks} | {name: getattr(config, name) for name in NUMBERS}
+    deciding |= {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate")}
+    # the model's hash has the tokenizer
+    deciding["metadata"] = {name: each for name, each in config.metadata.items() if name != "tokenizer"}
     if config.apply_chat_template:
         template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     config.metadata = {"max_tokens": options.max_length} | config.metadata  # the tasks of SCROLLS cut by it
     tasks = harness_tasks.load(config)
     work = resumable.Evaluation(
-        NAME,
+        "harness",
         resumable.folder(options.output, found),
         model=found.about(),
         config=deciding,
         data=tasks.fingerprints(config.num_fewshot),
         seed=config.seed[0],
     )
-    return work.run(
-        lambda: evaluate(work, options, config, found, tasks),
-        lambda figures: print(harness_tasks.table(figures)),
-        overwrite=options.overwrite,
-        required=harness_tasks.submission_files(work.folder, tasks.tasks),
-    )
-
-
-def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig"]:
-    """Return the model, not loaded yet, and lm-eval's configuration."""
-    from tape_ds.scoring import models
-
-    problems = []
-    if options.limit is not None and options.limit <= 0:
-        problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
-    if options.num_fewshot is not None and options.num_fewshot < 0:
-        problems.append(Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more"))
-    size = options.batch_size
-    if not (size == "auto" or (size.isdecimal() and int(size) > 0)):
-        problems.append(Problem("--batch_size", size, "no number of sequences", "give 1 or more, or auto"))
-    with collecting(problems):
-        config = configure(options)
-    found = models.find(options, problems)
-    with collecting(problems):
-        options.max_length = options.max_length or found.native_length
-        problems += models.check_lengths("--max_length", [options.max_length], found)
-    raise_if_any(problems)
-    if options.trust_remote_code or not found.tokenizer_has_code:
-        config.metadata = {"tokenizer": found.tokenizer_name_or_path} | config.metadata
-    return found, config
-
-
-def evaluate(
-    work: "Evaluation",
-    options: argparse.Namespace,
-    config: "EvaluatorConfig",
-    found: "FoundModel",
-    tasks: "LoadedTasks",
-) -> dict[str, Any]:
-    """Return the figures, on the first rank alone; answers of an earlier start are reused."""
-    from lm_eval import simple_evaluate
-    from lm_eval.loggers import EvaluationTracker
-
-    from tape_ds.distributed.rank_sync import RankSync
-    from tape_ds.scoring import harness_tasks, resumable
-    from tape_ds.scoring.language_model import HarnessModel
-    from tape_ds.scoring.resumable import Cost
+    submission = {
+        f"tape_scrolls_{name}": work.folder / "scrolls" / f"{name}.json"
+        for name in scrolls.available()
+        if f"tape_scrolls_{name}" in tasks.tasks
+    }
 
     # lm-eval's options as its function takes them
     names = inspect.signature(simple_evaluate).parameters
@@ -127,53 +91,55 @@ def evaluate(
     seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
     arguments |= {"cache_requests": False} | config.cache_requests | dict(zip(seeds, config.seed, strict=True))
     arguments |= {"verbosity": None, "fewshot_as_multiturn": config.fewshot_as_multiturn or False}
+    arguments |= {"batch_size": options.batch_size, "model_args": {"pretrained": found.name_or_path}}
+    arguments |= {"task_manager": tasks, "use_cache": str(work.journal / "answers")}
+    arguments |= {"device": str(found.device), "bootstrap_iters": 100_000 if is_main_process() else 0}
+    arguments |= {"log_samples": config.log_samples or bool(submission)}
 
-    with ExitStack() as held:
-        resumable.from_first(lambda: work.lock(held))
-        cost = Cost(found.device)
-        lm = HarnessModel(
-            found, max_length=options.max_length, truncate=options.truncate, batch_size=options.batch_size
-        )
-        lm.tasks = tasks.tasks
-        tracker = EvaluationTracker(output_path=str(work.folder / "lm_eval"))
-        asked = harness_tasks.submission_files(work.folder, tasks.tasks)
-        results = simple_evaluate(
-            **arguments
-            | {
-                "model": lm,
-                "model_args": {"pretrained": found.name_or_path},
-                "batch_size": options.batch_size,
-                "device": str(lm.device),
-                "use_cache": str(work.journal / "answers"),
-                "task_manager": tasks,
-                "evaluation_tracker": tracker,
-                "bootstrap_iters": 100_000 if is_main_process() else 0,
-                "log_samples": config.log_samples or bool(asked),
-            }
-        )
-        lm.measure(())  # where all answers were known, nothing was asked
-        each_cut = RankSync().objects(lm.cut)
-        taken = cost.taken()
-    if results is None:
-        return {}
-    samples = results.pop("samples", None)
-    work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
-    harness_tasks.write_submission(work.folder, samples or {})
-    shown = samples if config.log_samples and samples else {}
-    tracker.save_results_aggregated(results=results, samples=shown or None)
-    for name, each in shown.items():
-        tracker.save_results_samples(task_name=name, samples=each)
-    cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
-    return {**harness_tasks.figures(results, cut), "cost": taken}
+    def evaluate() -> dict[str, Any]:
+        """Return the figures, on the first rank alone; answers of an earlier start are reused."""
+        with ExitStack() as held:
+            resumable.from_first(lambda: work.lock(held))
+            cost = Cost(found.device)
+            reading = {name: vars(options)[name] for name in ("max_length", "truncate", "batch_size")}
+            lm = HarnessModel(found, **reading)
+            lm.tasks = tasks.tasks
+            tracker = EvaluationTracker(output_path=str(work.folder / "lm_eval"))
+            results = simple_evaluate(**arguments | {"model": lm, "evaluation_tracker": tracker})
+            lm.measure(())  # where all answers were known, nothing was asked
+            each_cut = RankSync().objects(lm.cut)
+            taken = cost.taken()
+        if results is None:
+            return {}
+        samples = results.pop("samples", None) or {}
+        work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
+        for file in work.folder.glob("scrolls/*.json"):
+            file.unlink()
+        for name, file in submission.items():
+            rows = sorted(samples[name], key=lambda row: row["doc_id"])
+            texts = {row["doc"]["id"]: row["filtered_resps"][0] for row in rows}
+            storage.write_text(file, json.dumps(texts) + "\n")
+        shown = samples if config.log_samples else {}
+        tracker.save_results_aggregated(results=results, samples=shown or None)
+        for name, each in shown.items():
+            tracker.save_results_samples(task_name=name, samples=each)
+        cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
+        return {**harness_tasks.figures(results, cut), "cost": taken}
+
+    return work.run(
+        evaluate,
+        lambda figures: print(harness_tasks.table(figures)),
+        overwrite=options.overwrite,
+        required=[*submission.values()],
+    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return this project's options for the model, and lm-eval's own for everything else."""
-    parser = _theirs()
-    for names, remedy in REFUSED.items():
-        parser.add_argument(
-            *names, dest=argparse.SUPPRESS, nargs="?", action=_Refuse, const=remedy, help=argparse.SUPPRESS
-        )
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    from lm_eval._cli.run import Run
+
+    parser = Parser(prog="tape-ds evaluate harness", description=__doc__)
     add_model(parser)
     add_output(parser, seed=False)  # lm-eval's own four: published numbers' shots were drawn with its defaults
     group = parser.add_argument_group("reading")
@@ -184,15 +150,29 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="sequences that are read at once, or auto: as many as have 16k tokens together (default: 1)",
     )
     group.add_argument("--max_length", type=length, help="of prompt and answer (default: the model's own length)")
-    group.add_argument(
-        "--truncate", choices=("left", "middle"), help="cut prompts that are longer, and count it; else an error"
-    )
+    group.add_argument("--truncate", choices=("left",), help="cut prompts that are longer, and count it; else an error")
+    group = parser.add_argument_group("lm-eval")
+    for action in Run(argparse.ArgumentParser().add_subparsers())._parser._actions:
+        if not {*action.option_strings} & (SET_HERE | parser._option_string_actions.keys()):
+            group._add_action(action)
     return parser.parse_args(argv)
 
 
-def configure(options: argparse.Namespace) -> "EvaluatorConfig":
-    """Return lm-eval's configuration from its options; the command line overrides ``--config``."""
+def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig"]:
+    """Return the model, not loaded yet, and lm-eval's configuration; the command line overrides ``--config``."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    from tape_ds.models.loading import model_folder
+    from tape_ds.scoring import models
+
+    problems = []
+    if options.limit is not None and options.limit <= 0:
+        problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
+    if options.num_fewshot is not None and options.num_fewshot < 0:
+        problems.append(Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more"))
+    size = options.batch_size
+    if not (size == "auto" or (size.isdecimal() and int(size) > 0)):
+        problems.append(Problem("--batch_size", size, "no number of sequences", "give 1 or more, or auto"))
 
     ours = {"model", "device", "use_cache", "batch_size", "model_args", "output_path", "max_batch_size"}
     known = {each.name for each in fields(EvaluatorConfig)} - ours
@@ -205,39 +185,25 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
         config.tasks = [name for each in listed for name in str(each).split(",")]
         config.seed = config.seed or [None] * 4
     except (ValueError, TypeError, OSError) as error:
-        text = " ".join(str(error).split())
-        raise UserError(Problem("options", options.config or "", text, "see --help")) from error
-    if not config.tasks:
-        raise UserError(Problem("--tasks", None, "none is given", "such as tape_table9, arc_easy, mmlu_*"))
-    return config
+        problems.append(Problem("options", options.config or "", " ".join(str(error).split()), "see --help"))
+    else:
+        if not config.tasks:
+            problems.append(Problem("--tasks", None, "none is given", "such as tape_table9, arc_easy, mmlu_*"))
 
+    found = models.find(options, problems)
+    with collecting(problems):
+        options.max_length = options.max_length or found.native_length
+        problems += models.check_lengths("--max_length", [options.max_length], found)
+    raise_if_any(problems)
 
-def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str, Any]:
-    """Return every option that decides numbers."""
-    theirs = {name: getattr(config, name) for name in NUMBERS}
-    ours = {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate")}
-    metadata = {name: each for name, each in config.metadata.items() if name != "tokenizer"}  # the model's hash has it
-    return {"tasks": config.tasks, **theirs, **ours, "metadata": metadata}
-
-
-def _theirs() -> argparse.ArgumentParser:
-    """Return the parser of ``lm_eval run``, so that this command has all its options. A later option replaces an
-    earlier one of the same name."""
-    logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    from lm_eval._cli.run import Run
-
-    class Replacing(Parser):
-        def __init__(self, **kwargs: Any):
-            super().__init__(**(kwargs | {"conflict_handler": "resolve", "allow_abbrev": False}))
-
-    parser: argparse.ArgumentParser = Run(Replacing().add_subparsers())._parser
-    parser.prog, parser.usage, parser.epilog = "tape-ds evaluate harness", None, None
-    parser.description = __doc__
-    return parser
-
-
-class _Refuse(argparse.Action):
-    """An option of lm-eval that this command sets itself."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        raise UserError(Problem(self.option_strings[0], values, "has no use in this command", self.const))
+    # RULER's tasks load the tokenizer that the metadata name with the code that it carries; old tokenizers have a list
+    # there, and a configuration's code runs too if the tokenizer names no class
+    folder = Path(model_folder.resolve(found.tokenizer_name_or_path, with_weights=False))
+    has_code = False
+    for name in ("tokenizer_config.json", "config.json"):
+        if (folder / name).is_file():
+            named = json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map") or {}
+            has_code |= isinstance(named, list) or bool({"AutoTokenizer", "AutoConfig"} & named.keys())
+    if options.trust_remote_code or not has_code:
+        config.metadata = {"tokenizer": found.tokenizer_name_or_path} | config.metadata
+    return found, config

@@ -48,8 +48,7 @@ SETTINGS = ("protocol", "form", "depths", "trials", "new_tokens", "use_cache", "
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
-    options = parse(argv)
-    problems = check(options)
+    options, problems = parse(argv)
 
     from tape_ds.scoring import heat_maps, models, passkey, resumable
     from tape_ds.scoring.resumable import Cost
@@ -67,13 +66,17 @@ def main(argv: list[str] | None = None) -> int:
         data={f"passkey:{'multikey' if texts else options.form}": fingerprint},
         seed=None if options.protocol == "published" else options.seed,
     )
-    models.note_beyond(options.lengths, found)
-    models.note_bos(found)
+    models.print_notes(found, options.lengths)
     title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
+    keywords = {name: vars(options)[name] for name in ("chunk", "new_tokens")}
 
     def ask_all() -> dict[str, Any]:
         if is_main_process():
-            print(f"passkeys: {count(options)}", flush=True)
+            lengths, depths = len(options.lengths), len(options.depths or [0])
+            places = f"{depths} depth{'s' * (depths != 1)} and " if options.depths else ""
+            total = options.trials * depths * lengths
+            where = f"{places}{lengths} length{'s' * (lengths != 1)}"
+            print(f"passkeys: {options.trials} at each of {where} = {total:,} prompts", flush=True)
         model = found.load()
         cost = Cost(found.device)
         if options.use_cache and not passkey.reads_in_pieces(model) and is_main_process():
@@ -83,13 +86,11 @@ def main(argv: list[str] | None = None) -> int:
             prompt = question.write()
             # a nominal length may be less than the tokens
             tokens = max(question.length, len(prompt.ids) + options.new_tokens)
-            keywords = {name: vars(options)[name] for name in ("chunk", "new_tokens", "use_cache")}
             with models.used_at(model, tokens):
-                (answered,) = passkey.score(model, tokenizer, [prompt], **keywords)
+                (answered,) = passkey.score(model, tokenizer, [prompt], use_cache=options.use_cache, **keywords)
             return vars(answered.replies[0])
 
         def ask_about(text: "KeyedText") -> list[dict[str, Any]]:
-            keywords = {name: vars(options)[name] for name in ("chunk", "new_tokens")}
             with models.used_at(model, max(text.questions)):
                 return [each.to_dict() for each in passkey.score_shared(model, tokenizer, text, **keywords)]
 
@@ -103,17 +104,20 @@ def main(argv: list[str] | None = None) -> int:
             answered = work.run_jobs([(question.name, question) for question in longest_first], ask)
             for question in questions:
                 replies.append((question.length, question.depth, passkey.Reply(**answered[question.name])))
+        cells = []
+        for nominal, depth in sorted({(nominal, depth) for nominal, depth, _ in replies}):
+            own = [reply for *place, reply in replies if place == [nominal, depth]]
+            known = all(reply.same_ids is not None for reply in own)
+            cell = {"length": nominal, "depth": depth, "trials": len(own)}
+            cell["correct"] = sum(reply.correct for reply in own)
+            cell["correct_ids"] = sum(bool(reply.same_ids) for reply in own) if known else None
+            cells.append(cell | {"mean_tokens": statistics.fmean(reply.tokens for reply in own)})
+        by_length = []
+        for nominal in sorted({nominal for nominal, *_ in replies}):
+            by_length.append(passkey.Passkey(nominal, tuple(reply for of, _, reply in replies if of == nominal)))
         tokens = sum(len(text.ids) for text in texts) or sum(reply.tokens for *_, reply in replies)
-        by_length = [
-            passkey.Passkey(length, tuple(reply for of, _, reply in replies if of == length))
-            for length in sorted({length for length, *_ in replies})
-        ]
-        return {
-            "form": options.form,
-            "cells": cells(replies),
-            "passkeys": [each.to_dict() for each in by_length],
-            "cost": cost.taken(prompt_tokens=tokens),
-        }
+        passkeys = [each.to_dict() for each in by_length]
+        return {"form": options.form, "cells": cells, "passkeys": passkeys, "cost": cost.taken(prompt_tokens=tokens)}
 
     def show(figures: Mapping[str, Any]) -> None:
         by_length = [passkey.Passkey.from_dict(each) for each in figures["passkeys"]]
@@ -126,8 +130,8 @@ def main(argv: list[str] | None = None) -> int:
     return work.run(ask_all, show, overwrite=options.overwrite)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options; those that are not given have the protocol's defaults."""
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
+    """Return the options, completed by the protocol's defaults, and what is wrong with them whatever the model."""
     parser = Parser(prog="tape-ds evaluate passkey", description=__doc__)
     add_model(parser)
     add_output(parser)
@@ -172,17 +176,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.depths = options.depths or (list(DEPTHS) if grid else None)
     options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)
     options.trials = options.trials if options.trials is not None else TRIALS if grid else PUBLISHED_TRIALS
-    return options
 
-
-def check(options: argparse.Namespace) -> list[Problem]:
-    """Return what is wrong whatever the model, and turn a number of depths into shares."""
     problems = below_one(options, "new_tokens", "chunk")
-    if options.protocol != "grid" and options.depths is not None:
+    if not grid and options.depths is not None:
         remedy = "leave it out, or use --protocol grid"
         problems.append(Problem("--depths", options.depths, f"{options.protocol} prompts draw their depths", remedy))
     elif options.depths is not None:
         depths = sorted(options.depths)
+        # a number of depths becomes shares
         if len(depths) == 1 and depths[0] > 1 and depths[0].is_integer():
             depths = [number / (depths[0] - 1) for number in range(int(depths[0]))]
         if len(set(depths)) < len(depths) or not all(0 <= depth <= 1 for depth in depths):
@@ -190,21 +191,13 @@ def check(options: argparse.Namespace) -> list[Problem]:
             problems.append(Problem("--depths", options.depths, "no shares from 0 to 1", remedy))
             depths = list(DEPTHS)  # all else is checked with these
         options.depths = depths
-    if options.protocol != "grid" and options.form != "longlora":
+    if not grid and options.form != "longlora":
         problems.append(Problem("--form", options.form, f"{options.protocol} prompts use LongLoRA's", "leave it out"))
     if options.protocol == "multikey" and not options.use_cache:
         problems.append(Problem("--use_cache", False, "questions about one text share its cache", "leave it out"))
     if len(set(options.lengths)) < len(options.lengths):
         problems.append(Problem("--lengths", options.lengths, "one is given twice", "give each once"))
-    return problems
-
-
-def count(options: argparse.Namespace) -> str:
-    """Return the number of prompts, as ``4 at each of 5 depths and 2 lengths = 40 prompts``."""
-    lengths, depths = len(options.lengths), len(options.depths or [0])
-    places = [f"{n} {name}{'s' * (n != 1)}" for n, name in ((depths, "depth"), (lengths, "length"))]
-    where = " and ".join(places if options.depths else places[1:])
-    return f"{options.trials} at each of {where} = {options.trials * depths * lengths:,} prompts"
+    return options, problems
 
 
 def prepare(
@@ -238,22 +231,3 @@ def prepare(
         problems += check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
     raise_if_any(problems)
     return questions, texts
-
-
-def cells(asked: Sequence[tuple[int, float | None, "Reply"]]) -> list[dict[str, Any]]:
-    """Count the right replies at each length and depth."""
-    found = []
-    for tokens, depth in sorted({(tokens, depth) for tokens, depth, _ in asked}):
-        replies = [reply for *place, reply in asked if place == [tokens, depth]]
-        known = all(reply.same_ids is not None for reply in replies)
-        found.append(
-            {
-                "length": tokens,
-                "depth": depth,
-                "trials": len(replies),
-                "correct": sum(reply.correct for reply in replies),
-                "correct_ids": sum(bool(reply.same_ids) for reply in replies) if known else None,
-                "mean_tokens": statistics.fmean(reply.tokens for reply in replies),
-            }
-        )
-    return found

@@ -41,13 +41,12 @@ DOCUMENTS = ("split", "min_tokens", "max_tokens", "max_documents", "join")
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, read, score, write, print."""
-    options = parse(argv)
-    problems = check(options)
+    options, problems = parse(argv)
     sources: list[Source] = []
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
 
-    from tape_ds.scoring import causal_lm, models, resumable, scored_texts, window_jobs
+    from tape_ds.scoring import losses, models, resumable, window_jobs
     from tape_ds.scoring.resumable import Cost
 
     found = models.find(options, problems)
@@ -55,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     problems += models.check_lengths("--lengths", options.lengths, found)
     if options.bos and tokenizer.bos_token_id is None:
         problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
-    if (reason := causal_lm.unscorable(found.config)) is not None:
+    if (reason := losses.unscorable(found.config)) is not None:
         problems.append(Problem("model", found.name_or_path, reason, "score another model"))
     raise_if_any(problems)
 
@@ -70,9 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
-    models.note_beyond(options.lengths, found)
-    if not options.bos:
-        models.note_bos(found)
+    models.print_notes(found, options.lengths, bos=not options.bos)
     scoring = Scoring(
         convention=options.convention,
         stride=STRIDE if options.stride is None else options.stride,
@@ -83,11 +80,11 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     def score() -> dict[str, Any]:
-        parts: dict[str, list[scored_texts.ScoredText]] = {}
+        parts: dict[str, list[window_jobs.ScoredText]] = {}
         problems: list[Problem] = []
         for source in sources:
             with collecting(problems):
-                parts[source.spec] = scored_texts.read(source, tokenizer, bare=options.bos, **choice)
+                parts[source.spec] = window_jobs.read_texts(source, tokenizer, bare=options.bos, **choice)
         raise_if_any(problems)  # before the model is loaded
         jobs = window_jobs.plan(parts, options.lengths, scoring)
         require_covered(jobs, parts, options.lengths, scoring, found)
@@ -101,8 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     return work.run(score, lambda figures: show(figures, found), overwrite=options.overwrite)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options."""
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
+    """Return the options, and what is wrong with the numbers, by themselves and together."""
     parser = Parser(prog="tape-ds evaluate perplexity", description=__doc__)
     add_model(parser)
     add_output(parser)
@@ -133,11 +130,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--chunk", type=int, default=1024, metavar="N", help="positions whose logits exist at once")
     options = parser.parse_args(argv)
     options.lengths = sorted(set(options.lengths))
-    return options
 
-
-def check(options: argparse.Namespace) -> list[Problem]:
-    """Return what is wrong with the numbers, by themselves and together."""
     problems = below_one(options, "max_documents", "join", "batch_size", "chunk")
     for name in ("lengths", "spans", "min_tokens", "max_tokens"):
         values = getattr(options, name)
@@ -156,25 +149,23 @@ def check(options: argparse.Namespace) -> list[Problem]:
             wrong = "blocks follow on one another, they have no stride"
             remedy = "leave it out, or name --convention all_tokens or new_tokens"
             problems.append(Problem("--stride", options.stride, wrong, remedy))
-        return problems
+        return options, problems
     room = min(options.lengths) - options.bos
     stride = STRIDE if options.stride is None else options.stride
     if stride > room:
         wrong = f"a window of {min(options.lengths)} tokens moves by {room} at most, or tokens are left out"
         problems.append(Problem("--stride", stride, wrong, f"{room} or less, or longer --lengths"))
-    return problems
+    return options, problems
 
 
 def require_covered(
     jobs: "Jobs", texts: "Texts", lengths: Sequence[int], scoring: Scoring, model: "FoundModel"
 ) -> None:
     """Check that each source has a full window of each length, and the model an embedding for each token."""
-    covered = {
-        (job.source, job.length)
-        for job in jobs.values()
-        if not job.spans
-        if any(window.end - window.start == scoring.room(job.length) for _, window in job.windows)
-    }
+    covered = set()
+    for job in jobs.values():
+        if not job.spans and any(window.end - window.start == scoring.room(job.length) for _, window in job.windows):
+            covered.add((job.source, job.length))
     vocabulary = model.config.get_text_config().vocab_size
     problems = []
     for source, parts in texts.items():
@@ -200,14 +191,11 @@ def show(figures: Mapping[str, Any], model: "FoundModel") -> None:
         print(f"\n{NAME} of {model.name_or_path} on {source} ({entries[0]['convention']})")
         rows = {}
         for entry in entries:
-            error = entry["standard_error"]
+            error, out = entry["standard_error"], entry["left_out"]
             spread = "" if error is None else f" +- {error:.4f}"
-            words = [
-                f"{entry['perplexity']:.4f}",
-                f"{entry['nll']:.4f}{spread} nats per token",
-                f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents",
-            ]
-            out = entry["left_out"]
+            words = [f"{entry['perplexity']:.4f}", f"{entry['nll']:.4f}{spread} nats per token"]
+            counts = f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents"
+            words.append(counts)
             for documents, wrong in ((entry["shorter"], "shorter than a window"), (out, "too short, left out")):
                 if documents["documents"]:
                     more = ", ..." if documents["documents"] > len(documents["names"]) else ""

@@ -7,13 +7,12 @@ lm-eval, and what was run.
 No model is loaded, and the same results give the same bytes. Exit codes: 0 done; 2 a mistake.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import check_folder, collecting, command, is_main_process, raise_if_any
-from tape_ds.scoring.pages import columns, html
+from tape_ds.scoring import report_columns
 
 NAME = "report.html"
 
@@ -28,35 +27,18 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     file = Path(options.output) / NAME
     problems = check_folder("--output", file.parent)
-    found: list[columns.Column] = []
-    unused: list[columns.Unused] = []
+    found: list[report_columns.Column] = []
+    unused: list[report_columns.Unused] = []
     with collecting(problems):
-        found, unused = columns.collect(options.runs)
+        found, unused = report_columns.collect(options.runs)
     raise_if_any(problems)
     if is_main_process():
-        storage.write_text(file, page(found, unused, options.title))
+        from tape_ds.scoring import report_page  # matplotlib takes a second, which --help does not need
+
+        storage.write_text(file, report_page.page(found, unused, options.title))
         for column in found:
             print(f"{column.name}:", *(f"  {each.kind}: {each.path}" for each in column.records.values()), sep="\n")
         for path, reason in unused:
             print(f"not used: {path}: {reason}")
         print(f"page: {file}", flush=True)
     return 0
-
-
-def page(found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str | None = None) -> str:
-    """Return the page as HTML, with a section for each topic that has results."""
-    from tape_ds.scoring.pages import facts, scores  # pandas and matplotlib take a second, --help does not need them
-
-    names = {at: column.name for at, column in enumerate(found)}
-    sections = {
-        "Training loss": scores.training(found, names),
-        "Loss by position": scores.losses(found, names),
-        "Perplexity by length": scores.perplexities(found, names),
-        "Passkeys found": scores.passkeys(found, names),
-        "MMLU, ARC and other tasks": scores.harness(found, names),
-        "What was run": facts.section(found, unused),
-    }
-    usual = f"Comparison of {len(found)} runs" if len(found) > 1 else f"Results of {found[0].name}"
-    files = sum(len(column.records) for column in found)
-    intro = f"Runs or models: {len(found)}; stored results: {files}. A dash is a missing number."
-    return html.page(title or usual, intro, sections)

@@ -33,8 +33,7 @@ class Row:
     name: str
     turns: Conversation
     tools: list[dict[str, Any]] | None
-    others: Mapping[str, Any]
-    """The other non-empty columns."""
+    others: Mapping[str, Any]  # the other non-empty columns
 
 
 _MADE_SPLITS = {"train": "train", "heldout": "validation"}  # split of the data -> of the questions
@@ -96,7 +95,6 @@ def without_template(model: str) -> Problem:
 
 
 def parse(spec: str, field: str) -> Source:
-    """Return the source of a spec that :func:`check` accepts."""
     return sources.parse(completed(spec), field)
 
 
@@ -130,10 +128,18 @@ def read(source: Source, split: str) -> Iterator[Row]:
                 remedy = _REFUSED[key].format(key, source.column)
                 wrong = f"the column {key} is not empty, and is not read", remedy
                 break
+        tools = others.pop(TOOLS, None)  # published data have a list, JSON, or a list of JSON
         try:
-            tools = _schemas(others.pop(TOOLS, None))
-        except (ValueError, RecursionError) as error:
-            wrong = f"tools is not a list of JSON schemas ({error})", "write a list of mappings, or the JSON of one"
+            tools = json.loads(tools) if isinstance(tools, str) else tools
+            if isinstance(tools, list):
+                tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+            tools = tools or None
+            fits = tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools))
+            fits = fits and storage.is_utf8(json.dumps(tools, ensure_ascii=False))
+        except (ValueError, RecursionError):
+            fits = False
+        if not fits:
+            wrong = "tools is not a list of JSON schemas", "write a list of mappings, or the JSON of one"
         if wrong is not None:
             source.leave_out(f"{name}: {wrong[0]}", wrong[1])
             continue
@@ -149,20 +155,6 @@ def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
     others.pop(head, None)
     turns, inner = _parted(row[head], rest)
     return turns, others | inner
-
-
-def _schemas(given: Any) -> list[dict[str, Any]] | None:
-    """Return a row's tools, or None; published data have them as a list, as JSON, or as a list of JSON."""
-    tools = json.loads(given) if isinstance(given, str) else given
-    if isinstance(tools, list):
-        tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
-    if not tools:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ValueError(f"it holds {str(tools)[:60]}")
-    if not storage.is_utf8(json.dumps(tools, ensure_ascii=False)):
-        raise ValueError("it is no Unicode text")
-    return tools
 
 
 def _wrong(value: Any, column: str) -> tuple[str, str] | None:

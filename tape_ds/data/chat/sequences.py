@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,7 @@ from tape_ds.data.order import AnswerSequences, item
 from tape_ds.data.pack import whole
 from tape_ds.data.selection import spread, token_counts
 from tape_ds.data.tokenized import FIELD_OF, tokenizer_fingerprint
+from tape_ds.errors import Problem
 
 if TYPE_CHECKING:
     import datasets
@@ -38,14 +40,10 @@ FORMAT = 4
 @dataclass(frozen=True)
 class CutConversations:
     read: int
-    cut: int
-    """Truncated."""
-    cut_tokens: int
-    """Tokens that the truncated ones lost."""
-    left_out: int
-    """Too long."""
-    unanswered: int
-    """Left out because no token of an answer would be kept."""
+    cut: int  # truncated
+    cut_tokens: int  # tokens that the truncated ones lost
+    left_out: int  # too long
+    unanswered: int  # left out because no token of an answer would be kept
 
     @property
     def taken(self) -> int:
@@ -60,10 +58,8 @@ class CutConversations:
 class Chosen:
     """The conversations that a run takes."""
 
-    conversations: "datasets.Dataset"
-    """All of them, from :func:`rendered`."""
-    numbers: np.ndarray
-    """Indices of those taken, int64 [k], rising."""
+    conversations: "datasets.Dataset"  # all of them, from `rendered`
+    numbers: np.ndarray  # indices of those taken, int64 [k], rising
     max_tokens: int
     cut: CutConversations
 
@@ -112,19 +108,16 @@ def rendered(
         source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
         data = conversations.fingerprint(source, split)
         key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
-
-        def rows(source: conversations.Source = source) -> Iterator[dict[str, Any]]:
-            none = source.problem("it has no rows", "give data with a conversation a row")
-            return cache.some(_rendered_rows(source, split, tokenizer, day), none)
-
-        parts.append(cache.rows(cache_dir, key, features, rows, source_bad_rows))
+        rows = partial(_rendered_rows, source, split, tokenizer, day)
+        none = source.problem("it has no rows", "give data with a conversation a row")
+        parts.append(cache.rows(cache_dir, key, features, rows, source_bad_rows, none=none))
     return concatenate_datasets(parts)
 
 
 def _rendered_rows(
     source: conversations.Source, split: str, tokenizer: "PreTrainedTokenizerBase", day: date
 ) -> Iterator[dict[str, Any]]:
-    read = template.variables(tokenizer) - {COLUMN}
+    read = template.names(tokenizer)[0] - {COLUMN}
     for row in conversations.read(source, split):
         if changing := sorted(row.others.keys() & read):
             wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which are not passed on"
@@ -190,6 +183,7 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
     features = Features(
         {"input_ids": List(Value("int32")), "targets": List(Value("int8")), "document_ids": List(Value("int32"))}
     )
+    none = Problem("max_tokens", chosen.max_tokens, "no conversation is left", "give more tokens, or other data")
     key = cache.key(
         "chat_rows",
         format=FORMAT,
@@ -203,15 +197,14 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
             ids, targets = sequence["input_ids"].T
             yield {"input_ids": ids, "targets": targets.astype(np.int8), "document_ids": sequence["document_ids"]}
 
-    return cache.rows(cache_dir, key, features, rows)
+    return cache.rows(cache_dir, key, features, rows, none=none)
 
 
 class ChatSequences(AnswerSequences):
     """A run's samples, packed sequences in the order of :class:`tape_ds.data.order.AnswerSequences`.
 
-    Items differ from those in three ways: ``document_ids`` number the conversations, ``position_ids`` begin with 0 in
-    each (so that a sequence has the loss of its separate conversations, under every encoding), and every token of the
-    assistant is a target.
+    ``document_ids`` number the conversations, ``position_ids`` begin with 0 in each (so that a sequence has the loss of
+    its separate conversations, under every encoding), and every token of the assistant is a target.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets", "document_ids")

@@ -11,7 +11,7 @@ every answer; a template that does (by dropping the reasoning of former answers,
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
         wrong = "its tokenizer does not locate its tokens in a text"
         return [Problem("model", model, wrong, "give one with tokenizer.json")]
     try:
-        drawn = _RANDOM & _names(tokenizer)
+        drawn = _RANDOM & names(tokenizer)[1]
     except Exception as error:  # jinja's own, of many kinds
         return [Problem("chat_template", file, f"it is not a jinja template ({error})", "correct it")]
     if drawn:
@@ -66,22 +66,18 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
 
 
 def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    return "strftime_now" in _names(tokenizer)
+    return "strftime_now" in names(tokenizer)[1]
 
 
-def variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    return {name for tree in _trees(tokenizer) for name in meta.find_undeclared_variables(tree)}
-
-
-def _trees(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Any]:
-    """Yield the syntax tree of each template: a tokenizer may have another one for tools."""
+def names(tokenizer: "PreTrainedTokenizerBase") -> tuple[set[str], set[str]]:
+    """Return the variables that a tokenizer's templates read from outside, and all names and filters in them."""
     templates = tokenizer.chat_template
-    for text in templates.values() if isinstance(templates, dict) else [templates]:
-        yield _compile_jinja_template(text).environment.parse(text)
-
-
-def _names(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    return {node.name for tree in _trees(tokenizer) for node in tree.find_all((nodes.Name, nodes.Filter))}
+    variables, used = set(), set()
+    for text in templates.values() if isinstance(templates, dict) else [templates]:  # one for tools, perhaps
+        tree = _compile_jinja_template(text).environment.parse(text)
+        variables |= meta.find_undeclared_variables(tree)
+        used |= {node.name for node in tree.find_all((nodes.Name, nodes.Filter))}
+    return variables, used
 
 
 def encoded(
@@ -92,14 +88,25 @@ def encoded(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the token ids of a conversation, int32 [n], and whether each is the assistant's, bool [n].
 
-    ``day`` is the date for a template that writes one. Raise :class:`UnfitTemplateError` if the template refuses the
-    conversation, ignores its tools, or changes earlier turns.
+    ``day`` is the date for a template that writes one.
+
+    Raises:
+        UnfitTemplateError: the template refuses the conversation, ignores a part of it, or changes earlier turns.
     """
-    rendering = _Rendering(tokenizer, tools, day)
+    variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+    if day is not None:
+        variables["strftime_now"] = day.strftime
+
+    def render(turns: Conversation, answer_next: bool = False, *, with_tools: bool = True) -> tuple[str, Spans]:
+        # not apply_chat_template: its mask ends with the first token of a last character
+        given = tools if with_tools else None
+        compiled = _compile_jinja_template(tokenizer.get_chat_template(tools=given))
+        return _render_with_assistant_indices(compiled, turns, given, None, answer_next, **variables)
+
     try:
-        text, spans = rendering(conversation) if _MARKS.search(rendering.text) else rendering.by_prefixes(conversation)
-        without = _Rendering(tokenizer, None, day)(conversation)[0] if tools else None
-        unread = next((turn for turn in range(len(conversation)) if not rendering.reads(conversation, turn)), None)
+        is_marked = _MARKS.search(tokenizer.get_chat_template(tools=tools))
+        text, spans = render(conversation) if is_marked else _by_prefixes(conversation, render)
+        without = render(conversation, with_tools=False)[0] if tools else None
     except UnfitTemplateError:
         raise
     except Exception as error:  # a template may raise anything
@@ -107,10 +114,20 @@ def encoded(
     if text == without:
         remedy = "give a template that renders tools (--chat_template FILE), or remove the column"
         raise UnfitTemplateError("it has tools, and the chat template renders none", remedy)
-    if unread is not None:
-        role = conversation[unread]["role"]
-        remedy = f"give a template that renders the role {role} (--chat_template FILE), or take those turns out"
-        raise UnfitTemplateError(f"turn {unread + 1}: the chat template leaves the role {role} out", remedy)
+    for turn, message in enumerate(conversation):
+        role = message["role"]
+        if role in ("user", ASSISTANT):  # every template renders these
+            continue
+        other = [*conversation]
+        other[turn] = message | {"content": message["content"] + " and more"}
+        try:
+            is_read = render(other)[0] != text
+        except Exception:  # a template that refuses the content has read it
+            is_read = True
+        if not is_read:
+            remedy = f"give a template that renders the role {role} (--chat_template FILE), or take those turns out"
+            raise UnfitTemplateError(f"turn {turn + 1}: the chat template leaves the role {role} out", remedy)
+
     # verbose=False: no warning about the native length, which a conversation may exceed
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts, ends = np.array(encoding["offset_mapping"], np.int64).reshape(-1, 2).T
@@ -120,50 +137,23 @@ def encoded(
     return np.asarray(encoding["input_ids"], np.int32), targets
 
 
-class _Rendering:
-    """A tokenizer's template with the variables that it reads besides the turns."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[dict[str, Any]] | None, day: date | None):
-        self.text, self.tools = tokenizer.get_chat_template(tools=tools), tools
-        self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
-        if day is not None:
-            self.variables["strftime_now"] = day.strftime
-
-    def __call__(self, conversation: Conversation, answer_next: bool = False) -> tuple[str, Spans]:
-        """Return the text and the marked spans."""
-        # not apply_chat_template: its variables are data, but the date comes from a function, and its mask ends with
-        # the first token of a last character
-        compiled = _compile_jinja_template(self.text)
-        return _render_with_assistant_indices(compiled, conversation, self.tools, None, answer_next, **self.variables)
-
-    def reads(self, conversation: Conversation, turn: int) -> bool:
-        """Return whether the text depends on the content of a turn."""
-        if conversation[turn]["role"] in ("user", ASSISTANT):  # every template renders these
-            return True
-        other = [*conversation]
-        other[turn] = other[turn] | {"content": other[turn]["content"] + " and more"}
-        try:
-            return self(other)[0] != self(conversation)[0]
-        except Exception:  # a template that refuses the content has read it
-            return True
-
-    def by_prefixes(self, conversation: Conversation) -> tuple[str, Spans]:
-        (whole, _), spans = self(conversation), []
-        for turn, message in enumerate(conversation):
-            if message["role"] != ASSISTANT:
-                continue
-            if turn == 0:
-                raise UnfitTemplateError("it begins with an answer, before which nothing can be rendered")
-            before, _ = self(conversation[:turn], answer_next=True)
-            after, _ = self(conversation[: turn + 1])
-            if not after.startswith(before):
-                wrong = "the chat template begins an answer that is there otherwise than one that is asked for"
-                raise UnfitTemplateError(f"turn {turn + 1}: {wrong} (add_generation_prompt)")
-            if not whole.startswith(after):
-                wrong = "the chat template renders it otherwise once more turns follow"
-                raise UnfitTemplateError(f"turn {turn + 1}: {wrong}")
-            spans.append((len(before), len(after)))
-        return whole, spans
+def _by_prefixes(conversation: Conversation, render: Callable[..., tuple[str, Spans]]) -> tuple[str, Spans]:
+    (whole, _), spans = render(conversation), []
+    for turn, message in enumerate(conversation):
+        if message["role"] != ASSISTANT:
+            continue
+        if turn == 0:
+            raise UnfitTemplateError("it begins with an answer, before which nothing can be rendered")
+        before, _ = render(conversation[:turn], answer_next=True)
+        after, _ = render(conversation[: turn + 1])
+        if not after.startswith(before):
+            wrong = "the chat template begins an answer that is there otherwise than one that is asked for"
+            raise UnfitTemplateError(f"turn {turn + 1}: {wrong} (add_generation_prompt)")
+        if not whole.startswith(after):
+            wrong = "the chat template renders it otherwise once more turns follow"
+            raise UnfitTemplateError(f"turn {turn + 1}: {wrong}")
+        spans.append((len(before), len(after)))
+    return whole, spans
 
 
 def ends(ids: np.ndarray, targets: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> list[int]:

@@ -22,48 +22,50 @@ from tape_ds.data.generated.task import SPECIAL, GeneratedSample, Size, Task, Te
 
 LONGEST = 4096  # the largest length, unless a task has less
 REACHES = (1, 1.5, 2)  # default lengths of tests, in multiples of the longest trained one
+LETTERS = string.ascii_letters
 # Part of the fingerprint: raise it when a task of addressing draws other sequences for the same seed.
 FORMAT = 1
 KEY = b"tape-ds addressing, split 1"  # of the hash: another key is another split
 ONE_IN = 8
-_LIMIT = 2**64 // ONE_IN
+
+
+def is_test(words: Sequence[str]) -> bool:
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, key=KEY).digest()
+    return int.from_bytes(digest, "little") < 2**64 // ONE_IN
 
 
 @dataclass(frozen=True)
 class AddressingTask(Task):
-    """A kind of sequence whose size is its length. Options are integers and floats."""
+    """A kind of sequence whose size is its length; its fields, integers and floats, are the options."""
 
+    # no fields: constants of a task, or set by `derive`
     step: ClassVar[int] = 1  # lengths are multiples of it
-
-    @property
-    @abstractmethod
-    def words(self) -> tuple[str, ...]:
-        """Every word of a sequence, in the order of their ids."""
-
-    @property
-    @abstractmethod
-    def shortest(self) -> int:
-        """The smallest length with enough different sequences to train and to test on."""
-
-    @property
-    def longest(self) -> int:
-        return LONGEST
-
-    @property
-    def asked_tokens(self) -> int:
-        """Tokens of questions and answers after the ``length`` tokens of the text."""
-        return 0
+    shortest: ClassVar[int]  # the smallest length with enough different sequences to train and to test on
+    longest: ClassVar[int] = LONGEST
+    asked_tokens: ClassVar[int] = 0  # tokens of questions and answers after the text
 
     @abstractmethod
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         """Draw a sequence of this length, held out or not."""
 
-    @abstractmethod
-    def bounds(self) -> Mapping[str, tuple[float, float]]: ...
+    def kinds(self) -> Mapping[str, "AddressingTask"]:
+        """Return the kinds of sequences that a model is tested on, by how they differ from training."""
+        return {"": self}
 
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        return (*SPECIAL, *self.words)
+    def derive(
+        self,
+        words: tuple[str, ...],
+        signs: tuple[str, ...],
+        *,
+        answers: int,
+        shortest: int,
+        asked_tokens: int,
+        longest: int = LONGEST,
+    ) -> None:
+        """Set what follows from the options; ``answers`` is the number of possible ones."""
+        vocabulary, chance = (*SPECIAL, *words), 1 / answers
+        derived = {"shortest": shortest, "longest": longest, "asked_tokens": asked_tokens}
+        vars(self).update(derived, vocabulary=vocabulary, signs=signs, chance=chance)  # the instance is frozen
 
     def draw(self, generator: random.Random, size: Size, *, test: bool) -> GeneratedSample:
         while True:
@@ -81,16 +83,8 @@ class AddressingTask(Task):
         shortest, longest = trained
         return (random.Random(step_seed).choice(range(shortest, longest + 1, self.step)),)
 
-    def kinds(self) -> Mapping[str, "AddressingTask"]:
-        """Return the kinds of sequences that a model is tested on, by how they differ from training."""
-        return {"": self}
-
-    def tokens(self, size: Size) -> int:
-        (length,) = size
-        return length + self.asked_tokens
-
-    def most_tokens(self, sizes: Sequence[int]) -> int:
-        return self.tokens((max(sizes),))
+    def tokens(self, size: Sequence[int]) -> int:
+        return max(size) + self.asked_tokens
 
     def tests(self, tested: Sequence[int]) -> list[Test]:
         return [Test(task, (length,), kind) for kind, task in self.kinds().items() for length in tested]
@@ -98,20 +92,12 @@ class AddressingTask(Task):
     def fingerprint(self, sizes: Sequence[int]) -> str:
         return hashlib.sha256(repr((FORMAT, KEY, ONE_IN, self, tuple(sizes))).encode()).hexdigest()[:16]
 
-    def reached(self, trained: int) -> list[int]:
-        return sorted({min(int(trained * reach) // self.step * self.step, self.longest) for reach in REACHES})
-
     def wrong_length(self, length: int) -> str | None:
         """Return a remedy for a length that the task does not have."""
         if self.shortest <= length <= self.longest and length % self.step == 0:
             return None
         even = "" if self.step == 1 else f", a multiple of {self.step}"
         return f"give {self.shortest:,} to {self.longest:,}{even}"
-
-
-def is_test(words: Sequence[str]) -> bool:
-    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, key=KEY).digest()
-    return int.from_bytes(digest, "little") < _LIMIT
 
 
 @dataclass(frozen=True)
@@ -128,34 +114,24 @@ class Pointing(AddressingTask):
     queries: int = 1  # after each text
 
     sizes = ("tokens of the text before the question",)
-    direction: ClassVar[int]  # of the letter from the marker: -1 or 1
+    bounds = {"letters": (2, len(LETTERS)), "most": (1, 1024), "markers": (1, 64), "queries": (1, "most")}
+    direction = 0  # of the letter from the marker: -1 or 1
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        questions = (f"?{number}" for number in range(1, self.markers + 1))
-        return (*self._alphabet, *self.signs, *questions, *map(str, range(1, self.most + 1)))
-
-    @property
-    def signs(self) -> tuple[str, ...]:
-        return tuple(f"^{number}" for number in range(1, self.markers + 1))
-
-    @property
-    def chance(self) -> float:
-        return 1 / self.letters
-
-    @property
-    def shortest(self) -> int:
-        return max(16, self.most + 2 * self.markers)  # room for all markers where every k can be asked
-
-    @property
-    def asked_tokens(self) -> int:
-        return 3 * self.queries
+    def __post_init__(self) -> None:
+        signs, questions = (tuple(f"{mark}{number + 1}" for number in range(self.markers)) for mark in "^?")
+        self.derive(
+            (*LETTERS[: self.letters], *signs, *questions, *map(str, range(1, self.most + 1))),
+            signs,
+            answers=self.letters,
+            shortest=max(16, self.most + 2 * self.markers),  # room for all markers where every k can be asked
+            asked_tokens=3 * self.queries,
+        )
 
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         markers = range(1, self.markers + 1)
         room = range(self.most, length) if self.direction < 0 else range(length - self.most)
         places = dict(zip(markers, generator.sample(room, self.markers), strict=True))
-        words = generator.choices(self._alphabet, k=length)
+        words = generator.choices(LETTERS[: self.letters], k=length)
         for marker, place in places.items():
             words[place] = f"^{marker}"
         taken = set(places.values())  # never the answer to a question
@@ -168,14 +144,6 @@ class Pointing(AddressingTask):
         for marker, k in generator.sample(questions, self.queries):
             words += (f"?{marker}", str(k), words[places[marker] + self.direction * k])
         return GeneratedSample(tuple(words), tuple(range(length + 2, len(words), 3)))
-
-    def bounds(self) -> Mapping[str, tuple[float, float]]:
-        letters = (2, len(string.ascii_letters))
-        return {"letters": letters, "most": (1, 1024), "markers": (1, 64), "queries": (1, self.most)}
-
-    @property
-    def _alphabet(self) -> str:
-        return string.ascii_letters[: self.letters]
 
 
 class LookBack(Pointing):
@@ -202,8 +170,9 @@ class FlipFlop(AddressingTask):
 
     name = "flip_flop"
     sizes = ("tokens, instructions and bits alike",)
+    bounds = dict.fromkeys(("ignore", "sparse", "dense"), (0, 1))
     step = 2
-    words = ("w", "r", "i", "0", "1")
+    vocabulary = (*SPECIAL, "w", "r", "i", "0", "1")
     signs = ("w", "r", "i")
     chance = 0.5
     shortest = 24  # with nothing but ignores in between, 2,048 sequences
@@ -226,9 +195,6 @@ class FlipFlop(AddressingTask):
     def kinds(self) -> Mapping[str, AddressingTask]:
         return {"": self} | {f"ignore {share:g}": replace(self, ignore=share) for share in (self.sparse, self.dense)}
 
-    def bounds(self) -> Mapping[str, tuple[float, float]]:
-        return dict.fromkeys(("ignore", "sparse", "dense"), (0, 1))
-
 
 @dataclass(frozen=True)
 class SelectiveCopy(AddressingTask):
@@ -242,34 +208,24 @@ class SelectiveCopy(AddressingTask):
 
     name = "selective_copy"
     sizes = ("items and blanks",)
-    signs = ("|",)
+    bounds = {"values": (2, len(LETTERS)), "items": (4, 1024)}
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        return (*"_|", *string.ascii_letters[: self.values])
-
-    @property
-    def chance(self) -> float:
-        return 1 / self.values
-
-    @property
-    def shortest(self) -> int:
-        return self.items + 4  # some blanks, and enough different sequences
-
-    @property
-    def asked_tokens(self) -> int:
-        return 1 + self.items
+    def __post_init__(self) -> None:
+        self.derive(
+            (*"_|", *LETTERS[: self.values]),
+            ("|",),
+            answers=self.values,
+            shortest=self.items + 4,  # some blanks, and enough different sequences
+            asked_tokens=1 + self.items,
+        )
 
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         places = sorted(generator.sample(range(length), self.items))
-        copied = generator.choices(string.ascii_letters[: self.values], k=self.items)
+        copied = generator.choices(LETTERS[: self.values], k=self.items)
         words = ["_"] * length
         for place, item in zip(places, copied, strict=True):
             words[place] = item
         return GeneratedSample((*words, "|", *copied), tuple(range(length + 1, length + 1 + self.items)))
-
-    def bounds(self) -> Mapping[str, tuple[float, float]]:
-        return {"values": (2, len(string.ascii_letters)), "items": (4, 1024)}
 
 
 @dataclass(frozen=True)
@@ -285,31 +241,19 @@ class Recall(AddressingTask):
 
     name = "recall"
     sizes = ("tokens of the pairs before the first query",)
+    bounds = {"keys": (8, LONGEST // 2), "values": (2, LONGEST), "queries": (1, "keys")}
     step = 2
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        return (*(f"k{key}" for key in range(self.keys)), *self.signs)
-
-    @property
-    def signs(self) -> tuple[str, ...]:
-        return tuple(f"v{value}" for value in range(self.values))  # a value ends its pair
-
-    @property
-    def chance(self) -> float:
-        return 1 / self.values
-
-    @property
-    def shortest(self) -> int:
-        return 2 * max(self.queries, 4)  # a pair for each query, and enough different sequences
-
-    @property
-    def longest(self) -> int:
-        return 2 * self.keys
-
-    @property
-    def asked_tokens(self) -> int:
-        return 2 * self.queries
+    def __post_init__(self) -> None:
+        keys, values = (tuple(f"k{key}" for key in range(self.keys)), tuple(f"v{n}" for n in range(self.values)))
+        self.derive(
+            (*keys, *values),
+            values,  # a value ends its pair
+            answers=self.values,
+            shortest=2 * max(self.queries, 4),  # a pair for each query, and enough different sequences
+            asked_tokens=2 * self.queries,
+            longest=2 * self.keys,
+        )
 
     def sequence(self, generator: random.Random, length: int) -> GeneratedSample:
         chosen = generator.sample(range(self.keys), length // 2)
@@ -318,6 +262,3 @@ class Recall(AddressingTask):
         pairs += generator.sample(pairs, self.queries)
         words = tuple(word for pair in pairs for word in pair)
         return GeneratedSample(words, tuple(range(length + 1, len(words), 2)))
-
-    def bounds(self) -> Mapping[str, tuple[float, float]]:
-        return {"keys": (8, LONGEST // 2), "values": (2, LONGEST), "queries": (1, self.keys)}

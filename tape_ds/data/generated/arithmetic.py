@@ -45,42 +45,30 @@ KEY = b"tape-ds arithmetic, split 1"  # of the hash: another key is another spli
 ONE_IN = 100  # sets of operands for each one that is held out
 SMALL = 20_000  # problems of a cell that is enumerated
 SMALL_ONE_IN = 10
-_LIMIT = 2**64 // ONE_IN
 # A cell with fewer problems than this multiple of those asked for is searched, not drawn from.
 _CROWDED = 4 * ONE_IN
 
 
 class ArithmeticTask(Task):
-    """A kind of problem."""
+    """A kind of problem; its operands are independent of each other."""
 
     sizes: tuple[str, str]
     by_character = True
     largest: tuple[int, int] = (LONGEST, LONGEST)
-    vocabulary: tuple[str, ...] = CALCULATOR
+    vocabulary = CALCULATOR
     signs: Sequence[str] = "+-x="
 
     @abstractmethod
     def ranges(self, i: int, j: int) -> list[range]:
-        """Return the values of each operand in problems of these sizes; they are independent."""
+        """Return the values of each operand in problems of these sizes."""
 
     @abstractmethod
-    def prompt(self, operands: Operands) -> str:
-        """Return the question's text, with the equals sign."""
-
-    @abstractmethod
-    def answer(self, operands: Operands) -> str:
-        """Return the right answer's text, without EOS."""
+    def written(self, operands: Operands) -> tuple[str, str]:
+        """Return the question, with the equals sign, and the right answer, without EOS."""
 
     def operand(self, value: int, among: range) -> str:
         """Return the operand of a value from the range ``among``."""
         return str(value)
-
-    def size_of(self, operands: Operands) -> tuple[int, int]:
-        first, second = operands
-        return len(first), len(second)
-
-    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
-        return tuple(self.operand(generator.randrange(among.start, among.stop), among) for among in self.ranges(i, j))
 
     def count(self, i: int, j: int) -> int:
         # not len(): it fails for numbers of more than 18 digits
@@ -90,20 +78,20 @@ class ArithmeticTask(Task):
         return itertools.product(*([self.operand(value, among) for value in among] for among in self.ranges(i, j)))
 
     def sample(self, operands: Operands) -> GeneratedSample:
-        prompt, answer = self.prompt(operands), self.answer(operands)
+        prompt, answer = self.written(operands)
         words = (*prompt, *answer, "[EOS]")
         return GeneratedSample(words, tuple(range(len(prompt), len(words))))
 
-    def is_test(self, operands: Operands) -> bool:
-        i, j = self.size_of(operands)
-        if _is_small(self, i, j):
-            return tuple(sorted(operands)) in _small_tests(self, i, j)
-        return _hash(self, operands) < _LIMIT
+    def is_test(self, operands: Operands, size: Size) -> bool:
+        small = _small_tests(self, size)
+        return _hash(self, operands) < 2**64 // ONE_IN if small is None else tuple(sorted(operands)) in small
 
     def draw(self, generator: random.Random, size: Size, *, test: bool) -> GeneratedSample:
+        ranges = self.ranges(*size)
         while True:
-            operands = self.draw_operands(generator, *size)
-            if self.is_test(operands) == test:
+            values = [generator.randrange(among.start, among.stop) for among in ranges]
+            operands = tuple(self.operand(value, among) for value, among in zip(values, ranges, strict=True))
+            if self.is_test(operands, size) == test:
                 return self.sample(operands)
 
     def held_out(self, size: Size, count: int, seed: int) -> list[GeneratedSample]:
@@ -111,7 +99,7 @@ class ArithmeticTask(Task):
         i, j = size
         generator = random.Random(f"cell {self.name} {i} {j} {seed}")
         if self.count(i, j) < _CROWDED * count:
-            held_out = [operands for operands in self.every(i, j) if self.is_test(operands)]
+            held_out = [operands for operands in self.every(i, j) if self.is_test(operands, size)]
             return [self.sample(operands) for operands in generator.sample(held_out, min(count, len(held_out)))]
         found: dict[GeneratedSample, None] = {}
         while len(found) < count:
@@ -121,9 +109,6 @@ class ArithmeticTask(Task):
     def training_size(self, trained: Size, generator: random.Random, step_seed: str) -> Size:
         # the bucket method: sizes first, so that no length is rarer than another, as among numbers below a bound
         return tuple(1 + generator.randrange(most) for most in trained)
-
-    def most_tokens(self, sizes: Sequence[int]) -> int:
-        return self.tokens(tuple(sizes))
 
     def tests(self, tested: Sequence[int]) -> list[Test]:
         return [Test(self, size) for size in itertools.product(*(range(1, last + 1) for last in tested))]
@@ -141,15 +126,12 @@ class ArithmeticTask(Task):
 
 
 @functools.cache
-def _is_small(task: ArithmeticTask, i: int, j: int) -> bool:
-    return task.count(i, j) <= SMALL
-
-
-@functools.cache
-def _small_tests(task: ArithmeticTask, i: int, j: int) -> frozenset[Operands]:
-    """Return the held-out sets of operands of a small cell, each sorted; the same for (j, i) if that has the same
-    sets."""
-    sets = {tuple(sorted(operands)) for operands in task.every(i, j)}
+def _small_tests(task: ArithmeticTask, size: Size) -> frozenset[Operands] | None:
+    """Return the held-out sets of operands of a small cell, each sorted, or None for a large cell; the same for (j, i)
+    if that has the same sets."""
+    if task.count(*size) > SMALL:
+        return None
+    sets = {tuple(sorted(operands)) for operands in task.every(*size)}
     ranked = sorted(sets, key=lambda operands: (_hash(task, operands), operands))
     return frozenset(ranked[: max(1, len(ranked) // SMALL_ONE_IN)])
 
@@ -159,35 +141,27 @@ def _hash(task: ArithmeticTask, operands: Operands) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=KEY).digest(), "little")
 
 
-def numbers_of(digits: int) -> range:
-    """Return all numbers with this many digits; of one digit, those from 1."""
-    return range(10 ** (digits - 1), 10**digits)
-
-
 @dataclass(frozen=True)
 class TwoNumbers(ArithmeticTask):
+    """``21+43=64``: numbers of i and j digits without leading zeros."""
+
     name: str
     sign: str
     operation: Callable[[int, int], int]
-    answer_digits: Callable[[int, int], int]
-    """The most characters of an answer, from i and j."""
     sizes = ("digits of the first operand", "digits of the second operand")
 
     def ranges(self, i: int, j: int) -> list[range]:
-        return [numbers_of(i), numbers_of(j)]
+        return [range(10 ** (digits - 1), 10**digits) for digits in (i, j)]  # of one digit, from 1
 
-    def prompt(self, operands: Operands) -> str:
-        first, second = operands
-        return f"{first[::-1]}{self.sign}{second[::-1]}="
-
-    def answer(self, operands: Operands) -> str:
+    def written(self, operands: Operands) -> tuple[str, str]:
         first, second = operands
         number = self.operation(int(first), int(second))
-        return ("-" if number < 0 else "") + str(abs(number))[::-1]
+        return f"{first[::-1]}{self.sign}{second[::-1]}=", ("-" if number < 0 else "") + str(abs(number))[::-1]
 
-    def tokens(self, size: Size) -> int:
+    def tokens(self, size: Sequence[int]) -> int:
         i, j = size
-        return i + 1 + j + 1 + self.answer_digits(i, j) + 1
+        answer = i + j if self.operation is mul else max(i, j) + 1
+        return i + 1 + j + 1 + answer + 1
 
 
 class Sorting(ArithmeticTask):
@@ -200,19 +174,14 @@ class Sorting(ArithmeticTask):
     largest = (LONGEST, len(LETTERS))
 
     def ranges(self, i: int, j: int) -> list[range]:
-        return [numbers_of(i)] * j
+        return [range(10 ** (i - 1), 10**i)] * j
 
-    def size_of(self, operands: Operands) -> tuple[int, int]:
-        return len(operands[0]), len(operands)
-
-    def prompt(self, operands: Operands) -> str:
+    def written(self, operands: Operands) -> tuple[str, str]:
         named = (f"{letter}:{number[::-1]}" for letter, number in zip(LETTERS[: len(operands)], operands, strict=True))
-        return ",".join(named) + "="
+        order = sorted(range(len(operands)), key=lambda place: int(operands[place]))
+        return ",".join(named) + "=", "".join(LETTERS[place] for place in order)
 
-    def answer(self, operands: Operands) -> str:
-        return "".join(LETTERS[place] for place in sorted(range(len(operands)), key=lambda place: int(operands[place])))
-
-    def tokens(self, size: Size) -> int:
+    def tokens(self, size: Sequence[int]) -> int:
         i, j = size
         # a letter, a colon, a number and a comma (or the equals sign) each; a letter each; EOS
         return (i + 3) * j + j + 1
@@ -234,23 +203,20 @@ class BitwiseOr(ArithmeticTask):
     def operand(self, value: int, among: range) -> str:
         return "".join("1" if place == value else "0" for place in range(len(among) - 1))
 
-    def prompt(self, operands: Operands) -> str:
+    def written(self, operands: Operands) -> tuple[str, str]:
         first, second = operands
-        return f"{first}+{second}="
+        pairs = itertools.zip_longest(first, second, fillvalue="0")
+        return f"{first}+{second}=", "".join("1" if "1" in pair else "0" for pair in pairs)
 
-    def answer(self, operands: Operands) -> str:
-        pairs = itertools.zip_longest(*operands, fillvalue="0")
-        return "".join("1" if "1" in pair else "0" for pair in pairs)
-
-    def tokens(self, size: Size) -> int:
+    def tokens(self, size: Sequence[int]) -> int:
         i, j = size
         return i + 1 + j + 1 + max(i, j) + 1
 
 
 ARITHMETIC: Sequence[ArithmeticTask] = (
-    TwoNumbers("addition", "+", add, lambda i, j: max(i, j) + 1),
-    TwoNumbers("subtraction", "-", sub, lambda i, j: max(i, j) + 1),
-    TwoNumbers("multiplication", "x", mul, lambda i, j: i + j),
+    TwoNumbers("addition", "+", add),
+    TwoNumbers("subtraction", "-", sub),
+    TwoNumbers("multiplication", "x", mul),
     Sorting(),
     BitwiseOr(),
 )

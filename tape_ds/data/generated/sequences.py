@@ -6,12 +6,12 @@ import random
 import torch
 
 from tape_ds.data.generated.task import GeneratedSample, Size, Task, ids_of
-from tape_ds.data.order import item
+from tape_ds.data.order import RunSamples, item
 
 _MEASURED = 1024  # sequences over which the mean length is taken
 
 
-class GeneratedSequences(torch.utils.data.Dataset):
+class GeneratedSequences(RunSamples):
     """A run's sequences; the targets are the answers. ``trained`` is as in :meth:`Task.training_size`."""
 
     def __init__(self, task: Task, trained: Size, *, samples: int, seed: int, step_sequences: int):
@@ -22,20 +22,15 @@ class GeneratedSequences(torch.utils.data.Dataset):
         self.step_sequences = step_sequences
         self._ids = ids_of(task.vocabulary)
 
-    def __len__(self) -> int:
-        return self.samples
-
     def sample(self, index: int) -> GeneratedSample:
         """Return sequence ``index`` in words."""
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
         # Python's generator for its speed; its `randrange` has given the same numbers since 3.2
         generator = random.Random(self.seed << 64 | index)
         step_seed = f"length {self.seed} {index // self.step_sequences}"
         size = self.task.training_size(self.trained, generator, step_seed)
         return self.task.draw(generator, size, test=False)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def draw(self, index: int) -> dict[str, torch.Tensor]:
         sample = self.sample(index)
         return item([self._ids[word] for word in sample.words], list(sample.answers))
 

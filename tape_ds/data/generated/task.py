@@ -20,30 +20,26 @@ Size = tuple[int, ...]  # how long a sequence is: (length,), or a number for eac
 class GeneratedSample:
     """A sequence including its answers."""
 
-    words: tuple[str, ...]
-    """A token each."""
-    answers: tuple[int, ...]
-    """Indices of the answers, rising; each follows from the words before it."""
+    words: tuple[str, ...]  # a token each
+    answers: tuple[int, ...]  # indices of the answers, rising; each follows from the words before it
 
 
 class Task(ABC):
-    """A kind of sequence. The fields that :meth:`bounds` names are its options in a recipe."""
+    """A kind of sequence; the fields that ``bounds`` names are its options in a recipe."""
 
     name: str
-    sizes: tuple[str, ...]
-    """The meaning of each number of a size."""
-    by_character: bool = False
-    """Every character of a text is a token; otherwise spaces separate the tokens."""
+    sizes: tuple[str, ...]  # the meaning of each number of a size
+    vocabulary: tuple[str, ...]  # tokens in the order of their ids, `SPECIAL` first
+    by_character: bool = False  # every character of a text is a token; otherwise spaces separate the tokens
+    signs: Sequence[str]  # words that end a segment, for encodings that have segments
+    chance: float | None = None
+    """Share of right answers of a uniform guess among all possible answers; None: not counted."""
+    bounds: Mapping[str, tuple[float, float | str]] = {}
+    """The smallest and the largest value of each option; a name instead of a value: that option's."""
 
     @property
-    @abstractmethod
-    def vocabulary(self) -> tuple[str, ...]:
-        """Tokens in the order of their ids, :data:`SPECIAL` first."""
-
-    @property
-    @abstractmethod
-    def signs(self) -> Sequence[str]:
-        """Words that end a segment, for encodings that have segments."""
+    def options(self) -> dict[str, int | float]:
+        return {name: getattr(self, name) for name in self.bounds}
 
     @abstractmethod
     def draw(self, generator: random.Random, size: Size, *, test: bool) -> GeneratedSample:
@@ -64,12 +60,9 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def tokens(self, size: Size) -> int:
-        """Return the most tokens of a sequence of this size, answers included."""
-
-    @abstractmethod
-    def most_tokens(self, sizes: Sequence[int]) -> int:
-        """Return the most tokens of any sequence of the sizes that a recipe trains or tests."""
+    def tokens(self, size: Sequence[int]) -> int:
+        """Return the most tokens of a sequence of this size (of addressing, of any of these lengths), answers
+        included."""
 
     @abstractmethod
     def tests(self, tested: Sequence[int]) -> list["Test"]:
@@ -79,19 +72,6 @@ class Task(ABC):
     def fingerprint(self, sizes: Sequence[int]) -> str:
         """Hash what decides the sequences of these sizes."""
 
-    @property
-    def chance(self) -> float | None:
-        """Share of right answers of a uniform guess among all possible answers; None: not counted."""
-        return None
-
-    def bounds(self) -> Mapping[str, tuple[float, float]]:
-        """Return the smallest and the largest value of each option."""
-        return {}
-
-    @property
-    def options(self) -> dict[str, int | float]:
-        return {name: getattr(self, name) for name in self.bounds()}
-
 
 @dataclass(frozen=True)
 class Test:
@@ -99,8 +79,7 @@ class Test:
 
     task: Task
     size: Size
-    kind: str = ""
-    """How they differ from training sequences, apart from their size."""
+    kind: str = ""  # how they differ from training sequences, apart from their size
 
     @property
     def tokens(self) -> int:

@@ -10,21 +10,18 @@ a machine without a download. Each asks which arguments a function takes, before
 
 import ast
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.zip import ZipFileSystem
 from huggingface_hub import hf_hub_download
 
 from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.sources import StandardLibrary
+from tape_ds.data.sources import StandardLibrary, opening
 from tape_ds.data.sources.base import UNREADABLE, file_identity
-from tape_ds.data.sources.opening import File
+from tape_ds.data.sources.files import JsonLines
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 HUB_REPOSITORY = "tau/scrolls"
@@ -34,14 +31,10 @@ WITHOUT_ANSWERS = "test"  # its reference answers are not published
 
 @dataclass(frozen=True)
 class Dataset:
-    name: str
-    """In recipes and commands, and the stem of its zip file in :data:`HUB_REPOSITORY`."""
-    kind: Literal["answer", "summary"]
-    """The model's output; decides the prompt (:mod:`.prompts`)."""
-    metric: Literal["f1", "exact_match", "rouge"]
-    """SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L."""
-    questions: bool = True
-    """Whether a question precedes the text."""
+    name: str  # in recipes and commands, and the stem of its zip file in `HUB_REPOSITORY`
+    kind: Literal["answer", "summary"]  # the model's output; decides the prompt (`prompts`)
+    metric: Literal["f1", "exact_match", "rouge"]  # SCROLLS' score; rouge: the geometric mean of ROUGE-1, -2 and -L
+    questions: bool = True  # whether a question precedes the text
 
     @property
     def answer_tokens(self) -> int:
@@ -86,8 +79,7 @@ class ScrollsRow:
     id: str
     input: str
     output: str | None
-    hard: bool = False
-    """QuALITY's mark of a question that hurried readers got wrong (``is_hard``)."""
+    hard: bool = False  # QuALITY's mark of a question that hurried readers got wrong (`is_hard`)
 
 
 @dataclass(frozen=True)
@@ -95,10 +87,8 @@ class Example:
     """One question with all of its reference answers."""
 
     id: str
-    input: str
-    """As published: the question, an empty line, the document; a summary has no question, except in QMSum."""
-    outputs: tuple[str, ...]
-    """In the order of the file; empty in the split ``test``."""
+    input: str  # as published: the question, an empty line, the document; a summary has no question, except in QMSum
+    outputs: tuple[str, ...]  # in the order of the file; empty in the split `test`
     hard: bool = False
 
 
@@ -126,52 +116,30 @@ def rows(
 
     Invalid lines count as ``bad_rows``; by default the first is refused.
     """
-    location, bad_rows = _locate(name, split, data_dir), bad_rows or BadRows()
-    if location is None:
+    pattern = _locate(name, split, data_dir)
+    if pattern is None:
         for row_id, question, answer in made_rows(split):
             yield ScrollsRow(row_id, question, None if split == WITHOUT_ANSWERS else answer)
         return
-    path, file = location
-    found = False
-    try:
-        with file.open() as raw:
-            for number, line in enumerate(raw, 1):
-                if not line.strip():
-                    continue
-                found = True
-                row = _row(line, split)
-                if isinstance(row, ScrollsRow):
-                    yield row
-                else:
-                    wrong, remedy = row
-                    bad_rows.add(Problem("data_dir", str(path), f"{file.path} line {number} {wrong}", remedy))
-    except UserError:
-        raise
-    except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: an encrypted archive, an unknown compression
-        remedy = getattr(error, "remedy", "repair the file, or fetch it again")
-        raise UserError(Problem("data_dir", str(path), f"{file.path} cannot be read: {error}", remedy)) from error
-    if not found:
-        remedy = "give a file with a JSON object on each line"
-        raise UserError(Problem("data_dir", str(path), f"{file.path} holds no rows", remedy))
-
-
-def _row(line: bytes, split: str) -> ScrollsRow | tuple[str, str]:
-    remedy = "each line needs id, input and output, all of them texts"
-    try:
-        fields: Any = json.loads(line)  # with or without a byte order mark
-    except (ValueError, RecursionError) as error:
-        return f"is not JSON ({error})", remedy
+    source = JsonLines(f"jsonl:{pattern}#input", "data_dir")
+    source.bad_rows, source.repair = bad_rows or BadRows(), "give the file as SCROLLS publishes it"
     wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
-    missing = [name for name in wanted if not (isinstance(fields, dict) and isinstance(fields.get(name), str))]
-    if missing:
-        return f"has no text under {', '.join(missing)}", remedy
-    if not fields["input"].strip():
-        return "has an empty input", "remove the line, or give its text"
-    output = fields["output"] if isinstance(fields.get("output"), str) else None
-    # half of a surrogate pair, as "\ud83d", cannot be tokenised or written
-    if not storage.is_utf8(f"{fields['id']}{fields['input']}{output}"):
-        return "is not Unicode text", remedy
-    return ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
+    is_empty = True
+    for place, fields in source.rows(split):
+        is_empty = False
+        output = fields["output"] if isinstance(fields.get("output"), str) else None
+        if missing := [column for column in wanted if not isinstance(fields.get(column), str)]:
+            wrong = f"has no text under {', '.join(missing)}"
+        elif not fields["input"].strip():
+            wrong = "has an empty input"
+        elif not storage.is_utf8(f"{fields['id']}{fields['input']}{output}"):
+            wrong = "is not Unicode text"  # half of a surrogate pair, as "\ud83d", cannot be tokenised or written
+        else:
+            yield ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)
+            continue
+        source.leave_out(f"{place} {wrong}", "each line needs id, input and output, all of them texts")
+    if is_empty:
+        raise UserError(source.problem("it holds no rows", source.repair))
 
 
 def made_rows(split: str) -> list[tuple[str, str, str]]:
@@ -202,13 +170,13 @@ def made_fingerprint(split: str) -> str:
 
 def fingerprint(name: str, split: str, data_dir: str | Path | None = None) -> str:
     """Hash the split's contents: the checksum of an archive's member, the identity of a plain file."""
-    location = _locate(name, split, data_dir)
-    if location is None:
+    pattern = _locate(name, split, data_dir)
+    if pattern is None:
         identity = made_fingerprint(split)
     else:
-        path, file = location
+        (file,) = opening.find(pattern).values()
         member = file.filesystem.info(file.path)
-        identity = f"{member['file_size']}:{member['CRC']:08x}" if "CRC" in member else file_identity(path)
+        identity = f"{member['file_size']}:{member['CRC']:08x}" if "CRC" in member else file_identity(Path(file.path))
     return hashlib.sha256(repr((name, split, identity)).encode()).hexdigest()
 
 
@@ -231,10 +199,9 @@ def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> li
     return problems
 
 
-def _locate(name: str, split: str, data_dir: str | Path | None) -> tuple[Path, File] | None:
-    """Return the path and the file (plain, or in an archive) of a split, downloaded unless ``data_dir`` is given; None
-    for :data:`MADE`.
-    """
+def _locate(name: str, split: str, data_dir: str | Path | None) -> str | None:
+    """Return the path of a split's file, or its URL in an archive, downloaded unless ``data_dir`` is given; None for
+    :data:`MADE`."""
     dataset = find(name)
     if split not in SPLITS:
         raise UserError(Problem("split", split, "no such split", did_you_mean(split, SPLITS)))
@@ -242,36 +209,28 @@ def _locate(name: str, split: str, data_dir: str | Path | None) -> tuple[Path, F
         return None
     member = f"{name}/{split}.jsonl"
     if data_dir is None:
-        archive = _download(name)
+        try:  # from huggingface_hub's cache where it is there
+            archive = Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
+        except UNREADABLE as error:  # no network, offline mode, no such file
+            wrong = f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {' '.join(str(error).split())}"
+            remedy = f"check the network, or give data_dir: a folder with {name}.zip or {name}/SPLIT.jsonl"
+            raise UserError(Problem("dataset", name, wrong, remedy)) from error
     else:
         given = paths.of(str(data_dir))
         plain, archive = given / member, given if given.is_file() else given / f"{name}.zip"
         if plain.is_file():
-            return plain, File(LocalFileSystem(), str(plain))
+            return str(plain)
         if not archive.is_file():
-            wrong, remedy = (
-                f"no {member} and no {name}.zip there",
-                "add one of the two, or leave it out to use the hub's",
-            )
-            if not given.is_dir():  # the same words for every split, so that they are one problem
-                wrong = "no such folder"
-                remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
+            # of a missing folder the same words for every split, so that they are one problem
+            wrong = f"no {member} and no {name}.zip there" if given.is_dir() else "no such folder"
+            remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
             raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
-    remedy = "give the zip file as SCROLLS publishes it"
+    pattern, remedy = f"zip://{member}::{archive}", "give the zip file as SCROLLS publishes it"
     try:
-        files = ZipFileSystem(str(archive))
-    except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: a version of the format that zipfile does not know
+        (file,) = opening.find(pattern).values()
+        is_there = file.filesystem.isfile(member)
+    except UNREADABLE as error:
         raise UserError(Problem("data_dir", str(archive), f"not a readable zip file ({error})", remedy)) from error
-    if not files.isfile(member):
+    if not is_there:
         raise UserError(Problem("data_dir", str(archive), f"no file called {member} in it", remedy))
-    return archive, File(files, member)
-
-
-def _download(name: str) -> Path:
-    """Return the hub's archive, from huggingface_hub's cache where it is there."""
-    try:
-        return Path(hf_hub_download(HUB_REPOSITORY, f"{name}.zip", repo_type="dataset"))
-    except (*UNREADABLE, RuntimeError) as error:  # no network, offline mode, no such file
-        wrong = f"{HUB_REPOSITORY}/{name}.zip cannot be downloaded: {' '.join(str(error).split())}"
-        remedy = f"check the network, or give data_dir: a folder with {name}.zip or {name}/SPLIT.jsonl"
-        raise UserError(Problem("dataset", name, wrong, remedy)) from error
+    return pattern

@@ -31,8 +31,7 @@ REFERENCE_WORDS = 20_000  # of a text, in published training; published generati
 @dataclass(frozen=True)
 class ScrollsPrompt:
     ids: list[int]
-    cut_tokens: int
-    """Tokens of the text that did not fit."""
+    cut_tokens: int  # tokens of the text that did not fit
 
 
 def prompt_ids(

@@ -5,6 +5,7 @@ Only the answer and its EOS are targets. :class:`tape_ds.data.order.AnswerSequen
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import numpy as np
 from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.scrolls import examples
-from tape_ds.data.scrolls.examples import ScrollsRow, find
+from tape_ds.data.scrolls.examples import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
 from tape_ds.data.selection import spread
 from tape_ds.data.tokenized import tokenizer_fingerprint
+from tape_ds.errors import Problem
 
 if TYPE_CHECKING:
     import datasets
@@ -31,8 +33,7 @@ class SequenceForm:
     """Length and format of a sequence, see :mod:`.prompts`."""
 
     max_tokens: int
-    answer_tokens: int
-    """Most tokens of an answer, without EOS."""
+    answer_tokens: int  # most tokens of an answer, without EOS
     reference_format: bool = False
 
 
@@ -79,8 +80,7 @@ def tokenize(
     about = {"tokenizer": tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
     key = cache.key("answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about)
 
-    def read() -> Iterator[ScrollsRow]:
-        return examples.rows(name, split, data_dir, split_bad_rows)
+    read = partial(examples.rows, name, split, data_dir, split_bad_rows)
 
     def sequences() -> Iterator[dict[str, Any]]:
         wanted = None
@@ -106,7 +106,8 @@ def tokenize(
             lost = {"cut_prompt": prompt.cut_tokens, "cut_answer": cut}
             yield {"id": row.id, "input_ids": prompt.ids + answer, "targets": len(answer), **lost}
 
-    return cache.rows(cache_dir, key, features, sequences, split_bad_rows)
+    none = Problem("dataset", name, f"its split {split} has no rows", "check the file")
+    return cache.rows(cache_dir, key, features, sequences, split_bad_rows, none=none)
 
 
 def cut(rows: "datasets.Dataset") -> CutText:

@@ -9,7 +9,6 @@ specs for training and evaluation.
 """
 
 import os
-import re
 from collections.abc import Sequence
 
 from tape_ds import paths
@@ -53,28 +52,16 @@ def parse(spec: str, field: str = "data") -> Source:
         raise UserError(Problem(field, spec, "not a data spec", f"one of: {forms}"))
     raise_if_any(list(paths.check(field, spec)))
     kind = spec.partition(":")[0]
-    if spec[0] in "[{":
-        remedy = "give weights in train_data of a recipe only: [{source: SPEC, weight: NUMBER}, ...]"
-        raise UserError(Problem(field, spec, f"not a data spec, which is one of: {forms}", remedy))
     if kind not in KINDS:
-        meant = _with_kind(spec)
-        wrong = "no kind of data before the path" if meant else f"unknown kind of data {kind!r}"
-        meant = meant or (files.FROM_CSV if kind in ("csv", "tsv") else did_you_mean(kind, KINDS))
-        raise UserError(Problem(field, spec, wrong, f"{meant} (forms: {forms})"))
+        wrong, remedy = f"unknown kind of data {kind!r}", did_you_mean(kind, KINDS)
+        if spec[0] in "[{":
+            remedy = "give weights in train_data of a recipe only: [{source: SPEC, weight: NUMBER}, ...]"
+        elif kind in ("csv", "tsv"):
+            remedy = files.FROM_CSV
+        elif os.path.exists(paths.of(spec.partition("#")[0])):
+            wrong, remedy = "no kind of data before the path", "write for example text:FILE or jsonl:FILE#field"
+        raise UserError(Problem(field, spec, wrong, f"{remedy} (forms: {forms})"))
     return KINDS[kind](spec, field)
-
-
-def _with_kind(spec: str) -> str | None:
-    """Return a remedy for an existing path or a name of the hub without its kind."""
-    path = paths.of(spec.partition("#")[0])
-    if os.path.exists(path):
-        if os.path.isdir(path):
-            return f"did you mean 'text:{spec.rstrip('/')}/*' or 'arrow:{spec}'?"
-        kinds = {".parquet": "parquet", ".bin": "bin", ".json": "jsonl"}
-        kind = kinds.get(path.suffix, "jsonl" if ".jsonl" in path.name else "text")
-        column = "#field" if KINDS[kind].form.count("#") and "#" not in spec else ""
-        return f"did you mean '{kind}:{spec}{column}'?"
-    return f"did you mean 'hub:{spec}'?" if re.fullmatch(r"[\w-]+/[\w.-]+", spec) else None
 
 
 def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | None = None) -> list[Source]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tape_ds import paths, storage
-from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
+from tape_ds import storage
+from tape_ds.data.sources.base import TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
 
 SHARD_TOKENS = 100_000_000  # 400 MB
@@ -34,13 +34,10 @@ class ShardEntry:
     """One shard, an ``.arrow`` file, and its contents."""
 
     file: str
-    documents: int
-    """Without those that have no token."""
+    documents: int  # without those that have no token
     tokens: int
-    read: int
-    """Documents that were read for it."""
-    size: int
-    """Bytes."""
+    read: int  # documents that were read for it
+    size: int  # bytes
     sha256: str
 
 
@@ -49,14 +46,10 @@ class Settings:
     """The settings that decide the contents of every shard."""
 
     split: str
-    tokenizer: str
-    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
-    tokenizer_name: str
-    """Its path or name, for people, as are the addresses."""
-    addresses: list[str]
-    """Data specs, in the order in which they are read."""
-    data: str
-    """Hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order."""
+    tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
+    tokenizer_name: str  # its path or name, for people, as are the addresses
+    addresses: list[str]  # data specs, in the order in which they are read
+    data: str  # hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order
     shard_tokens: int
     parts: int
     format: int = FORMAT
@@ -65,8 +58,7 @@ class Settings:
 @dataclass(frozen=True)
 class DataManifest:
     settings: Settings
-    shards: tuple[ShardEntry, ...]
-    """In the order of the documents."""
+    shards: tuple[ShardEntry, ...]  # in the order of the documents
 
     @property
     def documents(self) -> int:
@@ -147,49 +139,33 @@ class ArrowFolder(TokenSource):
     kind = "arrow"
     form = "arrow:DIR"
 
-    def __init__(self, spec: str, field: str = "data"):
-        super().__init__(spec, field)
-        self.folder = paths.of(self.rest)
-
     @property
     def prepared(self) -> bool:
-        return bool(self.rest) and is_prepared(self.folder)
+        return bool(self.rest) and is_prepared(self.path)
 
     def check(self) -> list[Problem]:
-        if not self.rest or not os.path.isdir(self.folder):  # unlike Path.is_dir, False for a name that is too long
+        if not self.rest or not os.path.isdir(self.path):  # unlike Path.is_dir, False for a name that is too long
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
-        if self.prepared and (problems := check_manifest(self.folder, self.field, self.spec)):
+        if self.prepared and (problems := check_manifest(self.path, self.field, self.spec)):
             return problems
-        if (self.folder / "dataset_dict.json").is_file():
-            split = min((child.name for child in self.folder.iterdir() if child.is_dir()), default="SPLIT")
-            remedy = f"name one: {self.spec.rstrip('/')}/{split}"
-            return [self.problem("a folder of several splits", remedy)]
-        remedy = "write it with datasets' save_to_disk"
         try:
-            info = json.loads((self.folder / "dataset_info.json").read_text(encoding="utf-8"))
+            info = json.loads((self.path / "dataset_info.json").read_text(encoding="utf-8"))
             columns = dict(info["features"])
-            state = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
-            absent = [name for each in state["_data_files"] if not (self.folder / (name := each["filename"])).is_file()]
-        except FileNotFoundError as error:
-            wrong = f"not a saved dataset: there is no {Path(error.filename).name} in it"
-            return [self.problem(wrong, f"{remedy}, or name files by text:, jsonl:, parquet:")]
+            state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+            absent = [name for each in state["_data_files"] if not (self.path / (name := each["filename"])).is_file()]
         except (OSError, ValueError, KeyError, TypeError) as error:
+            remedy = "write it with datasets' save_to_disk; of several splits name one, DIR/SPLIT"
             return [self.problem(f"not a saved dataset ({error!r})", remedy)]
         if absent:
             return [self.problem(f"{', '.join(absent)} of it is missing", "copy the whole folder, or write it again")]
-        if not state["_data_files"]:
-            return [self.problem("it has no rows", "name data that hold text")]
-        if "input_ids" not in columns:
-            remedy = f"tokenise it first; its columns are {', '.join(columns)}"
-            return [self.problem("the dataset has no column 'input_ids'", remedy)]
 
         # a list of integers, which older datasets wrote as a list of one feature
-        feature = columns["input_ids"]
+        feature = columns.get("input_ids")
         inner = feature[0] if isinstance(feature, list) and feature else feature
         inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
-        integers = isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))
-        if inner is feature or not integers:
-            return [self.problem("'input_ids' is not a list of integers", "store token ids, one list a document")]
+        if inner is feature or not (isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))):
+            wrong = f"no column 'input_ids' of lists of integers (columns: {', '.join(columns)})"
+            return [self.problem(wrong, "store token ids, one list a document")]
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -197,7 +173,7 @@ class ArrowFolder(TokenSource):
 
         remedy = "write the folder again"
         try:
-            dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
+            dataset = datasets.load_from_disk(str(self.path)).with_format("arrow")
         except Exception as error:  # datasets raises anything for a folder of another version
             raise UserError(self.problem(f"it cannot be read: {error!r}", remedy)) from error
         number = 0
@@ -205,25 +181,20 @@ class ArrowFolder(TokenSource):
             rows = batch.column("input_ids").combine_chunks()
             names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
             for name, row in zip(names, rows, strict=True):
-                name = str(name) if name is not None else f"{self.folder.name}:{number}"
+                name = str(name) if name is not None else f"{self.path.name}:{number}"
                 if row.is_valid and not row.values.null_count:
                     yield name, row.values.to_numpy()
                 else:
                     self.leave_out(f"{name} has a null for a token id", remedy)
                 number += 1
 
-    def check_tokenizer(self, identity: str) -> list[Problem]:
-        # only a prepared folder records its tokenizer
-        recorded = read_manifest(self.folder).settings.tokenizer if self.prepared else identity
-        return [] if recorded == identity else [self.problem(*OTHER_TOKENIZER)]
+    def recorded_tokenizer(self) -> str | None:
+        return read_manifest(self.path).settings.tokenizer if self.prepared else None
 
     def fingerprint(self) -> str:
         """The manifest's, or the identities of all files (:func:`file_identity`)."""
         if self.prepared:
-            return read_manifest(self.folder).fingerprint
-        files = sorted(path for path in self.folder.iterdir() if path.suffix in {".arrow", ".json"})
+            return read_manifest(self.path).fingerprint
+        files = sorted(path for path in self.path.iterdir() if path.suffix in {".arrow", ".json"})
         parts = [f"{path.name}={file_identity(path)}" for path in files]
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
-
-    def identities(self, split: str) -> set[str]:
-        return {self.folder.resolve().as_posix()}

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from huggingface_hub.errors import HTTPError
 
-from tape_ds import storage
+from tape_ds import paths, storage
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.sources import columns
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, did_you_mean
 
 SPLITS = ("train", "heldout")
 
 Item = TypeVar("Item")
 
-# Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an unreachable hub HTTPError,
-# pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch it first.
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
+# Errors of reading damaged files: a truncated .gz is EOFError, a flipped byte zlib.error, an encrypted zip
+# RuntimeError, an unreachable hub HTTPError, pyarrow's ArrowInvalid a ValueError. UserError is a ValueError too: catch
+# it first.
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
 
 _dated: ContextVar[bool] = ContextVar("_dated", default=False)
 
@@ -41,8 +42,7 @@ class Document:
 class Shard:
     """A part of a source that is read separately, usually a file. Picklable."""
 
-    name: str
-    """The same in every run over the same data; unique within its source."""
+    name: str  # the same in every run over the same data; unique within its source
     documents: Callable[[], Iterator[Document]]
     """Read the shard from its beginning, in a fixed order; raises as :meth:`Source.documents`."""
 
@@ -90,10 +90,7 @@ class Source(ABC):
         except UserError:
             raise
         except UNREADABLE as error:
-            raise UserError(self.unreadable(wrong, error, remedy)) from error
-
-    def unreadable(self, wrong: str, error: BaseException, remedy: str) -> Problem:
-        return self.problem(f"{wrong}: {error}", getattr(error, "remedy", remedy))
+            raise UserError(self.problem(f"{wrong}: {error}", remedy)) from error
 
     def leave_out(self, wrong: str, remedy: str) -> None:
         self.bad_rows.add(self.problem(wrong, remedy))
@@ -101,27 +98,26 @@ class Source(ABC):
     def problem(self, wrong: str, remedy: str) -> Problem:
         return Problem(self.field, self.spec, wrong, remedy)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.spec!r})"
-
 
 class RowSource(Source):
     """Rows with a column of documents, which are text or, for chat, conversations."""
 
-    column: str
+    column: str  # its name; `meta.set` is the value of `set` in `meta`
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (name, columns) of every row, in a fixed order."""
 
-    def texts(self, rows: Iterable[tuple[str, Any]]) -> Iterator[Document]:
-        """Yield the documents of rows whose value is a text; others are refused or left out."""
-        for name, value in rows:
+    def texts(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Document]:
+        """Yield the documents of rows whose column is a text; others are refused or left out."""
+        for name, row in rows:
+            try:
+                value = value_of(row, self.column)
+            except KeyError:  # Arrow's rows have no nulls
+                value = None
             if isinstance(value, Mapping):
                 wrong = f"{name}: {self.column!r} is an object with {', '.join(value)}, not text"
-                self.leave_out(wrong, columns.hint(self.column, {self.column: value}))
-            elif isinstance(value, UnicodeDecodeError):
-                self.leave_out(f"{name}: {self.column!r} is not UTF-8 ({value.reason})", "correct or remove that row")
+                self.leave_out(wrong, hint(self.column, {self.column: value}))
             elif not isinstance(value, str):
                 wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
                 self.leave_out(wrong, "add the #field of a column of texts, or correct or remove that row")
@@ -130,44 +126,90 @@ class RowSource(Source):
             else:
                 yield Document(name, value)
 
-    def of_arrow(self, rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield Arrow's rows without null values; those that are not UTF-8 are refused or left out."""
+    def arrow_rows(
+        self, batches: Iterable[pa.RecordBatch | pa.Table], place: str, most: int | None = None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (``place:number``, columns without null values) of at most ``most`` rows; rows that are not UTF-8 are
+        refused or left out."""
+        number = 0
+        for batch in batches:
+            column = batch.to_struct_array()
+            for index in range(len(column)):
+                if number == most:
+                    return
+                name, number = f"{place}:{number}", number + 1
+                try:
+                    row = _without_nulls(column[index].as_py())
+                except UnicodeDecodeError as error:
+                    self.leave_out(f"{name} is not UTF-8 ({error.reason})", "correct or remove that row")
+                else:
+                    yield name, row
 
-        def without_nulls(value: Any) -> Any:
-            # Arrow gives each row, and each mapping in it, the keys of all rows
-            if isinstance(value, dict):
-                return {key: without_nulls(item) for key, item in value.items() if item is not None}
-            return [without_nulls(item) for item in value] if isinstance(value, list) else value
+    def require_column(self, schema: pa.Schema, where: str) -> None:
+        record = _as_record(schema)
+        try:
+            value_of(record, self.column)
+        except KeyError:
+            wrong = f"{where} has no column {self.column!r}"
+            raise UserError(self.problem(wrong, hint(self.column, record))) from None
 
-        for name, row in rows:
-            if isinstance(row, UnicodeDecodeError):
-                self.leave_out(f"{name} is not UTF-8 ({row.reason})", "correct or remove that row")
-            else:
-                yield name, without_nulls(row)
+
+def value_of(record: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column; a key with dots precedes a nested one."""
+    if name in record:
+        return record[name]
+    head, _, rest = name.partition(".")
+    if not rest or not isinstance(record.get(head, 0), Mapping | None):
+        raise KeyError(name)
+    return value_of(record[head], rest) if record[head] is not None else None
+
+
+def hint(name: str, record: Mapping[str, Any]) -> str:
+    """Return a remedy for a column that the record does not have."""
+
+    def names_in(record: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in record.items():
+            yield from (f"{key}.{inner}" for inner in names_in(value)) if isinstance(value, Mapping) else [str(key)]
+
+    names = list(names_in(record))
+    near = [known for known in names if known.endswith(f".{name}") or known.startswith(f"{name}.")]
+    return f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else did_you_mean(name, names)
+
+
+def _as_record(schema: pa.Schema | pa.StructType) -> dict[str, Any]:
+    """Return a schema as a record of types; a struct is a mapping."""
+    return {field.name: _as_record(field.type) if pa.types.is_struct(field.type) else field.type for field in schema}
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return an Arrow value without the keys that other rows have: Arrow gives each mapping those of all rows."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 class TokenSource(Source):
-    """Documents that are token ids already."""
+    """Documents that are token ids already, in a file or a folder."""
 
     tokenised = True
+
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
+        self.path = paths.of(self.rest)
 
     @abstractmethod
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (name, token ids [n]) of every document, in a fixed order; as :meth:`documents` otherwise."""
 
     @abstractmethod
-    def check_tokenizer(self, identity: str) -> list[Problem]:
-        """Return a problem if the data record another tokenizer than this
-        (:func:`tape_ds.data.tokenized.tokenizer_fingerprint`)."""
+    def recorded_tokenizer(self) -> str | None:
+        """Return the :func:`tape_ds.data.tokenized.tokenizer_fingerprint` that the data record, if any."""
 
     def shards(self, split: str) -> list[Shard]:
         raise TypeError(f"{self.spec} holds token ids, not text")
 
-
-OTHER_TOKENIZER = (  # the problem and the remedy
-    "its token ids are those of another tokenizer",
-    "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with",
-)
+    def identities(self, split: str) -> set[str]:
+        return {self.path.resolve().as_posix()}
 
 
 def file_identity(path: Path) -> str:

@@ -18,11 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow
+from fsspec import get_filesystem_class
 
 from tape_ds import paths, storage
-from tape_ds.data.sources import columns, opening
-from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity
+from tape_ds.data.sources import opening
+from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity, hint, value_of
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError
 
@@ -30,8 +30,6 @@ _PEEKED_FILES = 32
 _HEAD = 512  # bytes of a text that are decoded to check it
 FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
 _LONE_BRACKETS = (b"[", b"{", b"[{")  # first lines of one JSON value over several lines
-_REPAIR = "repair the file, or leave it out of the glob"
-_CONNECT = "check the URL and the network"
 
 
 class _Files(RowSource):
@@ -42,17 +40,19 @@ class _Files(RowSource):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         self.pattern, _, self.column = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
-        self.remote = opening.is_remote(self.pattern)
-        if self.pattern and not self.remote:
-            self.pattern = str(paths.of(self.pattern))
+        self.remote = "://" in self.pattern
+        self.repair = "check the URL and the network"
+        if not self.remote:
+            self.repair = "repair the file, or leave it out of the glob"
+            self.pattern = str(paths.of(self.pattern)) if self.pattern else ""
 
     def files(self) -> dict[str, File]:
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:
-            raise UserError(self.unreadable("cannot be found", error, _CONNECT)) from error
+            raise UserError(self.problem(f"cannot be found: {error}", self.repair)) from error
         if self.remote and not found:
-            raise UserError(self.problem("no file matches", _CONNECT))
+            raise UserError(self.problem("no file matches", self.repair))
         return found
 
     def check(self) -> list[Problem]:
@@ -63,43 +63,41 @@ class _Files(RowSource):
         if not self.needs_column and self.column:
             problems.append(self.problem("a text file has no '#field'", f"write {self.form}"))
         if self.remote:
-            if wrong := opening.unknown_protocol(self.pattern):
-                problems.append(self.problem(wrong, "write for example hf://datasets/..."))
+            for link in self.pattern.split("::"):
+                try:
+                    get_filesystem_class(link.partition("://")[0])
+                except (ValueError, ImportError) as error:
+                    problems.append(self.problem(str(error), "write for example hf://datasets/..."))
             return problems
+
         files = self.files() if self.pattern else {}
         if not files:
-            remedy = f"check the path; relative ones start at {Path.cwd()}"
             wrong = "no file matches" if glob.has_magic(self.pattern) else "no such file"
+            remedy = f"check the path; relative ones start at {Path.cwd()}, and [[] is a bracket in a name"
             if os.path.isdir(self.pattern):
-                folder = self.pattern.rstrip("/")
-                wrong, remedy = "a folder, not a file", f"name its files, for example {self.kind}:{folder}/*"
-            elif "[" in self.pattern:
-                remedy += "; [ ] matches one of the characters in it: write [[] for a bracket in a name"
+                wrong, remedy = "a folder, not a file", f"name its files: {self.kind}:{self.pattern.rstrip('/')}/*"
             problems.append(self.problem(wrong, remedy))
         for name in files:
             if not storage.is_utf8(name):
                 wrong = f"the name of the file {storage.shown(name)} is not UTF-8"
                 problems.append(self.problem(wrong, "rename it, or leave it out of the glob"))
-        if not problems:
-            for name, file in islice(files.items(), _PEEKED_FILES):
-                try:
-                    self._look_into(name, file)
-                except UserError as error:
-                    problems += error.problems
-                except UNREADABLE as error:
-                    problems.append(self.unreadable(f"{name} cannot be read", error, _REPAIR))
+        for name, file in islice(files.items(), 0 if problems else _PEEKED_FILES):
+            try:
+                next(self._guarded(name, self._rows(name, file, peek=True)), None)
+            except UserError as error:
+                problems += error.problems
         return problems
 
     @abstractmethod
-    def _look_into(self, name: str, file: File) -> None:
-        """Read the head of a file; raise UserError if it does not fit the spec."""
+    def _rows(
+        self, name: str, file: File, *, only: str | None = None, peek: bool = False
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (name, columns) of every row of one file.
 
-    @abstractmethod
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """Yield (name, value of the column) of every row of one file."""
-
-    def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
-        raise TypeError(f"{self.spec} has no columns")
+        Args:
+            only: the column that is needed.
+            peek: for the check of a spec, read no more than shows whether the file fits.
+        """
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, file in self.files().items():
@@ -109,10 +107,10 @@ class _Files(RowSource):
         return [Shard(name, partial(self._documents, name, file)) for name, file in self.files().items()]
 
     def _documents(self, name: str, file: File) -> Iterator[Document]:
-        return self.texts(self._guarded(name, self._values(name, file)))
+        return self.texts(self._guarded(name, self._rows(name, file, only=self.column)))
 
-    def _guarded(self, name: str, items: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        return self.reading(items, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
+    def _guarded(self, name: str, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        return self.reading(rows, f"{name} cannot be read", self.repair)
 
     def fingerprint(self) -> str:
         """Hash names, column and the identity of each file's contents; of remote files the pattern, which should name a
@@ -121,7 +119,7 @@ class _Files(RowSource):
         try:
             read = [f"{name}={file_identity(Path(file.path))}" for name, file in files.items()] or [self.pattern]
         except OSError as error:  # a file after those that are looked into
-            raise UserError(self.problem(f"cannot be read: {error}", _REPAIR)) from error
+            raise UserError(self.problem(f"cannot be read: {error}", self.repair)) from error
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
@@ -136,24 +134,19 @@ class TextFiles(_Files):
     form = "text:GLOB"
     needs_column = False
 
-    def _look_into(self, name: str, file: File) -> None:
+    def _rows(
+        self, name: str, file: File, *, only: str | None = None, peek: bool = False
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         with file.open() as stream:
-            self._decode(name, stream.read(_HEAD), whole=False)
-
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        with file.open() as stream:
-            text = self._decode(name, stream.read())
-        if text is not None:
-            yield name, text
-
-    def _decode(self, name: str, raw: bytes, whole: bool = True) -> str | None:
-        """Decode a text or its head; strictly, since replacement characters would be trained on."""
+            raw = stream.read(_HEAD if peek else -1)
         try:
-            return codecs.getincrementaldecoder("utf-8-sig")().decode(raw, whole)
+            # strictly, since replacement characters would be trained on
+            text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, final=not peek)
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
             self.leave_out(wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW")
-            return None
+        else:
+            yield name, {self.column: text}
 
 
 class PackageText(TextFiles):
@@ -165,7 +158,7 @@ class PackageText(TextFiles):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         name, _, inside = self.rest.partition("/")
-        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
         folders = list(found.submodule_search_locations or ()) if found is not None and inside else []
         self.pattern = str(Path(folders[0], inside)) if folders else ""
 
@@ -200,25 +193,10 @@ class JsonLines(_Files):
         files = super().fingerprint()
         return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest() if self.condition else files
 
-    def _look_into(self, name: str, file: File) -> None:
-        next(self._rows(name, file, every=True), None)
-
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        return ((place, columns.value_of(record, self.column)) for place, record in self._rows(name, file))
-
-    def _rows(self, name: str, file: File, every: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-        for place, record in self._records(name, file):
-            if every or self._wanted(place, record):
-                try:
-                    columns.value_of(record, self.column)
-                except KeyError:
-                    hint = columns.hint(self.column, record)
-                    self.leave_out(f"{place} has no column {self.column!r}", hint)
-                else:
-                    yield place, record
-
-    def _records(self, name: str, file: File) -> Iterator[tuple[str, dict]]:
-        """Yield (``file:line``, object) of every line that is not blank."""
+    def _rows(
+        self, name: str, file: File, *, only: str | None = None, peek: bool = False
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (``file:line``, object) of every line that is not blank and has the column and the values asked for."""
         with file.open() as stream:
             for number, line in enumerate(stream, 1):
                 if not line.strip():
@@ -227,31 +205,32 @@ class JsonLines(_Files):
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    if name.endswith((".csv", ".tsv")):
-                        raise UserError(self.problem(f"{name} is a table as text, not JSON", FROM_CSV)) from error
                     record = error
-                if isinstance(record, dict):
+                if not isinstance(record, dict):
+                    table = name.endswith((".csv", ".tsv"))
+                    if number == 1 and (table or isinstance(record, list) or line.strip() in _LONE_BRACKETS):
+                        query = ".[]" if line.strip().startswith(b"[") else "."
+                        remedy = FROM_CSV if table else f"write it so: jq -c '{query}' {name} > NEW.jsonl"
+                        raise UserError(self.problem(f"{name} does not have one JSON object a line", remedy))
+                    broken = f"not JSON ({record})" if isinstance(record, Exception) else f"a {type(record).__name__}"
+                    self.leave_out(f"{place} is {broken}", "correct or remove that line")
+                    continue
+                wanted = True
+                try:
+                    for key, _, value in () if peek else self.where:  # a file may have no line of these values
+                        asked = key
+                        found = value_of(record, asked)
+                        wanted = value == (found if isinstance(found, str) else json.dumps(found))
+                        if not wanted:
+                            break
+                    if wanted:
+                        asked = self.column
+                        value_of(record, asked)
+                except KeyError:
+                    self.leave_out(f"{place} has no column {asked!r}", hint(asked, record))
+                    continue
+                if wanted:
                     yield place, record
-                elif number == 1 and (isinstance(record, list) or line.strip() in _LONE_BRACKETS):
-                    kind, query = ("array", ".[]") if line.strip().startswith(b"[") else ("object", ".")
-                    wrong = f"{name} is one JSON {kind}, not one object a line"
-                    raise UserError(self.problem(wrong, f"write it so: jq -c '{query}' {name} > NEW.jsonl"))
-                elif isinstance(record, Exception):
-                    self.leave_out(f"{place} is not JSON ({record})", "correct or remove that line")
-                else:
-                    wrong = f"{place} is a {type(record).__name__}, not an object"
-                    self.leave_out(wrong, "write one JSON object a line")
-
-    def _wanted(self, place: str, record: dict) -> bool:
-        for key, _, value in self.where:
-            try:
-                found = columns.value_of(record, key)
-            except KeyError:
-                self.leave_out(f"{place} has no {key!r}", "name a key that every line has")
-                return False
-            if value != (found if isinstance(found, str) else json.dumps(found)):
-                return False
-        return True
 
 
 class ParquetFiles(_Files):
@@ -260,33 +239,13 @@ class ParquetFiles(_Files):
     kind = "parquet"
     form = "parquet:GLOB#field"
 
-    def _look_into(self, name: str, file: File) -> None:
+    def _rows(
+        self, name: str, file: File, *, only: str | None = None, peek: bool = False
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         import pyarrow.parquet  # a tenth of a second that --help need not take
 
-        with file.open(is_text=False) as stream:
-            self._require_column(name, pyarrow.parquet.read_schema(stream))
-
-    def _require_column(self, name: str, schema: pyarrow.Schema) -> None:
-        record = columns.as_record(schema)
-        try:
-            columns.value_of(record, self.column)
-        except KeyError:
-            hint = columns.hint(self.column, record)
-            raise UserError(self.problem(f"{name} has no column {self.column!r}", hint)) from None
-
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        batches = self._batches(name, file, [self.column])
-        values = (value for batch in batches for value in columns.python_values(batch, self.column))
-        for row, value in enumerate(values):
-            yield f"{name}:{row}", value
-
-    def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
-        rows = (row for batch in self._batches(name, file, None) for row in columns.python_values(batch))
-        return self.of_arrow((f"{name}:{number}", row) for number, row in enumerate(rows))
-
-    def _batches(self, name: str, file: File, read: list[str] | None) -> Iterator[pyarrow.RecordBatch]:
-        import pyarrow.parquet
-
-        with file.open(is_text=False) as stream, pyarrow.parquet.ParquetFile(stream) as table:
-            self._require_column(name, table.schema_arrow)  # for files that check() did not look into
-            yield from table.iter_batches(batch_size=256, columns=read)
+        with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
+            self.require_column(table.schema_arrow, name)
+            if not peek:
+                batches = table.iter_batches(batch_size=256, columns=None if only is None else [only])
+                yield from self.arrow_rows(batches, name)

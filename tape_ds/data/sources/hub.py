@@ -2,14 +2,12 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow
 
-from tape_ds.data.sources import columns
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading.hub import ID
@@ -32,7 +30,7 @@ class HubDataset(RowSource):
     kind = "hub"
     form = "hub:NAME[@REV][:CONFIG][:SPLIT][#field]"
 
-    _SPEC = re.compile(ID + r"(:(?P<config>[^:\[#]*))?(:(?P<split>\w+)(\[:(?P<first>\d+)\])?)?(#(?P<column>.+))?")
+    _SPEC = re.compile(ID + r"(:(?P<config>[^:\[#]*))?(:(?P<split>\w+)(\[:(?P<first>[1-9]\d*)\])?)?(#(?P<column>.+))?")
     _SPLIT_OF: ClassVar[dict[str, str]] = {"train": "train", "heldout": "validation"}
 
     def __init__(self, spec: str, field: str = "data"):
@@ -47,16 +45,10 @@ class HubDataset(RowSource):
         self.column: str = parts.get("column") or "text"
 
     def check(self) -> list[Problem]:
-        if self.name is None:
-            remedy = f"write {self.form}, for example hub:allenai/c4:en:train[:20000]"
-            return [self.problem("not the data spec of a hub dataset", remedy)]
-        if self.split is None and self.config in {"train", "test", "validation"}:
-            wrong = f"{self.config!r} is in the place of the configuration"
-            instead = self.spec.replace(f":{self.config}", f"::{self.config}")
-            return [self.problem(wrong, f"if it is the split, write {instead}")]
-        if self.first == 0:
-            return [self.problem("no documents are asked for", "write [:N] with N of 1 or more")]
-        return []
+        if self.name is not None:
+            return []
+        remedy = f"write {self.form}, for example hub:allenai/c4:en:train[:20000]"
+        return [self.problem("not the data spec of a hub dataset", remedy)]
 
     def shards(self, split: str) -> list[Shard]:
         """Return the dataset's shards (C4: 1,024 files), documents named ``dataset:split:shard:number``."""
@@ -73,35 +65,27 @@ class HubDataset(RowSource):
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         whole, place = self._open(split)
-        return self.of_arrow(self._part(whole, 1, 0, place, columns.python_values))
+        return self._rows(whole, place)
 
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
-        return self.texts(self._part(whole, count, index, place, partial(columns.python_values, name=self.column)))
-
-    def _part(
-        self, whole: "IterableDataset", count: int, index: int, place: str, items: Callable[[pyarrow.Table], list]
-    ) -> Iterator[tuple[str, Any]]:
-        """Yield part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows, converted by ``items``."""
         # a new object for each reading: the library's objects keep their place, which two readings would share
-        rows = whole.shard(num_shards=count, index=index)
-        remedy = "check the network; a run resumes from its newest checkpoint"
-        found = (item for batch in self._batches(rows) for item in items(batch))
-        values = self.reading(found, f"{place}: the stream broke off", remedy)
-        for number, value in enumerate(islice(values, self.first)):
-            yield f"{place}:{number}", value
+        return self.texts(self._rows(whole.shard(num_shards=count, index=index), place, only=self.column))
 
-    def _batches(self, rows: "IterableDataset") -> Iterator[pyarrow.Table]:
-        """Yield the rows as Arrow, so that unused columns are not converted to Python."""
-        # iter(batch_size): plain iteration inside a DataLoader's worker would read only that worker's part of a shard
-        for batch in rows.with_format("arrow").iter(batch_size=_BATCH):
-            record = columns.as_record(batch.schema)
-            try:
-                columns.value_of(record, self.column)
-            except KeyError:
-                hint = columns.hint(self.column, record)
-                wrong = f"the dataset has no column {self.column!r}"
-                raise UserError(self.problem(wrong, f"add #field: {hint}")) from None
-            yield batch
+    def _rows(
+        self, part: "IterableDataset", place: str, only: str | None = None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (name, columns) of at most ``[:N]`` rows; with ``only``, no other column is converted to Python."""
+
+        def batches() -> Iterator[pyarrow.Table]:
+            # iter(batch_size): plain iteration inside a DataLoader's worker would read only that worker's part
+            for batch in part.with_format("arrow").iter(batch_size=_BATCH):
+                self.require_column(batch.schema, "the dataset")
+                if only is not None:
+                    batch = batch.select([only if only in batch.column_names else only.partition(".")[0]])
+                yield batch
+
+        remedy = "check the network; a run resumes from its newest checkpoint"
+        return self.reading(self.arrow_rows(batches(), place, self.first), f"{place}: the stream broke off", remedy)
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:
         import datasets
@@ -109,7 +93,7 @@ class HubDataset(RowSource):
         wanted = self.split or self._SPLIT_OF[split]
         try:
             whole = datasets.load_dataset(self.name, self.config, split=wanted, revision=self.revision, streaming=True)
-        except (*UNREADABLE, RuntimeError) as error:
+        except UNREADABLE as error:
             # unknown names, configurations and splits, loading scripts, a missing network: see the library's message
             remedy = "check name, configuration, split and network; a loading script: try @refs/convert/parquet"
             raise UserError(self.problem(f"the hub dataset does not open: {error}", remedy)) from error

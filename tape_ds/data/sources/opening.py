@@ -18,21 +18,13 @@ from pathlib import PurePosixPath
 from typing import IO, Any, cast
 
 import pyarrow
-from fsspec import AbstractFileSystem, get_filesystem_class
+from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tape_ds import paths
 
 _HEAD = 512  # bytes that identify a file's format
-
-
-class ForeignFileError(ValueError):
-    """A file of an unsupported format, and the remedy."""
-
-    def __init__(self, wrong: str, remedy: str):
-        super().__init__(wrong)
-        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -43,29 +35,24 @@ class File:
     path: str
 
     @contextmanager
-    def open(self, *, is_text: bool = True) -> Iterator[IO[bytes]]:
-        """Open for reading, decompressed if its name or its first bytes are those of gzip, bzip2, xz or zstd; refuse a
-        git-lfs pointer, and of a text a tar archive."""
+    def open(self) -> Iterator[IO[bytes]]:
+        """Open for reading, decompressed if its name or its first bytes are those of gzip, bzip2, xz or zstd.
 
-        def checked(head: bytes, stream: Any) -> IO[bytes]:
-            # other formats are not UTF-8, so they are not read as text
-            if paths.is_lfs_pointer(head):
-                raise ForeignFileError(*paths.LFS)
-            if is_text and head[257:262] == b"ustar":
-                raise ForeignFileError("a tar archive", "unpack it, and name the files")
-            return cast(IO[bytes], stream)
-
+        Raises:
+            ValueError: it is a git-lfs pointer.
+        """
         with self.filesystem.open(self.path, "rb") as raw:
             head = b""
             if raw.seekable():  # others are identified by their names alone
                 head = raw.read(_HEAD)
                 raw.seek(0)
+            if paths.is_lfs_pointer(head):
+                raise ValueError(": ".join(paths.LFS))
             for suffix, (magic, decompressed) in _COMPRESSED.items():
                 if self.path.endswith(suffix) or head.startswith(magic):
-                    stream = io.BufferedReader(decompressed(raw))
-                    yield checked(stream.peek(_HEAD), stream)
+                    yield cast(IO[bytes], io.BufferedReader(decompressed(raw)))
                     return
-            yield checked(head, raw)
+            yield raw
 
 
 # suffix -> how such a file begins, and its reader
@@ -77,24 +64,10 @@ _COMPRESSED: dict[str, tuple[bytes, Callable[[Any], Any]]] = {
 }
 
 
-def is_remote(pattern: str) -> bool:
-    return "://" in pattern
-
-
-def unknown_protocol(pattern: str) -> str | None:
-    """Return the problem of a remote pattern's protocols, or None; no network."""
-    for link in pattern.split("::"):
-        try:
-            get_filesystem_class(link.partition("://")[0])
-        except (ValueError, ImportError) as error:
-            return str(error)
-    return None
-
-
 def find(pattern: str) -> dict[str, File]:
     """Return name -> file, sorted by name: the path below the pattern's fixed part. A remote file without wildcards is
     not searched for before it is opened."""
-    if not is_remote(pattern):
+    if "://" not in pattern:
         local, place = LocalFileSystem(), PurePosixPath(pattern)
         if os.path.isfile(place):  # an exact name, brackets included
             return {place.name: File(local, str(place))}

@@ -50,11 +50,6 @@ class StandardLibrary(Source):
                     found[path.relative_to(root).as_posix()] = path
         return dict(sorted(found.items()))
 
-    def _names(self, split: str) -> list[str]:
-        if self.rest:
-            return [self.rest]
-        return [name for name in self.files() if (name in HELD_OUT) == (split == "heldout")]
-
     def check(self) -> list[Problem]:
         files = self.files()
         missing = [name for name in HELD_OUT if name not in files]
@@ -69,7 +64,8 @@ class StandardLibrary(Source):
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file, of one document, or none if it is empty or unreadable."""
         files = self.files()
-        return [Shard(name, partial(_read, name, files[name])) for name in self._names(split)]
+        names = [self.rest] if self.rest else [n for n in files if (n in HELD_OUT) == (split == "heldout")]
+        return [Shard(name, partial(_read, name, files[name])) for name in names]
 
     def fingerprint(self) -> str:
         """Hash all names and contents (5 MB, milliseconds): patch releases differ."""
@@ -80,7 +76,7 @@ class StandardLibrary(Source):
         return digest.hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        return {f"stdlib:{name}" for name in self._names(split)}
+        return {f"stdlib:{shard.name}" for shard in self.shards(split)}
 
 
 def _read(name: str, path: Path) -> Iterator[Document]:

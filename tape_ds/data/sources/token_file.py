@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tape_ds import paths, storage
-from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
+from tape_ds import storage
+from tape_ds.data.sources.base import TokenSource, file_identity
 from tape_ds.errors import Problem, UserError, redacted
 
 FORMAT = 1
@@ -32,19 +32,14 @@ _ENOUGH = 64  # ids that are not all below ``_HIGH`` by chance
 
 @dataclass(frozen=True)
 class TokenFileRecord:
-    width: str
-    """A name of ``WIDTHS``."""
+    width: str  # a name of `WIDTHS`
     tokens: int
     documents: int
-    tokenizer: str
-    """Fingerprint, see :func:`tape_ds.data.tokenized.tokenizer_fingerprint`."""
-    vocabulary: int
-    """Entries of the tokenizer."""
+    tokenizer: str  # fingerprint, see `tokenizer_fingerprint`
+    vocabulary: int  # entries of the tokenizer
     sha256: str
-    sources: dict[str, str]
-    """Fingerprints of the documents' sources by spec."""
-    choice: dict[str, Any]
-    """The rule by which documents were chosen from the sources."""
+    sources: dict[str, str]  # fingerprints of the documents' sources by spec
+    choice: dict[str, Any]  # the rule by which documents were chosen from the sources
     format: int = FORMAT
 
 
@@ -120,10 +115,6 @@ class TokenFile(TokenSource):
     form = "bin:FILE"
     stream = True
 
-    def __init__(self, spec: str, field: str = "data"):
-        super().__init__(spec, field)
-        self.path = paths.of(self.rest)
-
     def check(self) -> list[Problem]:
         """Also look for other formats, and for ids wider than 16 bits, in a file without a record."""
         if not self.rest or not os.path.isfile(self.path):  # unlike Path.is_file, False for a name that is too long
@@ -137,22 +128,20 @@ class TokenFile(TokenSource):
         if record is not None and size != record.tokens * width.itemsize:
             wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
             return [self.problem(wrong, "write it again")]
-        if size == 0:
-            return [self.problem("the file is empty", "name data that hold text")]
-        if size % width.itemsize:
+        if size == 0 or size % width.itemsize != 0:
             wrong = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
             return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
-        ids = np.fromfile(self.path, width, _CHECKED)
-        head = ids[:_HEAD].tobytes()
-        if record is None and (head.startswith(b"PK\x03\x04") or set(head) <= _PRINTED):
-            wrong = "it holds weights or an archive" if head.startswith(b"PK") else "it holds text"
-            return [
-                self.problem(f"{wrong}, not token ids", "bin: reads unsigned 16-bit token ids; for text, text:FILE")
-            ]
-        seconds = ids[1::2]
-        if record is None and len(seconds) and seconds.max() < (_HIGH if len(seconds) >= _ENOUGH else 1):
-            wrong = f"every second id is at most {seconds.max()}: these are ids of 32 or 64 bits, read as 16"
-            return [self.problem(wrong, "write 16-bit ids, or use tape-ds prepare-test-set, which notes the width")]
+        if record is None:  # of another format, or wider ids: read as 16 bits, these would be in many a vocabulary
+            ids = np.fromfile(self.path, width, _CHECKED)
+            head, seconds = ids[:_HEAD].tobytes(), ids[1::2]
+            highest = seconds.max() if len(seconds) else _HIGH
+            if (
+                head.startswith(b"PK\x03\x04")
+                or set(head) <= _PRINTED
+                or highest < (_HIGH if len(seconds) >= _ENOUGH else 1)
+            ):
+                wrong = "a text, an archive, or ids of 32 or 64 bits, and not unsigned 16-bit token ids"
+                return [self.problem(wrong, "write such ids, or use tape-ds prepare-test-set, which notes the width")]
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -162,15 +151,12 @@ class TokenFile(TokenSource):
         width = WIDTHS[record.width if record else BARE]
         yield self.path.name, np.memmap(self.path, width, mode="r")
 
-    def check_tokenizer(self, identity: str) -> list[Problem]:
+    def recorded_tokenizer(self) -> str | None:
         record = read_record(self.path)
-        return [] if record is None or record.tokenizer == identity else [self.problem(*OTHER_TOKENIZER)]
+        return None if record is None else record.tokenizer
 
     def fingerprint(self) -> str:
         """Hash the width and the contents (:func:`file_identity` without a record)."""
         record = read_record(self.path)
         parts = (record.width, record.sha256) if record else (BARE, file_identity(self.path))
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
-
-    def identities(self, split: str) -> set[str]:
-        return {self.path.resolve().as_posix()}

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.loading import sentencepiece_tokenizer, weight_files
-from tape_ds.models.loading.strict import fill, require_exact
+from tape_ds.models.loading.weight_files import fill, require_exact
 
 FILES = ("*.json", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 """Files that decide what it becomes."""
@@ -41,16 +41,19 @@ def llama_config(content: Mapping[str, Any], source: str) -> LlamaConfig:
     """Return the configuration of the Llama that a ``config.json`` with this content becomes; ``source`` is for
     messages."""
     architectures = content.get("architectures") or []
-    reasons = {
-        "the first Baichuan-7B, whose head is not normalised": "BaiChuanForCausalLM" in architectures,
-        f"architectures is {architectures!r}": not {"BaichuanForCausalLM", "BaiChuanForCausalLM"} & {*architectures},
-        "a Baichuan 13B, whose positions are ALiBi's: it has no RoPE to scale": content.get("hidden_size") == 5120
-        or "max_position_embeddings" not in content,
-        "its normalised head is tied to its embeddings, which are not normalised": content.get("tie_word_embeddings"),
-        "its weights are quantised": content.get("quantization_config"),
-    }
-    reasons |= {f"its config.json has no {name}": content.get(name) is None for name in _SIZES}
-    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+    missing = [name for name in _SIZES if content.get(name) is None]
+    reason = ""
+    if "BaiChuanForCausalLM" in architectures:
+        reason = "the first Baichuan-7B, whose head is not normalised"
+    elif "BaichuanForCausalLM" not in architectures:
+        reason = f"architectures is {architectures!r}"
+    elif content.get("hidden_size") == 5120 or "max_position_embeddings" in missing:
+        reason = "a Baichuan 13B, whose positions are ALiBi's: it has no RoPE to scale"
+    elif content.get("tie_word_embeddings") or content.get("quantization_config"):
+        reason = "its head is tied to its embeddings, or its weights are quantised"
+    elif missing:
+        reason = f"its config.json has no {', '.join(missing)}"
+    if reason:
         remedy = "use Baichuan2-7B, or a Llama-shaped checkpoint"
         raise UserError(Problem("model", source, f"not a Baichuan2-7B: {reason}", remedy))
     return LlamaConfig(
@@ -73,36 +76,27 @@ def convert(source: Path, folder: Path) -> None:
     chosen = {name: token["content"] if isinstance(token, dict) else token for name, token in chosen.items()}
     tokenizer = sentencepiece_tokenizer.load(sentencepiece, **chosen)
 
+    raise_if_any(weight_files.check_folder(source))
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files.files(source):
+        tensors |= weight_files.read(file)
+    converted = {}
+    for name in list(tensors):
+        tensor = tensors.pop(name)  # no weight is held twice
+        if name.endswith(".self_attn.W_pack.weight"):
+            require_exact(str(source), (), (), [] if tensor.shape[0] == 3 * tensor.shape[1] else [name])
+            for part, rows_DD in zip("qkv", tensor.chunk(3), strict=True):
+                converted[name.replace("W_pack", f"{part}_proj")] = rows_DD.clone()
+        elif name == "lm_head.weight":
+            converted[name] = torch.nn.functional.normalize(tensor.float()).to(tensor.dtype)  # rounded once
+        elif not name.endswith(".rotary_emb.inv_freq"):  # follows from the configuration
+            converted[name] = tensor
+
     with torch.device("meta"):
         llama = LlamaForCausalLM(config)
-    llama = fill(llama, llama_tensors(read(source), str(source)), str(source))
+    llama = fill(llama, converted, str(source))
     if (source / "generation_config.json").is_file():
         llama.generation_config = GenerationConfig.from_pretrained(source)
     saving.save(llama, folder)
     tokenizer.save_pretrained(folder)
     shutil.copy(sentencepiece, folder)
-
-
-def read(source: Path) -> dict[str, Tensor]:
-    """Return the published tensors: of safetensors where there are any, else of torch's own files."""
-    raise_if_any(weight_files.check_folder(source))
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files.files(source):
-        tensors |= (weight_files.read if file.suffix == ".safetensors" else weight_files.read_torch_file)(file)
-    return tensors
-
-
-def llama_tensors(tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the tensors under a Llama's names; ``tensors`` is emptied on the way: no weight is held twice."""
-    llama = {}
-    for name in list(tensors):
-        tensor = tensors.pop(name)
-        if name.endswith(".self_attn.W_pack.weight"):
-            require_exact(source, (), (), [] if tensor.shape[0] == 3 * tensor.shape[1] else [name])
-            for part, rows_DD in zip("qkv", tensor.chunk(3), strict=True):
-                llama[name.replace("W_pack", f"{part}_proj")] = rows_DD.clone()
-        elif name == "lm_head.weight":
-            llama[name] = torch.nn.functional.normalize(tensor.float()).to(tensor.dtype)  # rounded once
-        elif not name.endswith(".rotary_emb.inv_freq"):  # follows from the configuration
-            llama[name] = tensor
-    return llama

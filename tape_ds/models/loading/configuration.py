@@ -7,7 +7,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import UserError
-from tape_ds.models import gptj_configuration
+from tape_ds.models import gptj
 from tape_ds.models.loading import baichuan
 from tape_ds.models.loading.config_file import unreadable
 from tape_ds.models.loading.families import BAICHUAN, has_llamas_names
@@ -30,7 +30,7 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
             return baichuan.llama_config(content, str(source))
         register()  # AutoConfig reads folders of this package as well
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
-        config = gptj_configuration.with_rope(config)
+        config = gptj.with_rope(config)
     except UserError:
         raise  # of a TAPE folder or a Baichuan: it names the field
     except Exception as error:  # of a file of another form transformers raises anything

@@ -29,7 +29,7 @@ from tape_ds.models import saving
 from tape_ds.models.loading import baichuan, hub
 from tape_ds.models.loading.config_file import SMOLLM2, check_gguf
 from tape_ds.models.loading.families import BAICHUAN, SHAPES
-from tape_ds.models.loading.strict import fill, require_exact
+from tape_ds.models.loading.weight_files import fill, require_exact
 
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 

@@ -1,21 +1,22 @@
-"""Check and read files of weights without running anything in them; problems name the file.
+"""Check and read files of weights without running anything in them, and give a model all tensors of a checkpoint.
 
-Weights are safetensors, whose header is held to the file before a tensor is read: an empty file, one that was cut, or a
-header that lies about sizes is refused at once. Published models that have torch's own files alone are read with
-``weights_only``, so that a pickle that would call something is refused as well.
+Weights are safetensors, whose header is checked against the file before a tensor is read: an empty file, a truncated
+one, or a header with wrong sizes is refused at once. Published models that have torch's own files alone are read with
+``weights_only``, so that a pickle that would call something is refused as well. No tensor may be missing or left over.
 
-The checks import no torch: recipes run them before anything else.
+Imports neither torch nor transformers: recipes run the checks before anything else.
 """
 
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -24,6 +25,9 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
+
+_Model = TypeVar("_Model", bound="PreTrainedModel")
 
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
 _PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
@@ -33,13 +37,25 @@ _NOT_TORCH = "is no file that torch saved, or cannot be opened"
 REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
 _WHOLE_FOLDER = "give the whole folder, as it was published or saved"
 _TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
+_SHOWN = 12  # names of tensors in a message
 
 
 def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
+    """Return the tensors of a safetensors file, or of one of torch's own, mapped into memory if its format allows."""
+    import torch
     from safetensors.torch import load_file
 
-    raise_if_any(check_file(file, field))
-    return load_file(file)
+    if file.suffix == ".safetensors":
+        raise_if_any(check_file(file, field))
+        return load_file(file)
+    with reading(file, field):
+        # torch's older format cannot be mapped
+        mapped = zipfile.is_zipfile(file)
+        tensors: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        wrong = "could not be read: it holds something else than tensors by their names"
+        raise UserError(Problem(field, str(file), wrong, _TENSORS_ALONE))
+    return tensors
 
 
 def check_file(file: Path, field: str = "model") -> list[Problem]:
@@ -52,8 +68,8 @@ def check_file(file: Path, field: str = "model") -> list[Problem]:
 
 
 def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
-    """Check every file of weights in a folder (torch's own files only where they would be read); a path that is no
-    folder has no problems."""
+    """Check every file of weights in a folder (torch's own files only if they would be read); a path that is no folder
+    has no problems."""
     folder = Path(folder)
     if not folder.is_dir():
         return []
@@ -61,9 +77,26 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         return pointers
     safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
     whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
-    problems = _check_index(folder, whole, field)
+
+    index = folder / f"{whole}.index.json"
+    problems = []
+    try:
+        shards = sorted(set(places(folder, whole).values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problems.append(Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY))
+        shards = []
+    missing = []
+    for name in shards:
+        if Path(name).name != name:  # an index must not name files elsewhere
+            wrong = f"the shard {name!r} that it names is not a file of this folder"
+            problems.append(Problem(field, str(index), wrong, _WHOLE_FOLDER))
+        elif not (folder / name).is_file():
+            missing.append(name)
+    if missing:
+        problems.append(Problem(field, str(index), f"weights are missing: {', '.join(missing)}", _WHOLE_FOLDER))
     if not (there or problems):
         return [Problem(field, str(folder), "no weights in it", f"give a folder with {WHOLE}, or its shards")]
+
     for file in there:
         if safe:
             problems += check_file(file, field)
@@ -75,21 +108,8 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     return problems
 
 
-def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
-    index = folder / f"{whole}.index.json"
-    try:
-        names = sorted(set(places(folder, whole).values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY)]
-    inside = [name for name in names if Path(name).name == name]  # an index must not name files elsewhere
-    wrong = [f"the shard {name!r} that it names is not a file of this folder" for name in names if name not in inside]
-    if missing := [name for name in inside if not (folder / name).is_file()]:
-        wrong.append(f"weights are missing: {', '.join(missing)}")
-    return [Problem(field, str(index), each, _WHOLE_FOLDER) for each in wrong]
-
-
 def places(folder: Path, whole: str) -> dict[str, str]:
-    """Return tensor -> shard of a folder's index; empty without a readable one."""
+    """Return tensor -> shard from a folder's index; empty without an index, or with a whole file, which is read."""
     index = folder / f"{whole}.index.json"
     if not index.is_file() or (folder / whole).is_file():
         return {}
@@ -97,23 +117,12 @@ def places(folder: Path, whole: str) -> dict[str, str]:
 
 
 def files(folder: str | Path) -> list[Path]:
-    """Return the files of weights that ``from_pretrained`` reads of a folder; torch's own where there are no others."""
+    """Return the files of weights that ``from_pretrained`` reads in a folder; torch's own if there are no others."""
     for whole in (WHOLE, PICKLED):
         names = sorted(set(places(Path(folder), whole).values())) or [whole]
-        if found := [Path(folder) / name for name in names if (Path(folder) / name).is_file()]:
-            return found
+        if present := [Path(folder) / name for name in names if (Path(folder) / name).is_file()]:
+            return present
     return []
-
-
-def integers(folder: str | Path) -> set[str]:
-    """Return names of the tensors in a folder's safetensors that are whole numbers or booleans."""
-    found = set()
-    for file in files(folder):
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="np") as opened:
-                kinds = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
-            found |= {name for name, kind in kinds.items() if kind[0] in "IUB" and kind != "BF16"}
-    return found
 
 
 def fingerprint(file: Path) -> str:
@@ -127,9 +136,8 @@ def fingerprint(file: Path) -> str:
 
 
 def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
-    """Return what is wrong with peft's two files in a folder: the weights as :func:`check_file` has it, and a
-    configuration that is none, or asks for code to be imported (Megatron's layers are made by a module that it
-    names)."""
+    """Check peft's two files in a folder: weights as :func:`check_file` does, and a configuration that must not name a
+    module to import, as one with Megatron's layers does."""
     folder = Path(folder)
     file, pickled = folder / ADAPTER, folder / PICKLED_ADAPTER
     if file.is_file():
@@ -154,27 +162,14 @@ def _is_torch_file(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             return opened.read(1) == _PICKLE or zipfile.is_zipfile(opened)
-    except OSError:  # a link to what is no longer in the hub's cache, for one
+    except OSError:  # such as a link into the hub's cache whose target is gone
         return False
-
-
-def read_torch_file(file: Path, field: str = "model") -> dict[str, "Tensor"]:
-    """Return the tensors of one of torch's own files, mapped into memory where its format allows."""
-    import torch
-
-    mapped = zipfile.is_zipfile(file)  # torch's older format cannot be
-    with reading(file, field):
-        found: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
-        wrong = "could not be read: it holds something else than tensors by their names"
-        raise UserError(Problem(field, str(file), wrong, _TENSORS_ALONE))
-    return found
 
 
 @contextlib.contextmanager
 def reading(source: str | Path, field: str = "model") -> Iterator[None]:
-    """Within the block ``source`` is read, by us or by a library; a file of weights that is damaged, or holds something
-    to run, becomes a :class:`UserError`."""
+    """Turn the errors of whatever reads ``source`` in this block, a file of weights that is damaged or holds something
+    to run, into a :class:`UserError`."""
     try:
         yield
     except pickle.UnpicklingError as error:
@@ -188,3 +183,78 @@ def reading(source: str | Path, field: str = "model") -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split("Re-running")[0].split())[:200]
+
+
+def load_exact(
+    kind: Any,
+    source: str | Path,
+    required: Callable[["PreTrainedModel", Collection[str]], Iterable[str]] = lambda model, missing: missing,
+    **arguments: Any,
+) -> Any:
+    """Return ``kind.from_pretrained(source, **arguments)`` if every tensor of the source was used. A tied head and
+    computed buffers may be missing or left over, as in transformers.
+
+    ``required``: which of the missing parameters of a model must not be missing; default: all.
+    """
+    raise_if_any(check_folder(source))
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addFilter(_is_no_report)
+    try:
+        with reading(source):
+            model, info = kind.from_pretrained(
+                source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+            )
+    finally:
+        log.removeFilter(_is_no_report)
+    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
+    require_exact(str(source), required(model, info["missing_keys"]), info["unexpected_keys"], mismatched)
+
+    if getattr(model.config, "quantization_config", None) is None:
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        integers = []
+        for file in files(source):
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="np") as opened:
+                    for name in parameters & set(opened.keys()):
+                        dtype = opened.get_slice(name).get_dtype()
+                        if dtype[0] in "IUB" and dtype != "BF16":  # integers and booleans
+                            integers.append(name)
+        if integers:
+            wrong = f"integers in the place of weights: {', '.join(sorted(integers)[:_SHOWN])}"
+            remedy = "give the weights as they were published, with the quantization_config of their config.json"
+            raise UserError(Problem("model", str(source), wrong, remedy))
+    return model
+
+
+def _is_no_report(record: Any) -> bool:
+    text = record.getMessage()
+    return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion is named there only
+
+
+def fill(model: _Model, tensors: Mapping[str, "Tensor"], source: str) -> _Model:
+    """Give a model on the meta device these very tensors, all of them and nothing else; evaluation mode."""
+    tied = set(model.all_tied_weights_keys)
+    untied = [
+        f"{name} (not equal to {twin}, to which it is tied)"
+        for name, twin in model.all_tied_weights_keys.items()
+        if name in tensors and twin in tensors and not tensors[name].equal(tensors[twin])
+    ]
+    require_exact(source, (), untied, ())
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
+    given = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    require_exact(source, shapes.keys() - given.keys(), given.keys() - shapes.keys(), ())
+    require_exact(source, (), (), [name for name, tensor in given.items() if tensor.shape != shapes[name]])
+    model.load_state_dict(given, strict=False, assign=True)
+    model.tie_weights()
+    return model.eval()
+
+
+def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
+    parts = []
+    for what, found in (("missing", missing), ("without a place", unexpected), ("of another shape", mismatched)):
+        if names := sorted(map(str, found)):
+            more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+            parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+    if parts:
+        remedy = "give weights and configuration of the same model"
+        raise UserError(Problem("model", source, "tensors " + "; ".join(parts), remedy))

@@ -45,23 +45,23 @@ def test_lengths_beyond_a_table_of_positions_are_problems_one_each():
 
 def test_lengths_beyond_the_native_one_are_a_note(capsys, monkeypatch):
     """100k on a model made for 8k is asked for on purpose, or by mistake: it is done, and told."""
-    models.note_beyond([4096, 8192], Model())
+    models.print_notes(Model(), [4096, 8192], bos=False)
     assert capsys.readouterr().err == ""
-    models.note_beyond([102_400, 4096], Model())
+    models.print_notes(Model(), [102_400, 4096], bos=False)
     said = capsys.readouterr().err
     assert said == "note: 102,400 tokens are 12.5 times the native length of gpt2, 8,192\n"
     monkeypatch.setenv("RANK", "1")
-    models.note_beyond([102_400], Model())
+    models.print_notes(Model(), [102_400], bos=False)
     assert capsys.readouterr().err == ""
 
 
 def test_a_llama_that_begins_texts_without_its_bos_is_a_note(capsys, monkeypatch):
     """Perplexities and passkeys were those of texts without BOS, without a word."""
-    asked = SimpleNamespace(tokenizer=lambda: "its tokenizer", config="its configuration")
+    asked = SimpleNamespace(tokenizer=lambda: "its tokenizer", config="its configuration", known_length=None)
     told = {("its tokenizer", "its configuration"): {"BOS": "no <s>"}}
     monkeypatch.setattr("tape_ds.data.tokenizer.bos_note", lambda *given: told[given])
-    models.note_bos(asked)
+    models.print_notes(asked, [1])
     assert capsys.readouterr().err == "note: no <s>\n"
     monkeypatch.setenv("RANK", "1")
-    models.note_bos(asked)
+    models.print_notes(asked, [1])
     assert capsys.readouterr().err == ""

@@ -14,7 +14,7 @@ from tape_ds import errors, results
 from tape_ds.cli.evaluate import perplexity
 from tape_ds.data.sources import token_file
 from tape_ds.data.tokenized import tokenizer_fingerprint
-from tape_ds.scoring import loss_by_position, models, window_jobs
+from tape_ds.scoring import losses, models, window_jobs
 from tests.models.helpers import VOCABULARY
 
 SIZES = {"a": 70, "b": 131, "c": 33, "d": 7}
@@ -186,13 +186,13 @@ def test_loss_by_position_of_documents_and_streams(evaluate, spec, stream, docum
     model = LlamaForCausalLM.from_pretrained(base)
 
     def score(ids):
-        return loss_by_position.score(model, torch.tensor([ids]), 16)
+        return losses.score_spans(model, torch.tensor([ids]), 16)
 
     assert list(found[spec]) == ["a.txt", "b.txt", "c.txt", "d.txt"]
     for name, ids in documents.items():
         assert found[spec][f"{name}.txt"]["nll"] == pytest.approx(list(score(ids[:64]).nll), abs=1e-6)
     ids = [each for part in documents.values() for each in part]
-    blocks = loss_by_position.SpanLosses.merge(score(ids[at : at + 64]) for at in (0, 64, 128))
+    blocks = losses.SpanLosses.merge(score(ids[at : at + 64]) for at in (0, 64, 128))
     assert found[stream]["all.bin"]["counts"] == list(blocks.counts) == [45, 48, 48, 48]
     assert found[stream]["all.bin"]["nll"] == pytest.approx(list(blocks.nll), abs=1e-6)
 
@@ -328,7 +328,7 @@ def test_a_model_of_fewer_embeddings_than_the_tokenizer(refused, spec, base, tmp
 
 
 def test_a_head_that_cannot_be_reproduced(refused, spec, monkeypatch):
-    monkeypatch.setattr("tape_ds.scoring.causal_lm.unscorable", lambda config: "softcapping of this model")
+    monkeypatch.setattr("tape_ds.scoring.losses.unscorable", lambda config: "softcapping of this model")
     assert "softcapping of this model" in refused("--data", spec, "--lengths", 16)
 
 

@@ -9,11 +9,10 @@ from collections import Counter
 import pytest
 import torch
 
-from tape_ds.data.generated import addressing, arithmetic
+from tape_ds.data.generated import TASKS, addressing, arithmetic, make
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
 from tape_ds.data.generated.task import tokenizer_of
-from tape_ds.data.generated.tasks import TASKS, make
 from tape_ds.data.order import collate
 
 ADDRESSING = [name for name, task in TASKS.items() if not isinstance(task, ArithmeticTask)]

@@ -3,8 +3,8 @@
 import pytest
 from transformers import AutoTokenizer
 
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import tokenizer_of
-from tape_ds.data.generated.tasks import TASKS
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -94,15 +94,16 @@ def test_the_published_archive():
 @pytest.mark.parametrize(
     ("lines", "wrong"),
     [
-        ((row(), "{not JSON"), "line 2 is not JSON"),
-        ((row(), row(text=" \n")), "line 2 has an empty input"),
-        ((row(text="half of a pair: \ud83d"),), "line 1 is not Unicode text"),
-        ((row(name="\udc00"),), "line 1 is not Unicode text"),
-        (("[1]",), "line 1 has no text under id, input, output"),
-        ((row(), row(output=None)), "line 2 has no text under output"),
-        (({"pid": "a", "input": 3, "output": "x"},), "line 1 has no text under id, input"),
+        ((row(), "{not JSON"), "train.jsonl:2 is not JSON"),
+        ((row(), row(text=" \n")), "train.jsonl:2 has an empty input"),
+        ((row(text="half of a pair: \ud83d"),), "train.jsonl:1 is not Unicode text"),
+        ((row(name="\udc00"),), "train.jsonl:1 is not Unicode text"),
+        (("[1]",), "train.jsonl does not have one JSON object a line"),
+        ((row(), row(output=None)), "train.jsonl:2 has no text under output"),
+        (({"pid": "a", "input": 3, "output": "x"},), "train.jsonl:1 has no text under id, input"),
+        (({"pid": "a"},), "train.jsonl:1 has no column 'input'"),
         (("", " "), "holds no rows"),
-        (("\udcff",), "line 1 is not JSON ('utf-8' codec can't decode byte 0xff"),  # the byte 0xff, which no UTF-8 has
+        (("\udcff",), "train.jsonl:1 is not JSON ('utf-8' codec can't decode byte 0xff"),  # which no UTF-8 has
     ],
 )
 def test_damaged_files_are_refused(tmp_path, lines, wrong):
@@ -133,7 +134,7 @@ def test_an_archive_that_cannot_be_unpacked_is_said(tmp_path, at, value):
     data = bytearray((tmp_path / "qasper.zip").read_bytes())
     data[at] = data[data.index(b"PK\x01\x02") + at + 2] = value  # in the file's own header, and in the directory
     (tmp_path / "qasper.zip").write_bytes(data)
-    assert "qasper/train.jsonl cannot be read" in problem("qasper", "train", tmp_path).wrong
+    assert "train.jsonl cannot be read" in problem("qasper", "train", tmp_path).wrong
     data[data.index(b"PK\x01\x02") + 6] = 112  # the version of the format that is needed
     (tmp_path / "qasper.zip").write_bytes(data)
     assert "not a readable zip file (zip file version 11.2)" in problem("qasper", "train", tmp_path).wrong

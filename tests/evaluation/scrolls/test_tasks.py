@@ -14,7 +14,7 @@ from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.errors import UserError
 from tape_ds.scoring.language_model import HarnessModel
-from tests.evaluation import local_tasks
+from tests.evaluation import local_tasks, test_models
 from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answers
 
 TASKS = Path(__file__).resolve().parents[3] / "tape_ds" / "scoring" / "tasks" / "scrolls"
@@ -94,7 +94,7 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
     assert set(cut) == {room == 120}
     model, plain = says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
-    ours = HarnessModel(str(llama))
+    ours = HarnessModel(test_models.found(llama))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
 
@@ -157,8 +157,6 @@ def test_a_begin_that_is_the_end_takes_no_reference_format(manager, tmp_path):
 
 
 def test_mistakes_are_told(manager, tmp_path):
-    with pytest.raises(UserError, match="is no whole number"):
-        evaluate(oracle(), manager(max_tokens="8k"), "tape_scrolls_qasper")
     with pytest.raises(UserError, match="there is no tokenizer"):
         evaluate(oracle(), manager(max_tokens=301), "tape_scrolls_qasper")
     rows = [{"id": str(number), "input": "Which?", "output": output} for number, output in enumerate(["a", None])]

@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPTJConfig, GPTJForCausalLM, LlamaConfig, L
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.models.decoder import ExtendedDecoder
-from tape_ds.models.gptj_configuration import with_rope
+from tape_ds.models.gptj import with_rope
 from tape_ds.models.loading import configuration, extendable
 from tests.models.helpers import SIZES, tokens
 

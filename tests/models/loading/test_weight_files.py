@@ -118,7 +118,7 @@ def test_a_pickle_that_would_run_is_refused_and_does_not(published, write):
     with pytest.raises(UserError) as caught:
         load(published)
     with pytest.raises(UserError):
-        weight_files.read_torch_file(file)
+        weight_files.read(file)
     assert not (published / "ran").exists()
     assert "weights_only=False" not in str(caught.value), "torch's advice is not to be followed"
 
@@ -144,7 +144,7 @@ def test_a_torch_file_of_something_else_is_a_message(published, content):
     """What training scripts save is often a dictionary of dictionaries; converting a Baichuan ended in a traceback."""
     torch.save(content, published / "pytorch_model.bin")
     with pytest.raises(UserError, match="something else than tensors"):
-        weight_files.read_torch_file(published / "pytorch_model.bin")
+        weight_files.read(published / "pytorch_model.bin")
 
 
 def test_a_folder_without_weights_is_a_message(published):

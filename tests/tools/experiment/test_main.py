@@ -124,7 +124,7 @@ def test_a_published_table_stands_beside_ours(machine, monkeypatch):
     stored = pages.Measured.of(results.load("out/mine_small.json"))
     first = Quantity("add_tokens", "layer 1")
     assert stored.rows["TAPE"][first] == 25.0 and stored.files == ("out/mine_small_map.png",)
-    assert (stored.experiment, stored.commands) == ("mine", ("python -m tools.experiment mine",))
+    assert (stored.experiment, stored.command) == ("mine", "python -m tools.experiment mine")
     assert "| TAPE | 25.00 |" in Path("out/mine_small.md").read_text() and Path("out/mine_small_map.png").is_file()
     assert json.loads(Path("runs/mine/mine_small/steps.json").read_text())
 

@@ -49,11 +49,6 @@ HARNESS = {
             {Quantity("multikey", "accuracy", 8000): 25.0},
         ),
         (
-            readings.scrolls,
-            result({"datasets": {"qasper": {"metric": "f1", "score": 11.5}, "qmsum": {"metric": "x", "score": None}}}),
-            {Quantity("qasper", "f1"): 11.5},
-        ),
-        (
             readings.harness,
             result(HARNESS),
             {

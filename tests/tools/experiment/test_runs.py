@@ -193,7 +193,7 @@ def test_a_folder_that_says_nothing_is_not_gone_on_from(work, capsys):
     work.run_one(planned[0])
     assert Path("o/a.1/checkpoint-3").is_dir() and "now in o/a.1" in capsys.readouterr().out
     Path("o/b").mkdir()
-    (Path("o/b") / runs.RECIPE).write_text(json.dumps(runs.plain(planned[1].recipe)))
+    (Path("o/b") / runs.RECIPE).write_text(json.dumps(planned[1].stored()))
     work.run_one(planned[1])
     assert not Path("o/b.1").exists(), "its own it goes on from"
 
@@ -201,8 +201,7 @@ def test_a_folder_that_says_nothing_is_not_gone_on_from(work, capsys):
 def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own():
     token = "hf_" + "a" * 30
     run = plan("--run_name", token)[0]
-    run.prepare_folder()
-    assert token not in (run.folder / runs.RECIPE).read_text()
+    assert token not in json.dumps(run.stored())
     store(run)
     assert run.result() is not None
 
@@ -228,8 +227,9 @@ def test_processes_are_started_as_a_user_would(monkeypatch):
         sys.executable,
         str(ROOT / "tools/plan.py"),
     ]
-    assert Starting(2).shown(["launch", "--module", "x"]) == "deepspeed --num_accelerators 2 --module x"
-    assert Starting(1).shown(["launch", "--module", "x", "y"]) == "python -m x y"
+    two = ["deepspeed", "--num_accelerators", "2", "--module", "x"]
+    assert Starting(2).typed(["launch", "--module", "x"]) == two
+    assert Starting(1).typed(["launch", "--module", "x", "y"]) == ["python", "-m", "x", "y"]
 
 
 def test_a_module_of_this_checkout_is_found_from_anywhere(monkeypatch):

@@ -37,10 +37,6 @@ def test_what_is_not_finite_is_neither_hidden_nor_measured():
     assert statistics.sample([1.0, math.inf]) == statistics.Sample(2, math.inf, None, None)
 
 
-def test_differences_are_taken_by_the_seeds_that_both_have():
-    assert statistics.paired({2: 5.0, 0: 1.0, 7: 9.0}, {0: 0.5, 1: 3.0, 2: 7.0}) == {0: 0.5, 2: -2.0}
-
-
 @pytest.mark.parametrize(
     ("differences", "p"),
     [

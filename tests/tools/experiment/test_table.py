@@ -4,7 +4,7 @@ import pytest
 
 from tape_ds.errors import UserError
 from tests.docs import commands
-from tools.experiment import pages, runs, table
+from tools.experiment import published, runs, table
 from tools.experiment.table import FOLDER, PAPER, SMALL
 
 FORMS = [(name, SMALL) for name in table.shipped()]
@@ -37,7 +37,7 @@ def test_every_command_is_one_that_its_program_takes(words):
 @pytest.mark.parametrize("name", [name for name in table.shipped() if table.read(name).label])
 def test_names_are_those_of_published_rows(name):
     asked = table.read(name)
-    tables = pages.tables_of(asked.label)
+    tables = published.tables_of(asked.label)
     rows = {row for each in tables for row in each.rows}
     assert not tables or set(asked.names.values()) & rows or not asked.names
 
@@ -45,7 +45,7 @@ def test_names_are_those_of_published_rows(name):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("arms: {a: {}}", ["about", "missing", "recipe"]),
+        ("arms: {a: {}}", ["about", "missing", "arms.a.recipe"]),
         ("about: x\nrecipee: tiny", ["did you mean 'recipe'"]),
         ("about: x\nrecipe: tiny\narms: {a: {seed: 1}, '?': {}}", ["arms.a", "runner's", "a letter or a digit"]),
         ("about: x\nrecipe: tiny\narms: {a: {}}\nreference: b", ["no such arm", "Or give --arms b as well"]),

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from tape_ds import results
 from tape_ds.config.extension import load
+from tape_ds.training.runs.extension import training_sequences
 from tools.experiments import pose_coverage
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -70,7 +71,7 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
     spec = f"text:{tmp_path}/text.txt"
     fields = ["--train_data", spec, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")
-    sequences = pose_coverage.real_sequences(load(fields, world_size=1))
+    sequences = training_sequences(load(fields, world_size=1), build_tokenizer())
     layouts = [(sequences[i]["position_ids"].numpy(), sequences[i]["document_ids"].numpy()) for i in range(9)]
     assert result.figures["distances"] == pose_coverage.summarise(pose_coverage.count_pairs(layouts, 16384))
     assert list(result.data) == [spec]

@@ -67,9 +67,9 @@ def test_pictures_show_what_two_models_computed(tmp_path, base, written):
     assert set(result.figures["attention_l1_between_models"]) == {"1", "2", "3"}
 
 
-def test_positions_that_are_the_same_everywhere_are_one_map(tmp_path, base, written):
+def test_positions_that_all_heads_share_are_one_map_a_layer(tmp_path, base, written):
     _, drawn = written(tmp_path / "out", base, "--prompt", PROMPT)
-    assert list(drawn["positions.png"].maps) == [("every layer", "all heads")]
+    assert list(drawn["positions.png"].maps) == [(f"layer {number}", "all heads") for number in (1, 2, 3)]
 
 
 @pytest.mark.slow

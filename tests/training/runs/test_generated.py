@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from tape_ds import TapeForCausalLM, encodings
 from tape_ds.checkpoint import trained
 from tape_ds.config.generated import load
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import ids_of
-from tape_ds.data.generated.tasks import TASKS
 from tape_ds.data.order import collate, item
 from tape_ds.errors import UserError
 from tape_ds.training import report
@@ -80,7 +80,7 @@ def test_held_out_problems_are_of_all_trained_lengths_and_never_trained(tmp_path
     for sample in (sample for _, some in run.held_out for sample in some):
         prompt, _, answer = "".join(sample.words).partition("=")
         first, second = (number[::-1] for number in prompt.split("+"))
-        assert task.is_test((first, second))
+        assert task.is_test((first, second), (len(first), len(second)))
         assert answer == str(int(first) + int(second))[::-1] + "[EOS]"
 
 

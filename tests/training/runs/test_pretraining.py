@@ -15,7 +15,7 @@ from tape_ds.data.sources.base import dated_identities
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.llama import evaluated_at
-from tape_ds.scoring import perplexity
+from tape_ds.scoring.losses import score_blocks
 from tape_ds.training import report
 from tape_ds.training.held_out import perplexities, read_perplexities
 from tape_ds.training.run import build_trainer
@@ -131,7 +131,7 @@ def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path, capsys):
     assert isinstance(model, TapeForCausalLM) and model.config.use_cache and model.config.max_position_embeddings == 32
     assert tokenizer("def f").input_ids == run.tokenizer("def f").input_ids
     documents = [document.input_ids_1T for document in run.held_out]
-    assert perplexity.score(model, documents, 64).nll == pytest.approx(figures["perplexity"]["64"]["nll"], abs=1e-6)
+    assert score_blocks(model, documents, 64).nll == pytest.approx(figures["perplexity"]["64"]["nll"], abs=1e-6)
     for name, weight in trained.load_trained(tmp_path / "trained").named_parameters():
         assert torch.equal(weight, dict(trainer.model.named_parameters())[name]), name
 
@@ -175,7 +175,7 @@ def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
     found, plain = (perplexities(model, run.held_out, [32, 128]) for model in (run.model, rope.model))
     assert found[32].nll == plain[32].nll
     with evaluated_at(run.model, 128):
-        assert found[128].nll == perplexity.score(run.model, documents, 128).nll
+        assert found[128].nll == score_blocks(run.model, documents, 128).nll
     assert found[128].nll != plain[128].nll
 
 

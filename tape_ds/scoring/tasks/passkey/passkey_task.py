@@ -7,7 +7,7 @@ The prompts are those of ``tape-ds evaluate passkey`` with the same settings.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 from lm_eval.api.metrics import mean
@@ -16,9 +16,6 @@ from lm_eval.api.task import ConfigurableTask
 from tape_ds.data import passkey, tokenizer
 from tape_ds.data.passkey import same_ids
 from tape_ds.scoring.passkey import first_integer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_NAMES = ("tokenizer", "pretrained", "model")
 """Under which lm-eval's model arguments may name a tokenizer, the first one found counts."""
@@ -30,12 +27,7 @@ RULES = ("exact_match", "exact_ids")
 def documents(
     *, form: str, lengths: Sequence[int], depths: Sequence[float], trials: int, seed: int, **metadata: Any
 ) -> dict[str, datasets.Dataset]:
-    """Return the split ``test``: a row per prompt, with ``length``, ``depth``, ``trial``, ``key`` and ``prompt``.
-
-    Raises:
-        UserError: no tokenizer is named or none can be read, lengths that are too short.
-        ValueError: nothing names a tokenizer.
-    """
+    """Return the split ``test``: a row per prompt, with ``length``, ``depth``, ``trial``, ``key`` and ``prompt``."""
     named = [metadata[name] for name in TOKENIZER_NAMES if isinstance(metadata.get(name), str) and metadata[name]]
     if not named:
         raise ValueError(
@@ -51,10 +43,7 @@ def documents(
     return {"test": datasets.Dataset.from_list(rows)}
 
 
-@cache
-def load(name_or_path: str) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of a folder or a hub id, read once."""
-    return tokenizer.load_tokenizer(name_or_path)
+load = cache(tokenizer.load_tokenizer)
 
 
 def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
@@ -74,9 +63,7 @@ class PasskeyTask(ConfigurableTask):
         self.metrics = [*RULES, *(f"{rule}_{length}" for length in lengths for rule in RULES)]
 
     def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
-        """Return the mean, for every metric."""
         return dict.fromkeys(self.metrics, mean)
 
     def higher_is_better(self) -> dict[str, bool]:
-        """It is, for every metric."""
         return dict.fromkeys(self.metrics, True)

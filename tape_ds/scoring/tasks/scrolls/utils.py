@@ -7,7 +7,7 @@ one of ``--model_args``, or ``{"tokenizer": ...}``). ``tape-ds evaluate harness`
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset as Documents
@@ -15,9 +15,8 @@ from datasets import Dataset as Documents
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.data.scrolls import examples, prompts
-from tape_ds.data.scrolls.examples import Dataset
 from tape_ds.errors import Problem, UserError, is_main_process
-from tape_ds.scoring.text_overlap import METRICS
+from tape_ds.scoring import text_overlap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,8 +47,7 @@ def load(
         data_dir: see :func:`tape_ds.data.scrolls.examples.read`.
         max_tokens: of prompt and answer together; None: prompts are whole.
         answer_tokens: of those, kept for the answer; default: as in TAPE's code.
-        tokenizer: folder or hub id, which counts tokens for ``max_tokens``.
-        pretrained: the model, whose tokenizer counts where none is named.
+        tokenizer: folder or hub id, which counts tokens for ``max_tokens``; default: that of ``pretrained``, the model.
         trust_remote_code: whether code that the tokenizer carries may run.
         reference_format: prompts as the published generation cuts them.
         hard_only: of QuALITY, the questions that are marked as hard.
@@ -64,68 +62,38 @@ def load(
         raise UserError(Problem("split", split, wrong, "take a split that has all or none"))
     if without and is_main_process():
         print(f"{scrolls}: the split {split} has no reference answers: texts are written, none is scored", flush=True)
-    prompt_of = _whole_prompt
+
+    counting = None
     if max_tokens is not None:
-        if type(max_tokens) is not int:  # it comes from JSON
-            remedy = "give a number: --metadata '{\"max_tokens\": 8192}'"
-            raise UserError(Problem("max_tokens", max_tokens, "is no whole number", remedy))
         counting = _tokenizer(tokenizer or pretrained, trust_remote_code)
         if reference_format and counting.bos_token_id is not None and counting.bos_token_id == counting.eos_token_id:
             wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
             raise UserError(Problem("reference_format", True, wrong, "leave it out"))
-        prompt_of = partial(
-            _cut_prompt,
-            tokenizer=counting,
-            max_tokens=max_tokens,
-            reserve=prompts.reserved(answer_tokens or dataset.answer_tokens),
-            reference_format=reference_format,
-        )
+    answer_room = prompts.reserved(answer_tokens or dataset.answer_tokens)
     rows, cut = [], list[int]()
     for each in found:
-        prompt, cut_tokens = prompt_of(dataset, each.input)
+        prompt = f"{prompts.BEFORE}{each.input}{prompts.REQUEST}" if dataset.kind == "summary" else each.input
+        cut_tokens, reserve = 0, answer_room
+        while max_tokens is not None and counting is not None:
+            form: dict[str, Any] = {"reference_format": reference_format, "words": PUBLISHED_WORDS}
+            made = prompts.prompt_ids(dataset, each.input, counting, max_tokens, reserve=reserve, **form)
+            cut_tokens = made.cut_tokens
+            if not cut_tokens and not reference_format:
+                break
+            prompt = counting.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            prompt = prompt.rstrip(REPLACEMENT)  # a character of several tokens may have lost some
+            # What was cut may have more tokens as a text, as when the end of the document met the request within a
+            # character: cut it shorter.
+            too_many = len(prompt_ids(prompt, counting)) - (max_tokens - answer_room)
+            if too_many <= 0:
+                break
+            reserve += too_many
         known = {"id": each.id, "outputs": list(each.outputs), "metric": dataset.metric}
         rows.append({**known, "prompt": prompt, "cut_tokens": cut_tokens})
         cut += [cut_tokens] if cut_tokens else []
     if cut and is_main_process():
         print(f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together", flush=True)
     return {"validation": Documents.from_list(rows)}
-
-
-def _whole_prompt(dataset: Dataset, text: str) -> tuple[str, int]:
-    """Return a prompt and how many tokens of it were cut."""
-    return (f"{prompts.BEFORE}{text}{prompts.REQUEST}" if dataset.kind == "summary" else text), 0
-
-
-def _cut_prompt(
-    dataset: Dataset,
-    text: str,
-    *,
-    tokenizer: "PreTrainedTokenizerBase",
-    max_tokens: int,
-    reserve: int,
-    reference_format: bool,
-) -> tuple[str, int]:
-    """Return the same, cut as in fine-tuning where it is too long; shorter, where what was cut has more tokens as a
-    text, as when the end of the document met the request within a character."""
-    room = max_tokens - reserve
-    while True:
-        made = prompts.prompt_ids(
-            dataset,
-            text,
-            tokenizer,
-            max_tokens,
-            reserve=reserve,
-            reference_format=reference_format,
-            words=PUBLISHED_WORDS,
-        )
-        if not made.cut_tokens and not reference_format:
-            return _whole_prompt(dataset, text)
-        prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        prompt = prompt.rstrip(REPLACEMENT)  # a character of several tokens may have lost some
-        too_many = len(prompt_ids(prompt, tokenizer)) - room
-        if too_many <= 0:
-            return prompt, made.cut_tokens
-        reserve += too_many
 
 
 @cache
@@ -141,11 +109,9 @@ def process_results(document: Mapping[str, Any], results: Sequence[str]) -> dict
     Without a reference there are none."""
     if not document["outputs"]:
         return {}
-    metric = METRICS[document["metric"]]
-    best = metric.best(results[0], document["outputs"])
-    return {metric.name: best[0] if len(best) == 1 else list(best)}
+    best = text_overlap.best(document["metric"], results[0], document["outputs"])
+    return {document["metric"]: best[0] if len(best) == 1 else list(best)}
 
 
-def rouge(examples: Sequence[Sequence[float]]) -> float:
-    """Return the geometric mean of the averages of ROUGE-1, ROUGE-2 and ROUGE-L."""
-    return METRICS["rouge"].score(examples)
+rouge = text_overlap.score
+"""Geometric mean of the averages of ROUGE-1, ROUGE-2 and ROUGE-L."""

@@ -1,4 +1,4 @@
-"""Columns of a page: the stored results in each folder of the command line.
+"""Columns of the report: the stored results in each folder of the command line.
 
 A column is one run with its evaluations, or one evaluated model: at most one result of a kind. A folder with more, such
 as several runs or an evaluation of each checkpoint, becomes several columns.
@@ -15,8 +15,6 @@ from tape_ds.arguments import named
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.run_folder import RESULTS
 
-DEPTH = 4
-"""Levels of subfolders that are searched."""
 PARTS_OF_A_RUN = (RESULTS, "evaluation")
 """Subfolders whose results belong to the run of the folder above them."""
 RUN = "run"
@@ -40,9 +38,9 @@ Unused = tuple[Path, str]
 """A file that cannot be shown, and the reason."""
 
 
-def select(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
-    """Return the results of a kind by the numbers of their columns."""
-    return {at: column.records[kind].result for at, column in enumerate(columns) if kind in column.records}
+def select(columns: Sequence[Column], kind: str) -> dict[str, results.Result]:
+    """Return the results of a kind by the names of their columns."""
+    return {column.name: column.records[kind].result for column in columns if kind in column.records}
 
 
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
@@ -53,14 +51,14 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
     for argument in arguments:
         name, rest = named(argument)
         path = Path(rest)
-        records, unreadable = _records(path)
+        records, unreadable = find_records(path)
         if not records:
             reasons = "; ".join(f"{file.name}: {reason}" for file, reason in unreadable[:3])
             wrong = f"no stored result that can be shown ({reasons})" if reasons else "no stored result"
             wrong = wrong if path.exists() else "no such file or folder"
             problems.append(Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote"))
         unused += unreadable
-        columns += _columns(name, path, records)
+        columns += columns_of(name, path, records)
     for name, count in Counter(column.name for column in columns).items():
         if count > 1:
             problems.append(Problem("RUNS", name, "two columns have this name", "write NAME=PATH"))
@@ -68,19 +66,9 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
     return columns, unused
 
 
-def name_of(path: Path) -> str:
-    """Return the name of a column from its path: the file's, unless that is the name of a kind, or its run's folder."""
-    path = path.resolve()
-    if path.is_file() and path.stem not in KINDS:
-        return path.stem
-    folder = path.parent if path.is_file() else path
-    return folder.parent.name if folder.name in PARTS_OF_A_RUN and folder.parent.name else folder.name
-
-
-def _records(path: Path) -> tuple[list[Record], list[Unused]]:
+def find_records(path: Path) -> tuple[list[Record], list[Unused]]:
     """Return the results in a file, or in a folder and its subfolders; hidden ones are skipped."""
-    levels = ["*/" * level + "*.json" for level in range(DEPTH + 1)]
-    files = [path] if path.is_file() else [file for level in levels for file in path.glob(level)]
+    files = [path] if path.is_file() else path.rglob("*.json")
     records: list[Record] = []
     unused: list[Unused] = []
     for file in sorted(files, key=lambda each: (each.parent.parts, each.name)):
@@ -109,20 +97,24 @@ def _records(path: Path) -> tuple[list[Record], list[Unused]]:
     return records, unused
 
 
-def _columns(name: str | None, path: Path, records: Sequence[Record]) -> list[Column]:
+def columns_of(name: str | None, path: Path, records: Sequence[Record]) -> list[Column]:
     """Return one column if there is one result of each kind, or else one for each subfolder or file."""
     folders: dict[tuple[str, ...], list[Record]] = {}
     alone = len({record.kind for record in records}) == len(records)
     for record in records:
         parts = () if alone else record.path.relative_to(path).parts[:-1]
         folders.setdefault(tuple(part for part in parts if part not in PARTS_OF_A_RUN), []).append(record)
-    if alone or (() in folders and len(folders) > 1):
-        name = name or name_of(path)
+    if name is None and (alone or (() in folders and len(folders) > 1)):
+        # the file's name, unless that is the name of a kind, or else that of its run's folder
+        whole = path.resolve()
+        folder = whole.parent if whole.is_file() else whole
+        folder = folder.parent if folder.name in PARTS_OF_A_RUN and folder.parent.name else folder
+        name = whole.stem if whole.is_file() and whole.stem not in KINDS else folder.name
     columns = []
-    for folder, found in folders.items():
+    for inner, found in folders.items():
         by_kind = {record.kind: record for record in found}
         separate = [by_kind] if len(by_kind) == len(found) else [{record.kind: record} for record in found]
         for own in separate:
             file = next(iter(own.values())).path.stem if len(separate) > 1 else None
-            columns.append(Column("/".join(filter(None, [name, *folder, file])), own))
+            columns.append(Column("/".join(filter(None, [name, *inner, file])), own))
     return columns

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tape_ds.checkpoint.verification import against, verified
+from tape_ds.checkpoint.consolidation import check_out, verify
 from tape_ds.errors import UserError
 from tests.checkpoint.engine_files import example_groups, seal, write_engine
 
@@ -20,9 +20,9 @@ def source(tmp_path):
 @pytest.mark.parametrize(
     ("given", "wrong", "remedy"),
     [
-        ("run", "no manifest.json", "one of the checkpoints in it: checkpoint-3, checkpoint-7"),
-        ("run/checkpoint-8", "no such folder", "another of its run: checkpoint-3, checkpoint-7"),
-        ("run/metrics.jsonl", "no such folder", "another of its run: checkpoint-3, checkpoint-7"),
+        ("run", "no manifest.json", "a checkpoint of its run: checkpoint-3, checkpoint-7"),
+        ("run/checkpoint-8", "no such folder", "a checkpoint of its run: checkpoint-3, checkpoint-7"),
+        ("run/metrics.jsonl", "no such folder", "a checkpoint of its run: checkpoint-3, checkpoint-7"),
         ("nowhere/at/all", "no such folder", "give a run's folder checkpoint-N"),
         ("x" * 300, "no such folder", "give a run's folder checkpoint-N"),
         ("x" * 300 + "/checkpoint-7", "no such folder", "give a run's folder checkpoint-N"),
@@ -30,14 +30,14 @@ def source(tmp_path):
 )
 def test_what_is_no_checkpoint_is_told_with_what_to_give_instead(source, tmp_path, given, wrong, remedy):
     with pytest.raises(UserError) as refusal:
-        verified(tmp_path / given)
+        verify(tmp_path / given)
     assert wrong in str(refusal.value) and remedy in str(refusal.value)
 
 
 def test_a_damaged_one_names_the_others_of_its_run(source):
     (source / "stray").write_text("")
-    with pytest.raises(UserError, match=r"stray does not belong to it\n.*another of its run: checkpoint-3$"):
-        verified(source)
+    with pytest.raises(UserError, match=r"stray does not belong to it\n.*a checkpoint of its run: checkpoint-3$"):
+        verify(source)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_a_damaged_one_names_the_others_of_its_run(source):
 )
 def test_a_place_that_will_not_do_is_told(source, tmp_path, given, wrong):
     (tmp_path / "link").symlink_to(source)
-    (problem,) = against("out", tmp_path / given, source)
+    (problem,) = check_out(tmp_path / given, source)
     assert problem.field == "out" and wrong in problem.wrong
 
 
 @pytest.mark.parametrize("given", ["out", "run/reshaped/checkpoint-7", "new/folders/out"])
 def test_a_new_folder_will_do(source, tmp_path, given):
-    assert against("out", tmp_path / given, source) == []
+    assert check_out(tmp_path / given, source) == []

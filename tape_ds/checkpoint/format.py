@@ -1,0 +1,241 @@
+"""Checkpoints on a disk: committed whole, or not at all.
+
+A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` of size and SHA-256 of
+every file in it. It is written as ``checkpoint-N.writing`` and renamed when everything, manifest included, is on the
+disk: an interrupted save never looks like a checkpoint, and later damage shows in the manifest. Ranks come in with
+:mod:`.saving` and :mod:`.load`.
+
+    trained.json, config.json, *.safetensors, tokenizer files    trained weights (tape_ds.checkpoint.trained)
+    global_stepN/                                                the engine's state, a file for each rank
+    optimizer.pt, scheduler.pt, scaler.pt                        without an engine; the scheduler in either case
+    rng_state[_R].pth, rank_state_R.json                         of rank R: random numbers, and sums not yet logged
+    trainer_state.json                                           steps, history
+    manifest.json
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tape_ds import storage
+
+FORMAT = 1
+"""Raised when older checkpoints can no longer be resumed."""
+MANIFEST = "manifest.json"
+WRITING, REPLACED, REMOVED, ABANDONED = ".writing", ".replaced", ".removed", ".abandoned"
+
+_COMMITTED = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Size in bytes and hash of a file of a checkpoint, as it was written."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Contents of ``manifest.json``."""
+
+    step: int
+    """Optimizer steps taken."""
+    processes: int
+    stage: int | None
+    """ZeRO stage; None: trained without an engine."""
+    files: Mapping[str, Entry]
+    """By path within the folder, "/" between its parts."""
+    tensor: int = 1
+    """Tensor-parallel size: the engine's parts of that many ranks form one model."""
+    identity: Mapping[str, Any]
+    """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the packages that computed."""
+    name: str | None = None
+    """Given by a person who asked for it; a named checkpoint is never removed."""
+    format: int = FORMAT
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.files.values())
+
+    def write(self, folder: Path) -> None:
+        """Seal ``folder``; the last file of a checkpoint."""
+        content = asdict(self)
+        storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
+
+
+def read(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint. Raises ValueError, with the damage, if none can be read."""
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"it has no {MANIFEST}: its save did not come to its end") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"its {MANIFEST} cannot be read ({error})") from error
+    try:
+        if content.pop("check") != _hash(content):
+            raise ValueError(f"its {MANIFEST} is damaged: its check sum is another")
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+        files = {name: Entry(**entry) for name, entry in content.pop("files").items()}
+        if unsafe := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
+            raise ValueError(f"its {MANIFEST} names files outside of it: {', '.join(unsafe)}")
+        return Manifest(files=files, **content)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its {MANIFEST} is damaged ({type(error).__name__}: {error})") from error
+
+
+def missing_files(folder: Path, manifest: Manifest) -> list[str]:
+    """List files that are missing, of another size, or foreign."""
+    found = []
+    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    for name, entry in manifest.files.items():
+        path = present.pop(name, None)
+        if path is None or path.is_symlink():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size != entry.size:
+            found.append(f"{name} has {path.stat().st_size:,} bytes instead of {entry.size:,}")
+    present.pop(MANIFEST, None)
+    return found + [f"{name} does not belong to it" for name in sorted(present)]
+
+
+def corrupt_files(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
+    """Read files whole (``names``, default all) and return those whose hash is not the manifest's."""
+    found = []
+    for name in manifest.files if names is None else names:
+        try:
+            if storage.digest(folder / name) != manifest.files[name].sha256:
+                found.append(f"{name} is damaged: its SHA-256 is another")
+        except OSError as error:
+            found.append(f"{name} cannot be read ({error.strerror})")
+    return found
+
+
+def entry(path: Path) -> Entry:
+    return Entry(path.stat().st_size, storage.digest(path))
+
+
+def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
+    """Turn the complete folder ``aside`` into the checkpoint ``folder``. Raises ValueError if it does not hold exactly
+    the manifest's files."""
+    if wrong := missing_files(aside, manifest):
+        raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
+    manifest.write(aside)
+    replace(aside, folder)
+
+
+def replace(aside: Path, folder: Path) -> None:
+    """Rename ``aside`` to ``folder``, its files on the disk already. An older folder of this name is renamed first and
+    removed last; :func:`tidy` restores a checkpoint after a kill in between."""
+    for inner in [path for path in aside.rglob("*") if path.is_dir()]:
+        storage.sync(inner)
+    replaced = folder.with_name(folder.name + REPLACED)
+    if folder.exists():
+        _delete(replaced)
+        os.rename(folder, replaced)
+    try:
+        os.rename(aside, folder)  # the one rename that counts
+    except OSError:
+        if replaced.exists():
+            os.rename(replaced, folder)
+        raise
+    storage.sync(folder.parent)
+    _delete(replaced)
+
+
+def numbered(output: Path) -> list[Path]:
+    """Return folders named as checkpoints, the oldest first."""
+    folders = [path for path in output.glob("checkpoint-*") if _COMMITTED.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=step_of)
+
+
+def committed(output: Path) -> list[Path]:
+    """Return sealed checkpoints, the oldest first; their files may still be damaged."""
+    return [folder for folder in numbered(output) if (folder / MANIFEST).is_file()]
+
+
+def step_of(folder: Path) -> int:
+    match = _COMMITTED.fullmatch(folder.name)
+    assert match is not None, folder
+    return int(match[1])
+
+
+def name_of(folder: Path) -> str | None:
+    try:
+        return read(folder).name
+    except ValueError:
+        return None
+
+
+def tidy(output: Path) -> list[str]:
+    """Remove what a killed save, replacement or removal left, and restore a checkpoint that was not replaced.
+
+    Only for the holder of the run's lock. Returns a line for each.
+    """
+    done = []
+    for path in [path for path in output.glob("checkpoint-*") if path.is_dir()]:
+        original = path.with_name(path.name.removesuffix(REPLACED))
+        if path.name.endswith(REPLACED) and not original.exists():
+            os.rename(path, original)
+            done.append(f"{original.name} restored: what was to replace it was not finished")
+        elif path.name.endswith((WRITING, REPLACED, REMOVED)):
+            _delete(path)
+            if path.name.endswith(WRITING):
+                done.append(f"{path.name} removed: a save that was not finished")
+    return done
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; after the rename it no longer counts as one, however long the rest takes."""
+    removed = folder.with_name(folder.name + REMOVED)
+    os.rename(folder, removed)
+    _delete(removed)
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)  # the next `tidy` removes the rest
+
+
+def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
+    """Rename the checkpoints after ``step``, named ones too, once a run has resumed there; return their new paths.
+
+    They are damaged, or of steps that are taken again: they must neither be found as the newest nor displace new ones.
+    """
+    moved = []
+    for folder in numbered(output):
+        if step_of(folder) > step and folder.resolve() != resumed.resolve():
+            place, count = folder.with_name(folder.name + ABANDONED), 1
+            while place.exists():
+                count += 1
+                place = folder.with_name(f"{folder.name}{ABANDONED}-{count}")
+            os.rename(folder, place)
+            moved.append(place)
+    return moved
+
+
+def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
+    """Remove all checkpoints but the newest ``limit`` (None: all), those of steps that ``every`` divides or that are in
+    ``steps``, and named ones. Returns the removed ones."""
+    gone = []
+    for folder in committed(output)[:-limit] if limit is not None else []:
+        step = step_of(folder)
+        if step in steps or (every and step % every == 0) or name_of(folder) is not None:
+            continue
+        remove(folder)
+        gone.append(folder)
+    return gone
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
