@@ -18,7 +18,6 @@ from tape_ds.config import files as recipe_files
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
-from tape_ds.export.card import Wishes
 from tape_ds.models.loading import configuration, extendable
 from tests.evaluation.test_models import adapter, found
 from tests.export.conftest import base, run
@@ -211,7 +210,7 @@ def test_credentials_reach_no_stored_file(base, run, tmp_path, monkeypatch):
         folder / "results" / "run.json",
     )
     source = source_model.find(str(folder))
-    export_folder.write(source, tmp_path / "out" / "model", Wishes("tiny", None))
+    export_folder.write(source, tmp_path / "out" / "model", "tiny")
     assert "<redacted>" in (tmp_path / "out" / "model" / "README.md").read_text()
     for path in [path for path in (tmp_path / "out").rglob("*") if path.is_file()]:
         text = path.read_bytes().decode("utf-8", "replace")

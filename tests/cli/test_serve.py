@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.checkpoint import source_model
 from tape_ds.cli import serve
-from tape_ds.export import card, folder
+from tape_ds.export import folder
 from tape_ds.scoring import models
 from tests.export.conftest import YARN, base, run  # noqa: F401  (fixtures)
 
@@ -79,7 +79,7 @@ def folders(run, base, tmp_path_factory):  # noqa: F811
     made = tmp_path_factory.mktemp("served")
     trained, plain = run(), run("rope", "norms", YARN, trained=("norm",))
     for name, each in (("own code", trained), ("plain", plain)):
-        folder.write(source_model.find(str(each)), made / name, card.Wishes(name))
+        folder.write(source_model.find(str(each)), made / name, name)
     return {"run": trained, "own code": made / "own code", "plain": made / "plain", "adapter": _adapter(base, made)}
 
 

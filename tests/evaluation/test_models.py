@@ -25,7 +25,6 @@ from tape_ds import TapeForCausalLM, arguments
 from tape_ds.checkpoint import source_model, trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
-from tape_ds.export.card import Wishes
 from tape_ds.scoring import models
 from tests import hub_cache
 from tests.models.helpers import tokens
@@ -110,7 +109,7 @@ def test_what_a_model_has_not_cannot_be_changed(base):
 
 def test_an_exported_folder_loads_without_its_code(run, tmp_path):
     source = source_model.find(str(run()))
-    export_folder.write(source, tmp_path / "exported", Wishes("tiny", None))
+    export_folder.write(source, tmp_path / "exported", "tiny")
     (tmp_path / "exported" / "modeling_tape.py").write_text("raise SystemExit('remote code ran')\n")
     model = found(tmp_path / "exported")
     assert isinstance(model.load(), TapeForCausalLM)

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tape_ds.checkpoint import merging, source_model
 from tape_ds.checkpoint.trained import load_trained
-from tape_ds.export import card, folder
+from tape_ds.export import folder
 from tests.integration.conftest import forked
 from tests.training.runs.test_extension_decoders import FAMILIES, SIZES
 
@@ -84,7 +84,7 @@ def test_a_family_is_extended_resumed_and_exported(tiny, tmp_path, family, metho
     assert sorted({row["variant"] for row in results["figures"]["passkey"]}) == variants
     ids = torch.randint(3, 300, (1, 120), generator=torch.Generator().manual_seed(0))
     source = source_model.find(str(whole))
-    folder.write(source, tmp_path / "exported", card.Wishes("tiny"))
+    folder.write(source, tmp_path / "exported", "tiny")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     with torch.no_grad():
         expected = load_trained(whole / "trained").eval()(ids).logits

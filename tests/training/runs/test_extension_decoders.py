@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
-from tape_ds.export import card, folder
+from tape_ds.export import folder
 from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
 from tape_ds.training.runs.assembly import assemble
@@ -83,7 +83,7 @@ def test_trained_with_pose_scored_loaded_again_and_exported(family, method, tmp_
     again, ids = load_trained(prepared.output / "trained").eval(), torch.randint(3, 15, (1, 40))
     source = source_model.find(str(prepared.output))
     assert folder.is_plain(source)
-    folder.write(source, tmp_path / "exported", card.Wishes("tiny", None))
+    folder.write(source, tmp_path / "exported", "tiny")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     assert type(plain).__module__.startswith("transformers.") and type(plain) is not type(again)
     with torch.no_grad():
