@@ -23,7 +23,6 @@ from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models import decoder_configuration
-from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import config_file, configuration, extendable, model_folder
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.families import TAPE
@@ -69,9 +68,9 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
     # transformers' own class has fewer features
     if base.is_foreign:
         if isinstance(recipe, ExtensionRecipe):
-            method, shape_of = recipe.method, decoder_shape(native)
-            linear_maps = shape_of.linear_maps
-            if method.train_router and not shape_of.has_router:
+            method = recipe.method
+            linear_maps = base.shape.linear_maps
+            if method.train_router and not base.shape.has_router:
                 found.append(Problem("train_router", True, f"a {family} has no router", "remove it"))
             if method.chosen.grouped:
                 wrong = f"a {family} does not attend in groups"

@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import raise_if_any
+from tape_ds.models.flops import DecoderShape, decoder_shape
 from tape_ds.models.loading import configuration, extendable, model_folder
 from tape_ds.models.loading.config_file import SMOLLM2
 
@@ -26,6 +27,10 @@ class BaseModel:
     @cached_property
     def rope(self) -> trained_rope.TrainedRope:
         return trained_rope.read(self.config.to_dict(), self.name)
+
+    @property
+    def shape(self) -> DecoderShape:
+        return decoder_shape(self.config)
 
     @property
     def length(self) -> int:

@@ -23,7 +23,6 @@ from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import rows as rows_of_vocabulary
-from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.families import by_class
@@ -61,7 +60,7 @@ class Extension(Run):
         method = recipe.method
         # targets that the recipe leaves out are the attention's maps, as the base's family names them
         if method.chosen.trains == "adapters" and "lora_targets" not in recipe.given and base.is_foreign:
-            targets = [name for name, of_attention in decoder_shape(base.config).linear_maps.items() if of_attention]
+            targets = [name for name, of_attention in base.shape.linear_maps.items() if of_attention]
             recipe = replace(recipe, method=method.model_copy(update={"lora_targets": targets}))
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
         raise_if_any(rows_of_vocabulary.check_rows(base.config, tokenizer))
