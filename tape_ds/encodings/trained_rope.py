@@ -12,7 +12,7 @@ from typing import Any
 
 from tape_ds.encodings import scaling
 from tape_ds.encodings.scaling import WINDOW, Parameters
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, raise_if_any
 
 AUTO = "auto"
 """``rope_type`` of an extension: the model's own scaling where it has one, else YaRN."""
@@ -100,8 +100,7 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
         stated = stated[FULL]
     length = native_length(config)
-    if unreadable := [Problem("model", name, *reason) for reason in _unreadable(config, stated, length)]:
-        raise UserError(unreadable)
+    raise_if_any([Problem("model", name, *reason) for reason in _unreadable(config, stated, length)])
     assert length is not None  # else it was unreadable
 
     given = {key: value for key, value in stated.items() if value is not None}

@@ -61,6 +61,9 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 def require_fit(recipe: Recipe, base: BaseModel) -> None:
     """Raise UserError for what the base model of a recipe cannot do; for a run, its dry run and a plan alike."""
     native = base.config
+    encoding, options = getattr(native, "position_encoding", PLAIN), getattr(native, "position_options", None) or {}
+    if isinstance(recipe, ExtensionRecipe):
+        encoding, options = recipe.model.position_encoding, position_options(recipe, native)
     found = list(check_model(recipe.scale, native))
     family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
     linear_maps: Collection[str] = LORA_TARGETS
@@ -97,11 +100,8 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
         if not base.is_foreign or "lora_targets" in recipe.given:
             found += targets_of(recipe.method, family, linear_maps)
         found += check_against_model(recipe, native)
-        options = position_options(recipe, native)
-        learned = recipe.trains_positions and learns(recipe.model.position_encoding, options)
-        found += check_trained(recipe.optimization, learned)
-    elif isinstance(recipe, FinetuningRecipe):
-        learned = learns(getattr(native, "position_encoding", PLAIN), getattr(native, "position_options", None) or {})
+    if isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
+        learned = recipe.trains_positions and learns(encoding, options)
         found += check_trained(recipe.optimization, learned)
     raise_if_any(found)
 
