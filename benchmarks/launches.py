@@ -7,9 +7,6 @@ Only launches are tried that passed the compile gate for sm_90; it compiles them
 """
 
 import functools
-from contextlib import AbstractContextManager
-from types import ModuleType
-from typing import Any, NamedTuple
 from unittest import mock
 
 from benchmarks import attention
@@ -19,49 +16,31 @@ from benchmarks.shapes import Shape
 from tape_ds.kernels import tape_attention_backward, tape_attention_forward
 from tape_ds.kernels.launch import INTERPRETER, Launch, capability, padded
 
-
-class Swept(NamedTuple):
-    """A kernel's table, for sequences that are packed or not, and the launches (rows x columns x warps x stages)."""
-
-    module: ModuleType
-    table: str
-    sound: str
-
-    def launched(self, key: tuple[int, int], launch: Launch) -> AbstractContextManager[Any]:
-        return mock.patch.dict(getattr(self.module, self.table), {key: (launch,)})
-
-
-# By kernel, and whether sequences are packed
+# By kernel, and whether sequences are packed: its table, and launches (rows x columns x warps x stages)
 SWEPT = {
-    ("forward", False): Swept(
-        tape_attention_forward,
-        "FORWARD",
+    ("forward", False): (
+        tape_attention_forward.FORWARD,
         "64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x4x2 64x64x4x3 64x64x8x2 64x64x8x3 "
         "64x128x8x2 128x32x8x2 128x32x8x3 128x64x8x2 128x64x8x3",
     ),
-    ("forward", True): Swept(
-        tape_attention_forward,
-        "FORWARD",
+    ("forward", True): (
+        tape_attention_forward.FORWARD,
         "64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3 128x64x8x2 128x64x8x3",
     ),
-    ("dV", False): Swept(
-        tape_attention_backward,
-        "VALUES",
+    ("dV", False): (
+        tape_attention_backward.VALUES,
         "128x64x8x2 64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3 128x64x8x3",
     ),
-    ("dV", True): Swept(
-        tape_attention_backward,
-        "VALUES_DOCUMENTS",
+    ("dV", True): (
+        tape_attention_backward.VALUES_DOCUMENTS,
         "128x32x8x2 64x32x4x2 64x32x4x3 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x3",
     ),
-    ("dK dQ", False): Swept(
-        tape_attention_backward,
-        "KEYS_AND_QUERIES",
+    ("dK dQ", False): (
+        tape_attention_backward.KEYS_AND_QUERIES,
         "128x64x8x2 64x32x8x2 64x32x8x3 64x64x8x2 64x64x8x3 128x32x8x2 128x32x8x3",
     ),
-    ("dK dQ", True): Swept(
-        tape_attention_backward,
-        "KEYS_AND_QUERIES_DOCUMENTS",
+    ("dK dQ", True): (
+        tape_attention_backward.KEYS_AND_QUERIES_DOCUMENTS,
         "64x64x8x2 64x32x4x2 64x32x4x3 64x64x8x3 128x64x8x2",
     ),
 }
@@ -72,11 +51,12 @@ def case(shape: Shape, setting: Setting) -> BenchmarkCase:
     """Compare the unchanged tables, and ``ours, 128x64, 8 warps, 2 stages`` for every launch."""
     lengths = lengths_of(shape)
     make = functools.partial(attend, "triton", lengths)
-    swept = SWEPT[shape.name, lengths is not None]
+    table, sound = SWEPT[shape.name, lengths is not None]
     key = (capability(setting.device), padded(shape.width))
+    launches = [Launch(*map(int, launch.split("x"))) for launch in sound.split()]
     compared = [Implementation("tape", "attend triton", make)]
-    launches = [Launch(*map(int, launch.split("x"))) for launch in swept.sound.split()]
     for launch in launches[: INTERPRETED if key[0] == INTERPRETER else None]:
         name = f"ours, {launch.rows}x{launch.columns}, {launch.warps} warps, {launch.stages} stages"
-        compared.append(Implementation("tape", name, make, around=functools.partial(swept.launched, key, launch)))
+        in_table = functools.partial(mock.patch.dict, table, {key: (launch,)})
+        compared.append(Implementation("tape", name, make, around=in_table))
     return attention.case(shape, setting, compared)

@@ -139,10 +139,18 @@ class Section(BaseModel):
                     problem = Problem(name, None, "missing", f"write {name}: in the recipe, or --{name} VALUE")
                 elif isinstance(cause, WrongValueError):
                     problem = Problem(name, value, str(cause), cause.remedy)
-                else:
+                elif kind.startswith(("greater_than", "less_than")):
+                    field = section.model_fields[own]
+                    marks = [(side, getattr(mark, side, None)) for mark in field.metadata for side in _SIDES]
                     # an item of a list has its bounds in the error
-                    bounds = each.get("ctx", {}) if kind.startswith(("greater_than", "less_than")) else None
-                    problem = _wrong(name, value, section.model_fields[own], bounds)
+                    bounds = {side: bound for side, bound in marks if bound is not None} or each["ctx"]
+                    remedy = _RANGES[tuple(sorted(bounds))].format(**bounds)
+                    optional = ", or null" if takes(field.annotation, type(None)) else ""
+                    problem = Problem(name, value, "out of range", remedy + optional)
+                else:
+                    annotation = section.model_fields[own].annotation
+                    quotes = " (in quotes if it looks like a number)" if takes(annotation, str) else ""
+                    problem = Problem(name, value, "wrong type", f"give {spelled(annotation)}{quotes}")
                 found.setdefault(name, problem)
             return list(found.values())
         return []
@@ -182,6 +190,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return tuple(get_args(member)[0] if get_origin(member) is Annotated else member for member in members)
 
 
+_SIDES = ("ge", "gt", "le", "lt")
 _RANGES = {
     ("ge", "le"): "give {ge} to {le}",
     ("ge", "lt"): "give a number from {ge} to below {lt}",
@@ -191,17 +200,6 @@ _RANGES = {
     ("ge",): "give {ge} or more",
 }
 """Bounds that fields have -> the remedy."""
-
-
-def _wrong(name: str, value: Any, field: FieldInfo, bounds: Mapping[str, Any] | None) -> Problem:
-    """Return the problem of a value outside of ``bounds``; None: of another type."""
-    if bounds is None:
-        quotes = " (in quotes if it looks like a number)" if takes(field.annotation, str) else ""
-        return Problem(name, value, "wrong type", f"give {spelled(field.annotation)}{quotes}")
-    marks = [(kind, getattr(mark, kind, None)) for mark in field.metadata for kind in ("ge", "gt", "le", "lt")]
-    bounds = {kind: bound for kind, bound in marks if bound is not None} or bounds
-    optional = ", or null" if takes(field.annotation, type(None)) else ""
-    return Problem(name, value, "out of range", _RANGES[tuple(sorted(bounds))].format(**bounds) + optional)
 
 
 _WORDS = {

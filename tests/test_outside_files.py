@@ -1,6 +1,6 @@
 """Nothing that comes from outside is run, and no credential goes outside: rules over the code, and doors tried.
 
-What is promised stands in docs/security.md. The rules read every file of the package and of its commands; archives and
+docs/staying_alive.md has the promises. The rules read every file of the package and its commands; archives and
 weights have tests of their own beside the rooms that read them.
 """
 

@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,20 @@ SPARE = 16 * 2**20
 """Bytes that must remain free after a checkpoint, for logs and small files."""
 
 
+@dataclass
 class SavedPart:
     """One rank's files of a checkpoint, in the unfinished ``folder``. With ``background`` a thread writes them, and
     their contents must not change meanwhile."""
 
-    def __init__(self, folder: Path, background: bool):
-        self.folder = folder
-        self.trouble: str | None = None
-        """Reason why this rank could not write its part."""
-        self.entries: dict[str, Entry] = {}
-        """Of the files written so far, by their path in the folder."""
-        self.background = background
-        self._mistake: Exception | None = None
-        self._tasks: list[tuple[str, Callable[[Path], Any]]] = []
-        self._thread: threading.Thread | None = None
+    folder: Path
+    background: bool
+    trouble: str | None = None
+    """Reason why this rank could not write its part."""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """Of the files written so far, by their path in the folder."""
+    _mistake: Exception | None = None
+    _tasks: list[tuple[str, Callable[[Path], Any]]] = field(default_factory=list)
+    _thread: threading.Thread | None = None
 
     def write(self, name: str, task: Callable[[Path], Any], *, at_once: bool = False) -> None:
         """Write a file, in the background if there is one, unless ``at_once``: ``task`` gets its path."""
@@ -149,37 +150,25 @@ def _copied(content: Any) -> Any:
     return copy.deepcopy(content)  # a loss scaler, for one
 
 
+@dataclass
 class Saver:
-    """Saves the checkpoints of one run; unless noted, all ranks must call every method.
+    """Saves the checkpoints of one run; unless noted, all ranks must call every method."""
 
-    Args:
-        output: the run's folder.
-        rank_sync: of the job.
-        about: fields of every :class:`Manifest`.
-        keep: arguments of :func:`checkpoint.retain`.
-        say: prints a message, on rank 0.
-        background: write the engine's files during training.
-    """
-
-    def __init__(
-        self,
-        output: Path,
-        rank_sync: RankSync,
-        about: Mapping[str, Any],
-        keep: Mapping[str, Any],
-        say: Callable[[str], None],
-        background: bool = False,
-    ):
-        self.output = output
-        self.rank_sync = rank_sync
-        self.about = about
-        self.keep = keep
-        self.say = say
-        self.background = background
-        self.failed = 0
-        """Saves that failed because of a disk."""
-        self._pending: tuple[int, str | None, SavedPart, float] | None = None
-        """Step, name, this rank's part and time of the begin."""
+    output: Path
+    """The run's folder."""
+    rank_sync: RankSync
+    about: Mapping[str, Any]
+    """Fields of every :class:`Manifest`."""
+    keep: Mapping[str, Any]
+    """Arguments of :func:`checkpoint.retain`."""
+    say: Callable[[str], None]
+    """Prints a message, on rank 0."""
+    background: bool = False
+    """Write the engine's files during training."""
+    failed: int = 0
+    """Saves that failed because of a disk."""
+    _pending: tuple[int, str | None, SavedPart, float] | None = None
+    """Step, name, this rank's part and time of the begin."""
 
     def begin(self, step: int, need: int, name: str | None = None) -> SavedPart | None:
         """Make the folder of a new checkpoint; None (and a message) if there is no room for ``need`` bytes, or as many

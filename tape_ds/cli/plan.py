@@ -7,7 +7,7 @@
 
 A recipe's name or path, then the options below and any field of the recipe, as for its training command. Nothing is
 loaded but configurations: a base model that is not on this machine is planned by its published sizes. All figures are
-predictions (docs/scaling.md has their errors); no GPU was measured.
+predictions (docs/results/planner.md has their errors); no GPU was measured.
 
 Exit codes: 0 it fits, or a layout of the search does; 2 a mistake; 3 it does not fit.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tape_ds import installation
 from tape_ds.arguments import without_local_rank
-from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, is_rank, split
+from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, split
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
 # A command's module below ``tape_ds.cli``, and the line that describes it
@@ -110,7 +110,7 @@ def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] 
     if name not in TRAINING and name != "evaluate":
         return None
     options, arguments = split(words)
-    by_itself = name in TRAINING and not is_rank() and not LOOKS & set(words)
+    by_itself = name in TRAINING and "RANK" not in os.environ and not LOOKS & set(words)
     if by_itself and not has_gpu:
         print("tape-ds: CUDA's driver shows no GPU: this is for the CPU", file=sys.stderr, flush=True)
     if not options and not (by_itself and has_gpu):

@@ -50,8 +50,19 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
         width = max(map(len, found))
         lines += [f"{name:<{width}}  {text}" for name, text in found.items()]
     elif words[:1] in (["--help"], ["-h"]) and len(words) > 1:
+        known = kind.fields()
         for word in words[1:]:
-            lines += [*([""] if lines else []), *_one(kind, word.lstrip("-").replace("-", "_"))]
+            name = word.lstrip("-").replace("-", "_")
+            name = trainer.ALIASES.get(name, name)
+            if name not in known:
+                raise UserError(Problem("help", name, "unknown field", did_you_mean(name, known)))
+            lines += [""] if lines else []
+            lines.append(f"--{name}  ({fields.spelled(known[name].annotation)})")
+            text = _described(known[name]) or "A field of transformers' TrainingArguments, see its documentation."
+            lines.append(_wrapped(text, "  "))
+            if (owned := trainer.OWNED.get(name)) is not None:
+                default = _shown(known[name].default)
+                lines.append(_wrapped(f"It stays {default} here: {owned.reason}; {owned.remedy}.", "  "))
     elif "--help" in words or "-h" in words:
         lines.append(f"usage: {sys.argv[0]} [--recipe NAME] [--FIELD VALUE ...]\n")
         lines += _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
@@ -77,13 +88,19 @@ def page(kinds: Sequence[type[Recipe]]) -> str:
         "and `--help FIELD` one of them.",
     ]
     groups = {f"launchers/{kind.LAUNCHER}.py": [*kind.SECTIONS.values()] for kind in kinds}
+    listed: set[str] = set()
     for title, sections in (*groups.items(), ("All launchers", shared)):
         lines += ["", f"## {title}"]
         for section in sections:
             if section in shared and sections is not shared:
                 continue
             lines.append(f"\n### {_title(section)}\n")
-            lines += [_line(name, field) for name, field in section.flat_fields().items()]
+            # a field that an earlier launcher has in the same words is only named
+            own = {name: _line(name, field) for name, field in section.flat_fields().items()}
+            lines += [line for line in own.values() if line not in listed]
+            if again := [f"`{name}`" for name, line in own.items() if line in listed]:
+                lines.append(_filled(f"- As above: {', '.join(again)}."))
+            listed.update(own.values())
     lines.append(f"\n### {_title(Trainer)}\n")
     lines += [_line(name, Trainer.model_fields[name]) for name in USUAL if name in _DOCUMENTED]
     lines += [
@@ -101,23 +118,11 @@ _LIBRARY = (
 
 
 def _line(name: str, field: FieldInfo) -> str:
-    text = f"- `{name}` ({fields.spelled(field.annotation)}): {_described(field)}"
+    return _filled(f"- `{name}` ({fields.spelled(field.annotation)}): {_described(field)}")
+
+
+def _filled(text: str) -> str:
     return textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _one(kind: type[Recipe], name: str) -> Iterator[str]:
-    """Yield a field in full."""
-    known = kind.fields()
-    name = trainer.ALIASES.get(name, name)
-    if name not in known:
-        raise UserError(Problem("help", name, "unknown field", did_you_mean(name, known)))
-    yield f"--{name}  ({fields.spelled(known[name].annotation)})"
-    yield _wrapped(
-        _described(known[name]) or "A field of transformers' TrainingArguments, see its documentation.", "  "
-    )
-    if name in trainer.OWNED:
-        owned = trainer.OWNED[name]
-        yield _wrapped(f"It stays {_shown(known[name].default)} here: {owned.reason}; {owned.remedy}.", "  ")
 
 
 def _title(section: type[Section]) -> str:

@@ -45,6 +45,15 @@ def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
     return found
 
 
+def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> bool:
+    """Remove ``--name`` from ``flags``, and return whether it is there, alone or with ``true``."""
+    texts = flags.pop(name, ["false"])
+    value = plain(texts[-1]) if texts else True
+    if not isinstance(value, bool):
+        problems.append(Problem(name, texts[-1], f"wrong type ({WHERE})", "give true or false"))
+    return value is True
+
+
 def override(
     collected: Collected, flags: Mapping[str, list[str]], fields: Mapping[str, FieldInfo], problems: list[Problem]
 ) -> Collected:

@@ -39,9 +39,9 @@ _TYPES: dict[Any, str] = {
 }
 """Type -> keys at the top that have a part in this training. DeepSpeed silently ignores any other, so that a run with
 ``gradient_cliping`` would train without clipping."""
-_Top: type[Section] = create_model(
-    "_Top", __base__=Section, **{name: (kind | None, None) for kind, names in _TYPES.items() for name in names.split()}
-)
+_TOP: dict[str, Any] = {name: (kind | None, None) for kind, names in _TYPES.items() for name in names.split()}
+_Top: type[Section] = create_model("_Top", __base__=Section, **_TOP)
+
 _MODELS = {
     "zero_optimization": ("runtime.zero.config", "DeepSpeedZeroConfig"),
     "bf16": ("runtime.precision_config", "DeepSpeedBF16Config"),

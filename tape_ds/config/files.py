@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
         self.repeated: list[tuple[str, int]] = []
         self.aliases = 0
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:

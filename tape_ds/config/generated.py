@@ -34,7 +34,7 @@ class GeneratedData(Section):
     """
 
     task: Annotated[str, COMPARED]
-    """Name of a task (docs/arithmetic.md, docs/addressing.md)."""
+    """Name of a task (docs/generated_tasks.md)."""
     max_digits: Annotated[int, COMPARED, ArithmeticTask] = Field(DERIVED, ge=1)
     """The most digits of the first operand (see the task). Required for arithmetic."""
     max_digits_second: Annotated[int, COMPARED, ArithmeticTask] = Field(DERIVED, ge=1)

@@ -37,14 +37,7 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     flags = command_line.read(argv, problems)
     heads = {name: name.partition(".") for name in flags if name != "local_rank"}  # DeepSpeed's launcher gives it
     flags = {trainer.ALIASES.get(head, head) + dot + rest: flags[name] for name, (head, dot, rest) in heads.items()}
-    switches = {}
-    for switch in ("print_config", "dry_run"):
-        texts = flags.pop(switch, ["false"])
-        switches[switch] = command_line.plain(texts[-1]) if texts else True
-        if not isinstance(switches[switch], bool):
-            wrong = f"wrong type ({command_line.WHERE})"
-            problems.append(Problem(switch, texts[-1], wrong, "give true or false"))
-
+    print_config, dry_run = (command_line.switch(name, flags, problems) for name in ("print_config", "dry_run"))
     texts = flags.pop("recipe", [kind.DEFAULT])
     name = texts[0] if texts else kind.DEFAULT
     if not texts:
@@ -76,10 +69,10 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
     # before the rules: a recipe that is only looked at may look further
     recipe = dataclasses.replace(
         recipe,
-        elsewhere=elsewhere or bool(switches["dry_run"]),
+        elsewhere=elsewhere or dry_run,
         words=(name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts))),
-        print_config=bool(switches["print_config"]),
-        dry_run=bool(switches["dry_run"]),
+        print_config=print_config,
+        dry_run=dry_run,
     )
     known = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems({*found}) if str(each) not in known}.values()
@@ -103,9 +96,10 @@ def _checked(kind: type[Recipe], collected: files.Collected) -> tuple[dict[str, 
             values[name] = given.value
             for each in paths.check(name, given.value):
                 found[name] = each
-            own, owned = known[name].default, trainer.OWNED.get(name)
-            if owned is not None and given.value != own and not (own is None and given.value in ("", {}, [])):
-                shown = "null" if own is None else str(own).lower()
+            default, owned = known[name].default, trainer.OWNED.get(name)
+            is_empty = default is None and given.value in ("", {}, [])
+            if owned is not None and given.value != default and not is_empty:
+                shown = "null" if default is None else str(default).lower()
                 found[name] = Problem(name, given.value, f"must stay {shown}: {owned.reason}", owned.remedy)
     sections: tuple[type[Section], ...] = (*kind.SECTIONS.values(), Trainer)
     for section in sections:

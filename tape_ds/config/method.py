@@ -36,7 +36,7 @@ class MethodSection(Section):
     """What is trained."""
 
     method: str = "tape"
-    """Name of an extension method (docs/methods.md)."""
+    """Name of an extension method (docs/extending.md)."""
     train_position: bool = DERIVED
     """Train the encoding's own parameters (TAPE's position updates); default true for ``tape``, ``tape+lora`` and
     ``full`` if the encoding has any."""
@@ -65,7 +65,7 @@ class MethodSection(Section):
 
     distill: bool = False
     """Keep the model's predictions within its native window: a part of the loss is the divergence from a frozen copy of
-    the untouched model (docs/methods.md)."""
+    the untouched model (docs/extending.md)."""
     distill_weight: float = Field(0.5, gt=0, lt=1)
     """Weight of the divergence in the loss; the rest is the cross-entropy's."""
 

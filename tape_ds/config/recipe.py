@@ -52,7 +52,7 @@ class Recipe(ABC):
     """Whether every sequence fills the window; else a batch is as long as its longest sequence."""
 
     name: str
-    """Or the stem of its path."""
+    """A path has its stem."""
     model: Any
     """The section about the model; every kind's has ``liger`` and ``attention_backend``."""
     data: Any

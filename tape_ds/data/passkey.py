@@ -110,7 +110,6 @@ def grid(
     A key depends on (seed, trial, length, depth) alone.
     """
     problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
-    problems += [Problem("depths", depth, "outside 0 to 1", "give shares") for depth in depths if not 0 <= depth <= 1]
     if seed < 0:
         problems.append(Problem("seed", seed, "below 0", "give 0 or more"))
     raise_if_any(problems)

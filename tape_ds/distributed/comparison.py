@@ -33,7 +33,7 @@ _LOCAL_FIELDS = ("data_cache", "data_dir")
 _REMEDIES = {
     "code": "bring all machines to the same commit, or share the checkout",
     "versions": "install the same requirements.txt on all machines",
-    "variables": "set it on all machines alike, for example in .deepspeed_env (docs/multi_node.md)",
+    "variables": "set it on all machines alike, for example in .deepspeed_env (docs/cluster.md)",
     "device": "see `nvidia-smi` there, and that DS_ACCELERATOR is the same on all machines",
     "compiler": "install gcc and the headers of .venv's Python on all machines",
     "recipe": "start every machine with the same recipe and the same flags",

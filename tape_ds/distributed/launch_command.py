@@ -1,6 +1,5 @@
 """The training commands of ``tape-ds``, and which of their words DeepSpeed's launcher takes."""
 
-import os
 from collections.abc import Sequence
 
 TRAINING = {
@@ -32,7 +31,3 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if DEEPSPEED_OPTIONS[name] and not equals and waiting:
             options.append(waiting.pop(0))
     return options, rest
-
-
-def is_rank() -> bool:
-    return "RANK" in os.environ

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -47,13 +48,13 @@ class NotTogether(UserError):  # noqa: N818 - the machines are to blame
     exit_code = ExitCode.FAILURE
 
 
+@dataclass
 class Rendezvous:
     """One rank at the job's ``store``."""
 
-    def __init__(self, store: Any, process: ProcessInfo):
-        self.store = store
-        self.process = process
-        self._stage = 0
+    store: Any
+    process: ProcessInfo
+    _stage: int = 0
 
     def barrier(self, text: str, seconds: float) -> list[str]:
         """Wait until all ranks are here; return every rank's text, by rank.

@@ -14,6 +14,7 @@ Shape letters: those of :mod:`tape_ds.models.sharding`, and P processes, C colum
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -59,13 +60,12 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
             layer.self_attn.attend = functools.partial(attend_over_heads, layer.self_attn.attend)
 
 
+@dataclass(frozen=True)
 class ShareTokens:
-    """How a decoder shares sequences with a group; see :class:`tape_ds.models.sharding.SequenceSharding`."""
+    """Shares a decoder's sequences with a group; see :class:`tape_ds.models.sharding.SequenceSharding`."""
 
+    group: RankGroup
     always = caches = False
-
-    def __init__(self, group: RankGroup):
-        self.group = group
 
     def __call__(self, tokens: int) -> "UlyssesShards":
         return UlyssesShards(self.group, tokens)

@@ -229,7 +229,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             for path, module in rotary.items():
                 self.set_submodule(path, module)
             for path, scale in scales.items():
-                self.get_submodule(path).scaling = scale  # type: ignore[assignment]
+                self.get_submodule(path).scaling = scale
 
 
 class _InPlaceOf:

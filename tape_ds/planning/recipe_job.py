@@ -122,11 +122,9 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
     """Return the recipe with a value for each field that it leaves open: those of the fastest layout that leaves memory
     to spare; where a run resumes, those that its checkpoint was trained with. ``config`` is None where the model is not
     known, ``gpu`` on a CPU, or for a GPU that the planner does not know."""
-    if not recipe.open:
-        return recipe
     cautious = _with(recipe, trainer.CAUTIOUS)
-    if not recipe.trains:
-        return cautious
+    if not recipe.open or not recipe.trains:
+        return cautious if recipe.open else recipe
     if (resumed := _resumed(recipe)) is not None:
         folder, values = resumed
         kept = _with(recipe, values)
@@ -151,8 +149,7 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
         chosen = _with(recipe, values)
         if not list(chosen.problems(set())):
             gain, spare = before.step.all / plan.step.all, (gpu.memory - plan.memory.peak.total) / GIB
-            least = {name: value for name, value in trainer.CAUTIOUS.items() if name in recipe.open}
-            speed = f"predicted {gain:.2f}x as fast as {_flags(least)}"
+            speed = f"predicted {gain:.2f}x as fast as {_flags(cautious, recipe)}"
             return _explained(chosen, recipe, f"the fastest on {gpu.name} with {spare:.1f} GiB to spare; {speed}")
     return _explained(cautious, recipe, f"the least memory: no layout leaves {search.SPARE:.1%} of {gpu.name} free")
 
@@ -163,11 +160,12 @@ def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     requested = recipe.resume_from_checkpoint
     if not requested:
         return None
-    output = Path(recipe.trainer_value("output_dir")).expanduser()
-    newest = requested in (True, "auto")
+    folders = [Path(str(requested)).expanduser()]
+    if requested in (True, "auto"):
+        folders = checkpoint.numbered(Path(recipe.trainer_value("output_dir")).expanduser())[::-1]
     # values of a checkpoint that does not mention them
     unwritten = {"activation_checkpointing": False, "checkpoint_layers": 1, "per_device_train_batch_size": 1}
-    for folder in reversed(checkpoint.numbered(output)) if newest else [Path(str(requested)).expanduser()]:
+    for folder in folders:
         with contextlib.suppress(OSError, ValueError):  # the resume itself reports it
             manifest = checkpoint.read(folder)
             stored = {name: manifest.identity.get(f"recipe.{name}", value) for name, value in unwritten.items()}
@@ -190,13 +188,14 @@ def _with(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def _explained(settled: Recipe, recipe: Recipe, reason: str) -> Recipe:
-    """Return the recipe with the sentence for its user: flags that make the same run, and why."""
-    own = {name: getattr(settled.trainer, name) for name in trainer.CAUTIOUS if name in recipe.open}
-    if own.get("activation_checkpointing") and settled.memory.checkpoint_layers != 1:
-        own["checkpoint_layers"] = settled.memory.checkpoint_layers
-    return replace(settled, layout_choice=f"{_flags(own)} ({reason})")
+    return replace(settled, layout_choice=f"{_flags(settled, recipe)} ({reason})")
 
 
-def _flags(values: Mapping[str, Any]) -> str:
-    shown = {name: "null" if value is None else str(value).lower() for name, value in values.items()}
-    return " ".join(f"--{name} {value}" for name, value in shown.items())
+def _flags(settled: Recipe, recipe: Recipe) -> str:
+    """Return the flags for what ``recipe`` leaves open, which make the run that was settled on."""
+    layout = settled.layout()
+    flags = layout.flags()
+    names = [name for name in trainer.CAUTIOUS if name in recipe.open]
+    if "activation_checkpointing" in names and layout.checkpoint_layers == "selective":
+        names.append("checkpoint_layers")
+    return " ".join(f"--{name} {flags[name]}" for name in names)

@@ -19,6 +19,7 @@ from tape_ds.models.flops import Weights, decoder_shape
 from tape_ds.models.gptj import ScaledGPTJConfig
 from tape_ds.models.loading import hub
 from tape_ds.models.loading.families import TAPE
+from tape_ds.registration import register
 
 Config = TapeConfig | PreTrainedConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
@@ -53,6 +54,7 @@ def published(name: str, **changes: Any) -> TapeConfig | PreTrainedConfig:
     """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's."""
     name, _ = hub.split(name)
     if name == GPT_J:
+        register()  # a model's family is looked up in transformers' table
         return ScaledGPTJConfig()
     if name not in LLAMAS:
         remedy = f"{did_you_mean(name, LLAMAS)}, or --model_config FILE"
@@ -174,7 +176,7 @@ def sizes(config: Any) -> Sizes:
     }
     if config.model_type != TAPE:  # counted on a model without storage
         shape = decoder_shape(config)
-        own = {"inner": shape.inner, "head_size": shape.head_size, "counted": shape.weights}
+        own: dict[str, Any] = {"inner": shape.inner, "head_size": shape.head_size, "counted": shape.weights}
         return Sizes(**shared, **own, placed=config.num_hidden_layers)
 
     # one block of each kind, without storage, times its number

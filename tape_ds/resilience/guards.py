@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,22 @@ class StoppedByGuard(RuntimeError):  # noqa: N818 - not an error of the program
     """Raised on all ranks at once if training makes no sense any more; ``str()`` is the message for the user."""
 
 
+@dataclass
 class NonFinite:
     """Counts the steps whose loss or gradient was not finite on some rank. Every rank has one and gives it the same
-    numbers, so that all of them stop at the same step.
+    numbers, so that all of them stop at the same step."""
 
-    Args:
-        limit: number of such steps in a row that stops the run; 0: never.
-        file: gets a line of JSON for each, on the rank that writes; None on the others.
-        samples_of: returns the samples of a rank in an optimizer step, counted from 0 (:func:`samples_of_step`).
-    """
-
-    def __init__(self, limit: int, file: Path | None, samples_of: Callable[[int, int], list[int]]):
-        self.limit = limit
-        self.file = file
-        self.samples_of = samples_of
-        self.total = self.in_a_row = 0
-        """Such steps since the run's first step, and up to the last one."""
-        self._warned = False
+    limit: int
+    """Number of such steps in a row that stops the run; 0: never."""
+    file: Path | None
+    """Gets a line of JSON for each, on the rank that writes; None on the others."""
+    samples_of: Callable[[int, int], list[int]]
+    """Returns the samples of a rank in an optimizer step, both counted from 0 (:func:`samples_of_step`)."""
+    total: int = 0
+    """Such steps since the run's first step."""
+    in_a_row: int = 0
+    """Such steps up to the last one."""
+    _warned: bool = False
 
     def observe(
         self, step: int, losses: Sequence[float], grad_norms: Sequence[float], skipped: bool, *, rescaled: bool = False
@@ -127,14 +127,14 @@ def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int
     return [begin + turn * stride + i for turn in range(global_batch // stride) for i in range(micro_batch)]
 
 
+@dataclass
 class SkipCounter:
     """Steps that :func:`protect` has skipped."""
 
-    def __init__(self) -> None:
-        self.total = 0
-        """Since the run's first step."""
-        self.skipped = False
-        """Whether the last step was skipped."""
+    total: int = 0
+    """Since the run's first step."""
+    skipped: bool = False
+    """Whether the last step was skipped."""
 
     def state(self) -> dict[str, int]:
         return {"total": self.total}

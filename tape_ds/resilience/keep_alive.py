@@ -103,7 +103,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     files.require_launcher(name, collected, kind.LAUNCHER)
     raise_if_any(problems)
     for switch in _NO_TRAINING:
-        if command_line.switch(switch, flags, problems):
+        texts = flags.get(switch, ["false"])
+        if not texts or command_line.plain(texts[-1]) is True:
             problems.append(Problem(switch, True, "it would train nothing", "start it without keep_alive"))
     known_fields = kind.fields() | {"resume": kind.fields()["resume_from_checkpoint"]}
     decisive = {field: flags[field] for field in (*_RESUME, "start_anew", "output_dir") if field in flags}
@@ -126,21 +127,16 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     return LaunchSpec(first, again, Path(output).expanduser())
 
 
+@dataclass
 class KeepAlive:
-    """Restarts a run until it is finished, a person stops it, or another attempt is of no use.
+    """Restarts a run until it is finished, a person stops it, or another attempt is of no use."""
 
-    Args:
-        spec: the command.
-        patience: limits.
-        request: whether this process was asked to stop.
-        say: prints a line.
-    """
-
-    def __init__(self, spec: LaunchSpec, patience: Patience, request: StopRequest, say: Callable[[str], None]):
-        self.spec = spec
-        self.patience = patience
-        self.request = request
-        self.say = say
+    spec: LaunchSpec
+    patience: Patience
+    request: StopRequest
+    """Whether this process was asked to stop."""
+    say: Callable[[str], None]
+    """Prints a line."""
 
     def run(self) -> int:
         """Start the command as often as necessary; return the exit code.

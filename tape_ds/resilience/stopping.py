@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,13 +44,13 @@ _NAME = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9._-]{1,64}")
 _WRITING_SECONDS = 0.2
 
 
+@dataclass
 class StopRequest:
     """Whether this process was asked to stop, and why."""
 
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        """The first reason: a signal's name (``"SIGTERM"``) or words; None: continue."""
-        self._interrupted: float | None = None
+    reason: str | None = None
+    """The first reason: a signal's name (``"SIGTERM"``) or words; None: continue."""
+    _interrupted: float | None = None
 
     def request(self, reason: str) -> None:
         """Ask for a stop, from any thread; only the first reason counts."""

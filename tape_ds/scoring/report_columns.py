@@ -98,13 +98,12 @@ def find_records(path: Path) -> tuple[list[Record], list[Unused]]:
 
 
 def columns_of(name: str | None, path: Path, records: Sequence[Record]) -> list[Column]:
-    """Return one column if there is one result of each kind, or else one for each subfolder or file."""
+    """Return a column for each run's folder; if it has several results of a kind, one for each file."""
     folders: dict[tuple[str, ...], list[Record]] = {}
-    alone = len({record.kind for record in records}) == len(records)
     for record in records:
-        parts = () if alone else record.path.relative_to(path).parts[:-1]
+        parts = record.path.relative_to(path).parts[:-1]
         folders.setdefault(tuple(part for part in parts if part not in PARTS_OF_A_RUN), []).append(record)
-    if name is None and (alone or (() in folders and len(folders) > 1)):
+    if name is None and () in folders:
         # the file's name, unless that is the name of a kind, or else that of its run's folder
         whole = path.resolve()
         folder = whole.parent if whole.is_file() else whole

@@ -16,14 +16,14 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
+from rouge_score.rouge_scorer import RougeScorer
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 ROUGE = ("rouge1", "rouge2", "rougeL")
+_SCORER = RougeScorer(list(ROUGE), use_stemmer=False)
 
 
 def normalised(text: str) -> str:
@@ -44,15 +44,8 @@ def exact_match(text: str, reference: str) -> tuple[float]:
 
 def rouge(text: str, reference: str) -> tuple[float, ...]:
     """Return the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L, each 0 to 1."""
-    scores = _rouge_scorer().score(reference, text)
+    scores = _SCORER.score(reference, text)
     return tuple(scores[name].fmeasure for name in ROUGE)
-
-
-@cache
-def _rouge_scorer() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer  # not at the top: it imports nltk
-
-    return RougeScorer(list(ROUGE), use_stemmer=False)
 
 
 METRICS: Mapping[str, Callable[[str, str], tuple[float, ...]]] = {"f1": f1, "exact_match": exact_match, "rouge": rouge}

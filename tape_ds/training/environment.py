@@ -4,13 +4,15 @@ Called once, first thing in a launcher. A value that the user has set is left al
 """
 
 import atexit
+import functools
 import logging
 import os
 import secrets
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from accelerate.utils.other import get_free_port
@@ -20,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from tape_ds import run_folder
 from tape_ds.distributed import rank_sync
 from tape_ds.distributed.processes import share_cores
-from tape_ds.errors import is_main_process
+from tape_ds.errors import is_main_process, redacted
 from tape_ds.resilience import stopping
 
 if TYPE_CHECKING:
@@ -96,6 +98,26 @@ def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
         known = secrets.token_hex(4)
         run_folder.store_tracker_id(output, known)
     os.environ |= {"WANDB_RUN_ID": known, "WANDB_RESUME": "allow"}
+
+
+def isolate_trackers(callbacks: Iterable[Any]) -> None:
+    """Disable a tracker (TensorBoard, W&B) among ``callbacks`` at its first error, such as a full disk:
+    ``metrics.jsonl`` has the same numbers."""
+    for tracker in callbacks:
+        if type(tracker).__module__.startswith("transformers.integrations"):
+            for event in [name for name in dir(tracker) if name.startswith("on_")]:
+                setattr(tracker, event, functools.partial(call_tracker, tracker, getattr(tracker, event)))
+
+
+def call_tracker(tracker: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    if getattr(tracker, "has_failed", False):
+        return
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        tracker.has_failed = True
+        name = type(tracker).__name__.removesuffix("Callback")
+        say(f"warning: {name} is disabled, training continues: {type(error).__name__}: {redacted(str(error))}")
 
 
 def join_process_group(arguments: "TrainingArguments") -> None:

@@ -43,7 +43,7 @@ from tape_ds.run_folder import METRICS, RESULTS, TRAINED
 from tape_ds.scoring import inspection
 from tape_ds.training import library_checks, parameter_groups
 from tape_ds.training.callbacks import ApplyMemorySavings, PositionUpdates, Progress, SaveTrained, TokensBySource
-from tape_ds.training.environment import keep_trackers_in
+from tape_ds.training.environment import isolate_trackers, keep_trackers_in
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
 from tape_ds.training.trainer import TapeTrainer
@@ -230,6 +230,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ in ("PrinterCallback", "ProgressCallback"):
             trainer.remove_callback(callback)
+    isolate_trackers(trainer.callback_handler.callbacks)
 
     # callbacks run in this order: weights are saved before anything that could still fail
     if run.names:

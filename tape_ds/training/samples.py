@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from tape_ds.config.sections import Samples
 from tape_ds.data.prompting import prompt_ids
 from tape_ds.scoring.generation import continue_prompts, ends_of
+from tape_ds.training.environment import call_tracker
 from tape_ds.training.trainer import TapeTrainer
 
 NAME = "samples"
@@ -28,25 +29,31 @@ class WriteSamples(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.asked.sample_steps is None or state.global_step % self.asked.sample_steps:
             return
-        model: Any = kwargs["model"]
-        ends, texts = ends_of(model, self.tokenizer), []
-        devices = [args.device] if args.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            for prompt in self.asked.sample_prompts:  # one by one: some encodings would see padding as another text
-                self.trainer.beat("scoring")
-                ids = prompt_ids(prompt, self.tokenizer)
-                (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
-                texts.append(self.tokenizer.decode(new))
+        texts = self.write(kwargs["model"])
         if state.is_world_process_zero:
             pairs = list(zip(self.asked.sample_prompts, texts, strict=True))
             for prompt, text in pairs:
                 print(f"sample at step {state.global_step}: {prompt!r} -> {text!r}", flush=True)
-            for callback in self.trainer.callback_handler.callbacks:  # TensorBoard and W&B take texts
-                board, wandb = getattr(callback, "tb_writer", None), getattr(callback, "_wandb", None)
-                if board is not None:
-                    for number, (prompt, text) in enumerate(pairs):
-                        board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", state.global_step)
-                if wandb is not None and wandb.run is not None:
-                    rows = [[state.global_step, prompt, text] for prompt, text in pairs]
-                    table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
-                    wandb.log({NAME: table, "train/global_step": state.global_step})
+            for tracker in self.trainer.callback_handler.callbacks:
+                call_tracker(tracker, self._send, tracker, pairs, state.global_step)
+
+    def _send(self, tracker: Any, pairs: list[tuple[str, str]], step: int) -> None:
+        """Give the texts to TensorBoard or W&B."""
+        board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
+        if board is not None:
+            for number, (prompt, text) in enumerate(pairs):
+                board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
+        if wandb is not None and wandb.run is not None:
+            rows = [[step, prompt, text] for prompt, text in pairs]
+            wandb.log({NAME: wandb.Table(columns=["step", "prompt", "text"], data=rows), "train/global_step": step})
+
+    def write(self, model: Any) -> list[str]:
+        ends, texts = ends_of(model, self.tokenizer), []
+        devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            for prompt in self.asked.sample_prompts:  # one by one: padding would be another text to some encodings
+                self.trainer.beat("scoring")
+                ids = prompt_ids(prompt, self.tokenizer)
+                (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
+                texts.append(self.tokenizer.decode(new))
+        return texts

@@ -282,7 +282,7 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
         patched.enter_context(mock.patch.object(sys, "argv", [module, *arguments]))
         imported = importlib.import_module(f"{module}.__main__" if is_package else module)
         main = getattr(imported.main, "__wrapped__", imported.main)
-        patched.enter_context(mock.patch("tape_ds.errors._report", raise_again))
+        patched.enter_context(mock.patch("tape_ds.errors.report", raise_again))
         group = module if module in READERS or module in WORK else module.split(".")[0]
         group = None if module in WRAPPERS or (group not in READERS and module not in WORK) else group
         for target in WORK.get(module, ()):
@@ -322,9 +322,9 @@ def stopped(*found: Any) -> Any:
     raise Read(*found)
 
 
-def raise_again(error: UserError) -> int:
-    """In place of showing what is wrong."""
-    raise error
+def raise_again(*_: Any) -> None:
+    """In place of showing what is wrong: the error that is being handled."""
+    raise
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The files that a forge reads: workflows, issue forms and the citation are well-formed and name what exists."""
+"""The files that a forge reads: workflows and the citation name what exists."""
 
 import re
 import shlex
@@ -10,7 +10,6 @@ import yaml
 from tests.docs import commands, pages
 
 FORGE = pages.ROOT / ".github"
-FORMS = sorted((FORGE / "ISSUE_TEMPLATE").glob("*.yml"))
 WORKFLOWS = sorted((FORGE / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -21,11 +20,6 @@ def read(path):
 
 def steps(path):
     return [step for job in read(path)["jobs"].values() for step in job["steps"]]
-
-
-def test_they_are_there():
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "release.yml"]
-    assert [path.name for path in FORMS] == ["bug.yml", "feature.yml"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=pages.name)
@@ -48,22 +42,6 @@ def test_ci_does_what_lands_a_change():
     assert run and all(any(each.startswith(line) for each in ours) for line in run)
     named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3." in each]
     assert read(FORGE / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"] == named
-
-
-def test_a_release_takes_the_wheel_of_the_version():
-    text = (FORGE / "workflows" / "release.yml").read_text(encoding="utf-8")
-    assert f"dist/{PROJECT['name']}-${{GITHUB_REF_NAME#v}}-py3-none-any.whl" in text
-
-
-@pytest.mark.parametrize("path", FORMS, ids=pages.name)
-def test_a_form_has_what_a_forge_wants(path):
-    form = read(path)
-    assert form["name"] and form["description"]
-    fields = [each for each in form["body"] if each["type"] != "markdown"]
-    assert all(each["attributes"]["label"] for each in fields)
-    assert len({each["id"] for each in fields}) == len(fields)
-    quoted = re.findall(r"`(docs/[\w/.]+)`", path.read_text(encoding="utf-8"))
-    assert all((pages.ROOT / name).is_file() for name in quoted)
 
 
 def test_the_citation_names_the_papers():

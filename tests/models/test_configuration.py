@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoConfig, LlamaConfig
 
-from tape_ds import TapeConfig
+from tape_ds import TapeConfig, register
 from tape_ds.errors import UserError, command
 from tests.models.helpers import tiny_config
 
@@ -30,6 +30,7 @@ def test_a_folder_gives_back_every_field(tmp_path):
         dtype="bfloat16",
     )
     config.save_pretrained(tmp_path)
+    register()
     again = AutoConfig.from_pretrained(tmp_path)
     assert type(again) is TapeConfig
     assert again.to_dict() | {"_name_or_path": ""} == config.to_dict()

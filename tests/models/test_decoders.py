@@ -267,7 +267,7 @@ def check_folder(eager, folder):
 
 @pytest.mark.parametrize("family", families())
 def test_a_family_is_computed_as_transformers_does_or_refused(family, monkeypatch, tmp_path):
-    if not extendable.check(tiny_config(family)):  # docs/model.md has the reason, see below
+    if not extendable.check(tiny_config(family)):  # docs/results/decoders.md has the reason, see below
         check_family(family, monkeypatch, tmp_path)
 
 
@@ -289,7 +289,7 @@ def check_family(family, monkeypatch, tmp_path):
 
 
 def test_the_page_has_the_table_of_families():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "model.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "results" / "decoders.md").read_text()
     if f"(transformers {transformers.__version__})" in page:
         assert table() in page, "python -m tests.models.tiny_decoders prints it"
 

@@ -1,6 +1,6 @@
 """A tiny configuration of every decoder in transformers that has rotary positions; the list is transformers' own.
 
-``python -m tests.models.tiny_decoders`` prints the table of families in docs/model.md.
+``python -m tests.models.tiny_decoders`` prints the table of families in docs/results/decoders.md.
 """
 
 import contextlib
@@ -140,7 +140,7 @@ SCALING = ("yarn", "linear", "ntk", "dynamic")
 
 
 def table() -> str:
-    """Return the rows of docs/model.md: what :mod:`tests.models.test_decoders` proves of families, or why they are
+    """Return docs/results/decoders.md's rows: what :mod:`tests.models.test_decoders` proves, or why a family is
     refused."""
     rows: dict[str, list[str]] = {}
     for name in families():

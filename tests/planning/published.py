@@ -1,7 +1,7 @@
 """Speeds and lengths that others published, as questions to the planner: how far off it is, and why.
 
 Rows marked ``fitted`` gave :data:`tape_ds.planning.hardware.GPUS` its share of matrix products; all others are
-predictions. The table of docs/scaling.md is made of these rows.
+predictions. The table of docs/results/planner.md is made of these rows.
 """
 
 from dataclasses import dataclass, replace

@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.published import NOTES, PLAIN, ROWS, TOLERANCE, letter
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "planner.md"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import TrainerState
+from transformers.integrations import TensorBoardCallback
 
 from tape_ds.config import pretraining
 from tape_ds.config.sections import Samples
 from tape_ds.errors import UserError
 from tape_ds.training.callbacks import Progress
+from tape_ds.training.environment import isolate_trackers
 from tape_ds.training.samples import WriteSamples
 from tests.training.test_trainer import STEPS, build, losses
 
@@ -91,6 +93,31 @@ def test_trackers_that_take_texts_get_them(tmp_path):
         writer.on_step_end(None, TrainerState(global_step=step, is_world_process_zero=True), None, model=None)
     assert texts == [("samples/0", "    abc|x", 4), ("samples/1", "    de|y", 4)]
     assert tables == [{"samples": [[4, "abc", "x"], [4, "de", "y"]], "train/global_step": 4}]
+
+
+class Full:
+    """TensorBoard's writer on a disk that is full."""
+
+    def add_scalar(self, *arguments):
+        raise OSError(28, "No space left on device")
+
+    add_text = add_scalar
+
+
+@pytest.mark.parametrize("first", ["log", "text"])
+def test_a_tracker_that_fails_is_disabled_with_one_warning(first, tmp_path, capsys):
+    trainer = build(tmp_path)
+    tracker = TensorBoardCallback(Full())
+    trainer.callback_handler.callbacks = [tracker]
+    isolate_trackers([tracker])
+    writer, state = writing(trainer), TrainerState(global_step=4, is_world_process_zero=True)
+    writer.write = lambda model: ["x", "y"]
+    for _ in range(2):
+        if first == "log":
+            trainer.callback_handler.on_log(trainer.args, state, trainer.control, {"loss": 1.0})
+        writer.on_step_end(None, state, None, model=None)
+    warning = "warning: TensorBoard is disabled, training continues: OSError: [Errno 28] No space left on device"
+    assert capsys.readouterr().out.count(warning) == 1
 
 
 @pytest.mark.parametrize(

@@ -181,11 +181,11 @@ def gather(
         for label, numbers in rows.items():
             found.setdefault(asked.names.get(label, label), []).append(numbers)
 
-    def mean(runs: Sequence[Numbers]) -> Numbers:
-        common = [quantity for quantity in runs[0] if all(quantity in run for run in runs)]
-        return {quantity: sum(run[quantity] for run in runs) / len(runs) for quantity in common}
-
-    return {label: mean(runs) for label, runs in found.items()}, made, sources
+    means: Rows = {}
+    for label, runs_of_row in found.items():
+        common = [quantity for quantity in runs_of_row[0] if all(quantity in run for run in runs_of_row)]
+        means[label] = {quantity: sum(run[quantity] for run in runs_of_row) / len(runs_of_row) for quantity in common}
+    return means, made, sources
 
 
 def stored(name: str, root: Path = ROOT) -> list[Measured]:

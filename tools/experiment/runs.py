@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +144,12 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         words = [*flags(asked.fields), *passed_on, *flags(own), *extra]
         return planner.load(name, words, processes), ["--recipe", name, *words]
 
-    # a mistake that several arms share is shown once
     own_seeds: dict[str, int] = {}
-    with_problem: dict[str, tuple[Problem, list[str]]] = {}
+    problems: list[Problem] = []
     for arm in asked.arms:
-        problems: list[Problem] = []
         with collecting(problems):
             own_seeds[arm] = load(arm, [])[0].trainer_value("seed")
-        for problem in problems:
-            with_problem.setdefault(str(problem), (problem, []))[1].append(arm)
-    raise_if_any(
-        [
-            problem if len(arms) == len(asked.arms) else replace(problem, wrong=f"{', '.join(arms)}: {problem.wrong}")
-            for problem, arms in with_problem.values()
-        ]
-    )
+    raise_if_any(list({str(problem): problem for problem in problems}.values()))  # of several arms once
 
     seeds: Sequence[int | None] = asked.seeds or [None]
     planned = []

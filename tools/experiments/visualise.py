@@ -76,7 +76,7 @@ class MapKind:
 
 @dataclass
 class SeenModel:
-    """What one model computed, in fp32."""
+    """Attention and positions of one model, in fp32."""
 
     name: str
     heads: int

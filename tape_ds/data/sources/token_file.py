@@ -52,13 +52,13 @@ def read_record(path: Path) -> TokenFileRecord | None:
     record = record_path(path)
     if not record.exists():
         return None
-    content = json.loads(record.read_text(encoding="utf-8"))
-    names = {field.name for field in dataclasses.fields(TokenFileRecord)}
-    if not isinstance(content, dict) or set(content) != names:
-        raise ValueError(f"{record.name} has not the fields {', '.join(sorted(names))}")
-    if content["format"] != FORMAT or content["width"] not in WIDTHS or not isinstance(content["tokens"], int):
+    try:
+        found = TokenFileRecord(**json.loads(record.read_text(encoding="utf-8")))
+    except TypeError as error:  # other fields
+        raise ValueError(f"{record.name} is of another format than {FORMAT}") from error
+    if found.format != FORMAT or found.width not in WIDTHS or not isinstance(found.tokens, int):
         raise ValueError(f"{record.name} is of another format than {FORMAT}")
-    return TokenFileRecord(**content)
+    return found
 
 
 def write(

@@ -8,11 +8,10 @@ tokens are from the first, whatever their sizes. Only the proportions of weights
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tape_ds.errors import Problem, did_you_mean
+from tape_ds.errors import Problem
 
 Entry = str | Mapping[str, Any]  # a data spec, or {"source": SPEC, "weight": NUMBER}
 
-KEYS = ("source", "weight")
 LARGEST = 2**63  # far below where a sum of weights would overflow
 
 
@@ -48,20 +47,15 @@ def check(entries: Sequence[Entry], field: str) -> Iterator[Problem]:
             wrong = "no weight, and other sources have one"
             yield Problem(field, entry, wrong, f"write {{source: {entry}, weight: NUMBER}}, or give none a weight")
             continue
-        for name in entry.keys() - set(KEYS):
-            yield Problem(field, entry, f"unknown key {name!r}", did_you_mean(name, KEYS))
-        if not isinstance(entry.get("source"), str):
-            yield Problem(field, entry, "no source, which is a data spec", "write {source: SPEC, weight: NUMBER}")
         weight = entry.get("weight")
-        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < LARGEST:
-            wrong = "no weight" if "weight" not in entry else "its weight is not a number above 0"
-            yield Problem(field, entry, wrong, "give a number such as 0.3; to read nothing of a source, remove it")
+        if entry.keys() != {"source", "weight"} or not isinstance(entry["source"], str):
+            yield Problem(field, entry, "not a source with a weight", "write {source: SPEC, weight: NUMBER}")
+        elif not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < LARGEST:
+            remedy = "give a number such as 0.3; to read nothing of a source, remove it"
+            yield Problem(field, entry, "its weight is not a number above 0", remedy)
     specs = specs_of(entries)
     for spec in dict.fromkeys(spec for spec in specs if specs.count(spec) > 1):
         yield Problem(field, spec, "listed more than once", "give it once, with the sum of the weights")
-    if len(entries) == 1 and specs:
-        wrong = "a weight, and no other source to weigh it against"
-        yield Problem(field, entries[0], wrong, f'write ["{specs[0]}"], or add a source')
 
 
 def check_steps(entries: Sequence[Entry], max_steps: int) -> Iterator[Problem]:

@@ -305,7 +305,7 @@ def test_empty_data(refused, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "empty.bin").touch()
     assert "no document has any token" in refused("--data", f"text:{tmp_path}/empty.txt", "--lengths", 16)
-    assert "the file is empty" in refused("--data", f"bin:{tmp_path}/empty.bin", "--lengths", 16)
+    assert "0 bytes are not" in refused("--data", f"bin:{tmp_path}/empty.bin", "--lengths", 16)
 
 
 def test_documents_too_short_for_min_tokens(refused, spec):

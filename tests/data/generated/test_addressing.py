@@ -119,7 +119,7 @@ def test_answers_are_uniform_so_that_a_guess_has_the_chance_that_is_said(case):
 )
 @pytest.mark.slow
 def test_the_commonest_word_of_a_sequence_is_right_more_often_than_chance(name, length, expected):
-    """As docs/addressing.md says: who finds no place, and knows what stands in the text, has this."""
+    """As docs/generated_tasks.md says: who finds no place, and knows what stands in the text, has this."""
     task, generator, right = TASKS[name], random.Random(7), []
     for _ in range(1500):
         sequence = task.sequence(generator, length)

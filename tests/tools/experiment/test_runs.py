@@ -106,8 +106,7 @@ def test_an_arm_that_no_seed_changes_is_run_once():
 def test_all_recipes_are_checked_and_a_shared_mistake_is_said_once():
     with pytest.raises(UserError) as caught:
         plan(arms={"a": {"max_step": 4}, "b": {"max_step": 4, "window": 1}})
-    said = [(problem.field, problem.wrong[:3]) for problem in caught.value.problems]
-    assert said == [("max_step", "unk"), ("window", "b: ")]
+    assert [problem.field for problem in caught.value.problems] == ["max_step", "window"]
     with pytest.raises(UserError, match="would share the folder"):
         plan(arms={"x y": {}, "x/y": {}})
     with pytest.raises(UserError, match="decided by the runner"):

@@ -271,5 +271,5 @@ def test_damaged_data_end_before_anything_is_written(place, tmp_path):
     for split in ("train", "validation"):
         (tmp_path / "qasper" / f"{split}.jsonl").write_text('{"id": "1"}\n')
     found = problems(place, data_dir=tmp_path, output_dir=tmp_path / "run")
-    assert "line 1 has no text under input, output" in found["data_dir"].wrong
+    assert "has no column 'input'" in found["data_dir"].wrong
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.parent.name != "ranks"]
