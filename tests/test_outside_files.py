@@ -18,7 +18,7 @@ from tape_ds.config import files as recipe_files
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
-from tape_ds.models.loading import configuration, extendable
+from tape_ds.models.loading import extendable
 from tests.evaluation.test_models import adapter, found
 from tests.export.conftest import base, run
 
@@ -145,8 +145,8 @@ def trapped(base, tmp_path):
 
 
 DOORS = {
-    "configuration": lambda folder: configuration.read(folder),
-    "model": lambda folder: extendable.load(folder, extendable.configure(configuration.read(folder))),
+    "configuration": lambda folder: extendable.read(folder),
+    "model": lambda folder: extendable.load(folder, extendable.configure(extendable.read(folder))),
     "tokenizer": lambda folder: tokenizers.load_tokenizer(str(folder)),
     "evaluation": lambda folder: found(folder).load(),
 }

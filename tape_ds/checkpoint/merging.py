@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
-from tape_ds.models.loading import configuration, model_folder, weight_files
+from tape_ds.models.loading import extendable, model_folder, weight_files
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
 PROBE = (2, 64)
@@ -46,7 +46,7 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
             source = model_folder.resolve(record.base, with_weights=False)
         else:
             source = find_base(folder, record, base_anyway)
-    return configuration.read(source).dtype or torch.float32
+    return extendable.read(source).dtype or torch.float32
 
 
 @torch.no_grad()

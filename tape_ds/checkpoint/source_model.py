@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tape_ds import results
 from tape_ds.checkpoint import merging, trained
 from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import configuration, extendable
+from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
@@ -70,10 +70,10 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
                 wrong = f"its model_type is {found!r}: transformers loads that as it is"
             remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
             raise UserError(Problem("source", name_or_path, wrong, remedy))
-        config = configuration.read(folder)
+        config = extendable.read(folder)
         return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
 
-    config, record = configuration.read(folder), trained.read_record(folder)
+    config, record = extendable.read(folder), trained.read_record(folder)
     stored, result, reason = folder.parent / RESULTS / "run.json", None, ""
     if folder.name != TRAINED:
         reason = "these weights are a checkpoint, and a run stores results only at its end"

@@ -29,7 +29,7 @@ from tape_ds.distributed.cuts import cut_of
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import configuration, extendable, hub, model_folder, weight_files
+from tape_ds.models.loading import extendable, hub, model_folder, weight_files
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
@@ -202,7 +202,7 @@ def differences(folder: Path, model: PreTrainedModel | PeftModel, record: Traine
 
     is_adapted = isinstance(model, PeftModel)
     own = (model.get_base_model() if is_adapted else model).config.to_dict()
-    other = configuration.read(folder).to_dict()
+    other = extendable.read(folder).to_dict()
     names = (other.keys() | own.keys()) - _NOT_THE_MODEL
     fields += sorted(name for name in names if other.get(name) != own.get(name))
 
@@ -225,7 +225,7 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
     ``from_pretrained`` of the base, such as ``dtype``; ``base_anyway``: see :func:`find_base`."""
     folder = Path(folder)
     record = read_record(folder)
-    config = configuration.read(folder)
+    config = extendable.read(folder)
     if any(folder.glob(WHOLE_WEIGHTS)):
         return extendable.load(folder, config, **arguments)
     if record.base is None:

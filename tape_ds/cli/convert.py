@@ -77,9 +77,8 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     """
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.models import convert
-    from tape_ds.models.loading import configuration, model_folder, weight_files
+    from tape_ds.models.loading import extendable, model_folder, weight_files
     from tape_ds.models.loading.reference_checkpoint import from_reference
-    from tape_ds.models.rows import check_rows, cut_rows, rows_note
 
     source = options.source
     if options.kind == "reference-to-tape":
@@ -95,7 +94,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
-        model = convert.load(source, convert.tape_config(configuration.read(source), **changes), dtype="auto")
+        model = convert.load(source, convert.tape_config(extendable.read(source), **changes), dtype="auto")
 
     tokenizer = None
     if options.tokenizer is not None:
@@ -103,11 +102,11 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     elif not Path(source).is_dir() or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
         tokenizer = tokenizers.load_tokenizer(source, "source")
     if tokenizer is not None:
-        raise_if_any(check_rows(model.config, tokenizer))
+        raise_if_any(convert.check_rows(model.config, tokenizer))
         if options.rows is not None:
             print(f"rows of the vocabulary: {model.config.vocab_size:,} -> {options.rows:,}")
-            model = cut_rows(model, options.rows, tokenizer)
-        if note := rows_note(model.config, tokenizer):
+            model = convert.cut_rows(model, options.rows, tokenizer)
+        if note := convert.rows_note(model.config, tokenizer):
             print(note)
     elif options.rows is not None:
         remedy = "name the tokenizer that goes with the model: its tokens keep their rows"

@@ -13,7 +13,7 @@ from tape_ds.config import command_line, deepspeed_config, kinds, loading
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
 from tape_ds.errors import command, is_main_process, raise_if_any, redacted
-from tape_ds.models.loading import config_file
+from tape_ds.models.loading import config_file, hub
 
 
 @command
@@ -50,7 +50,8 @@ def describe(recipe: Recipe) -> str:
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}
     name = getattr(recipe.model, "model", None)  # a new model has none
-    if name is not None and recipe.dry_run and (why := config_file.not_read(name)):
+    asked = name is not None and recipe.dry_run and config_file.is_on_hub(name)
+    if asked and (why := hub.config(name).why_not):
         lines["model"] += f" (its config.json was not read: {why})"
     if recipe.trains:
         layout, value = recipe.layout(), recipe.trainer_value

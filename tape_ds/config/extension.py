@@ -23,7 +23,7 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.methods import METHODS
 from tape_ds.models.loading import config_file
-from tape_ds.models.loading.families import by_class, foreign
+from tape_ds.models.loading.config_file import family_note, other_family
 from tape_ds.models.sizes import STATE_DTYPES
 
 SPAN = 2048
@@ -189,7 +189,7 @@ class ExtensionRecipe(Recipe):
             lengths = f"{own.native_length:,} -> {target:,} positions, x{target / own.native_length:g}"
             start = trained_rope.described_change(own, self.rope_parameters, target)
         return {
-            "model": f"{model.model}, {lengths}{by_class(config or {})}",
+            "model": f"{model.model}, {lengths}{family_note(config or {})}",
             "encoding": f"{model.position_encoding}{options} from {start}",
             "method": f"{method.method}, training {', '.join(trained)}",
             "data": read if self.trains else "none is read: nothing is trained",
@@ -197,7 +197,7 @@ class ExtensionRecipe(Recipe):
         }
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
-        if "model" not in broken and foreign(self.native_config() or {}):
+        if "model" not in broken and other_family(self.native_config() or {}):
             # the rules of lengths would blame the wrong fields of a model that is not supported
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)
@@ -222,7 +222,7 @@ class ExtensionRecipe(Recipe):
 
     @rule("model", "method", "lora_targets")
     def _targets(self) -> Iterator[Problem]:
-        if (config := self.native_config()) is not None and foreign(config) is None:
+        if (config := self.native_config()) is not None and other_family(config) is None:
             yield from targets_of(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
 
     @rule("method", "position_encoding", "position_options", "state_dtype", "rope_parameters", "theta_linear")

@@ -1,9 +1,9 @@
 """Positions of cached tokens, as extra columns of the first layer's keys.
 
-Later calls need the positions of the cached keys: their distance is a bias (ALiBi, T5, FIRE), their separators count
-segments (BiPE), their length decided a base (dynamic NTK). Inside the cache they follow it through beams, crops, resets
-and offloading. Every integer becomes three base-256 digits, which any 16-bit dtype holds exactly. (TAPE's states are
-columns of the values.) A cache that another program filled has neither, and is refused.
+Later calls need the positions of cached keys: for a bias by distance (ALiBi, T5, FIRE), counts of separators (BiPE), a
+base chosen by length (dynamic NTK). Inside the cache they follow it through beams, crops, resets and offloading. Every
+integer becomes three base-256 digits, exact in any 16-bit dtype. (TAPE's states are columns of the values.) A cache
+that another program filled has neither, and is refused.
 
 Shape letters: B batch, T tokens, S keys, G key/value heads, K head size, V value width, N integers per token.
 """
@@ -20,7 +20,7 @@ LARGEST = BASE**DIGITS - 1
 
 
 def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
-    """Return the keys with the positions' digits behind them: [B, G, T, K + 3 N]."""
+    """Append the positions' digits to the keys: [B, G, T, K + 3 N]."""
     if not torch.compiler.is_compiling():
         refuse_above(positions_BTN, LARGEST, f"a cache keeps positions up to {LARGEST} for this encoding, not {{}}")
     digits = [positions_BTN // BASE**power % BASE for power in range(DIGITS)]
@@ -29,17 +29,16 @@ def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
 
 
 def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-    """Return a layer's cached keys and values with those of this call behind them, [B, G, S, ...] each."""
+    """Append this call's keys and values to a layer's, and return all of them, [B, G, S, ...] each."""
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
-    if layer is not None and layer.is_initialized and layer.keys.dim() == 4:  # a quantised one keeps none as they are
+    if layer is not None and layer.is_initialized and layer.keys.dim() == 4:  # not quantised
         require_own(layer.keys, k_BGTK.shape[-1])
         require_own(layer.values, v_BGTV.shape[-1])
     return cache.update(k_BGTK, v_BGTV, layer_idx)
 
 
 def require_own(cached_BGSC: Tensor, columns: int) -> None:
-    """Raise ValueError where a cache was not filled by this model, as prefix tuning's is not: its tokens have no
-    positions or states, and no call could know them."""
+    """Refuse a cache that another program filled, as prefix tuning does: it has no positions or states."""
     if cached_BGSC.shape[-1] != columns:
         raise ValueError(
             f"the cache has {cached_BGSC.shape[-1]} columns where this encoding keeps {columns}, positions or position "
@@ -48,8 +47,8 @@ def require_own(cached_BGSC: Tensor, columns: int) -> None:
 
 
 def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Tensor | None:
-    """Return a layer's cached keys [B, G, S, ...]; at a tensor offset its whole buffer. None where there are none, and
-    where the cache does not keep them as they are (a quantised one)."""
+    """Return a layer's cached keys [B, G, S, ...], at a tensor offset its whole buffer; None without any, and for a
+    quantised cache."""
     if cache is None or layer_idx >= len(cache.layers) or not cache.layers[layer_idx].is_initialized:
         return None
     keys = cache.layers[layer_idx].keys
@@ -59,14 +58,14 @@ def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Te
         if offset == 0 or keys.shape[2] < offset:
             return None
         keys = keys[:, :, :offset]
-    if cache.offloading:  # they are on their way back to the device, on a stream of their own
+    if cache.offloading:  # another stream brings them back to the device
         torch.cuda.current_stream(keys.device).wait_stream(cache.prefetch_stream)
     return keys
 
 
 def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
-    """Return the positions int64 [B, S, N] of the tokens in a cache, of its whole buffer at a tensor offset; None where
-    there are none."""
+    """Return the positions int64 [B, S, N] of the tokens in a cache, at a tensor offset of its whole buffer; None
+    without any."""
     if cache is None or integers == 0 or not cache.layers or not cache.layers[0].is_initialized:
         return None
     if not isinstance(offset, Tensor) and offset == 0:

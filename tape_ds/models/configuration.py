@@ -5,11 +5,8 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import raise_if_any
 from tape_ds.models import sizes
-from tape_ds.models.sizes import STATE_DTYPES
-
-__all__ = ["STATE_DTYPES", "TapeConfig"]
 
 
 @strict
@@ -33,12 +30,9 @@ class TapeConfig(LlamaConfig):
     """
 
     model_type = "tape"
-    # Heads exchange position states: Llama's plan, by which transformers would split them over devices, does not apply;
-    # see TapeForCausalLM.tensor_parallel_plan.
-    base_model_tp_plan = None
-    # Nor does its pipeline: beside the hidden states a block hands on a position state.
-    base_model_pp_plan = None
-    # transformers before 5.20 else makes one without arguments, and exported code may lack the default encoding.
+    base_model_tp_plan = None  # heads exchange position states, see TapeForCausalLM.tensor_parallel_plan
+    base_model_pp_plan = None  # a block returns a position state too
+    # transformers before 5.20 else makes one without arguments, and exported code may lack the default encoding
     has_no_defaults_at_init = True
 
     position_encoding: str = "tape"
@@ -50,14 +44,11 @@ class TapeConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        raise_if_any(self.problems())  # here, not in a ``validate_`` method: ``@strict`` wraps what those raise
+        raise_if_any(sizes.problems(self))  # here, not in a ``validate_`` method: ``@strict`` wraps what those raise
 
     def validate_position(self) -> None:
-        """Part of the validation that ``@strict`` repeats, before saving for one."""
-        raise_if_any(self.problems())
+        """Repeat the checks, as ``@strict`` does before saving."""
+        raise_if_any(sizes.problems(self))
 
     def validate_rope(self) -> None:
-        """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``: see :meth:`problems`."""
-
-    def problems(self) -> list[Problem]:
-        return sizes.problems(self)
+        """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``; ours includes it."""

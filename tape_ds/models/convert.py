@@ -1,9 +1,9 @@
-"""Weights in and out: a Llama becomes a TAPE model (and, for ``rope``, a Llama again).
+"""Convert a Llama to a TAPE model (and, for ``rope``, to a Llama again), and cut unused rows of its vocabulary.
 
-Nothing is matched loosely: every key of the source must have its place, and every parameter must be filled, but for
-those of the encoding, which a Llama cannot have. TAPE's start at zero effect, so that the Llama's logits stay; those of
-other encodings start as in a new model, and the log says which they are. Checkpoints of the published TAPE code
-load through :mod:`tape_ds.models.loading.reference_checkpoint`.
+Nothing is matched loosely: every tensor of the source must be used, and every parameter filled, except those of the
+encoding, which a Llama does not have. TAPE's have no effect at the start, so the Llama's logits stay; those of other
+encodings start as in a new model, and the log names them. Padding needs no token: a checkpoint with a row for one
+(32,001 for Llama's 32,000 tokens, added for ``[PAD]`` by the code of LongLoRA and TAPE) is used as it is, with a note.
 """
 
 import copy
@@ -26,15 +26,11 @@ from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import configuration
-from tape_ds.models.loading.families import QWEN2, QWEN3, check_llama_shaped
+from tape_ds.models.loading.config_file import QWEN2, QWEN3, check_llama_shaped
 from tape_ds.models.loading.weight_files import fill, load_exact
 
 logger = logging.getLogger(__name__)
 
-_OWN = (".position.", "model.encoding.")
-"""Where the names of an encoding's parameters have their kind behind them."""
-_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 # Not what describes a class rather than a model: a copied ``model_type`` would shadow the new configuration's own.
 _CLASS_FIELDS = {"architectures", "model_type", "transformers_version"}
 _LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - _CLASS_FIELDS
@@ -59,28 +55,26 @@ def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
 
 
 def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCausalLM:
-    """Load a Llama's (or TAPE model's) folder or hub id as ``config`` says; arguments go to ``from_pretrained``."""
-    hub_arguments = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
-    raise_if_any(check_llama_shaped(configuration.read(source, **hub_arguments)))
+    """Load a Llama's (or TAPE model's) folder or hub id with ``config``, such as :func:`tape_config` of its own;
+    arguments go to ``from_pretrained``."""
+
+    def kind_of(name: str) -> str:
+        """Return the end of an encoding parameter's name, the same in every layer; "" for other parameters."""
+        return next((name.partition(part)[2] for part in (".position.", "model.encoding.") if part in name), "")
 
     def required(model: Any, missing: Collection[str]) -> list[str]:
-        present = {_position_kind(name) for name, _ in model.named_parameters() if name not in missing}
-        if new := sorted({_position_kind(name) for name in missing} - present - {""}):
+        present = {kind_of(name) for name, _ in model.named_parameters() if name not in missing}
+        if new := sorted({kind_of(name) for name in missing} - present - {""}):
             logger.info("new parameters of the encoding %s: %s", config.position_encoding, ", ".join(new))
-        return [name for name in missing if _position_kind(name) not in new]
+        return [name for name in missing if kind_of(name) not in new]
 
     model: TapeForCausalLM = load_exact(TapeForCausalLM, source, required, config=config, **arguments)
     return model
 
 
-def _position_kind(name: str) -> str:
-    """Return the end of an encoding parameter's name, the same in every layer; "" for other parameters."""
-    return next((name.partition(own)[2] for own in _OWN if own in name), "")
-
-
 def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM:
-    """transformers' own model with the same weights and RoPE parameters: a Llama, a Qwen2 where queries, keys and
-    values have biases and outputs none, or a Qwen3 where queries and keys have norms."""
+    """Return transformers' own model with the same weights and RoPE parameters: a Llama, a Qwen2 (biases on queries,
+    keys and values alone), or a Qwen3 (norms on queries and keys)."""
     config = model.config
     rope_parameters = encodings.llama_rope_parameters(config)
     if rope_parameters is None:
@@ -102,3 +96,64 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qw
     plain.model.rotary_emb = type(plain.model.rotary_emb)(plain.config).to(model.device)
     plain.generation_config = copy.deepcopy(model.generation_config)
     return plain
+
+
+def check_rows(config: PreTrainedConfig, tokenizer: Any) -> list[Problem]:
+    """Refuse a tokenizer with tokens beyond the embeddings: a lookup would fail in the middle of a run."""
+    tokens = 1 + max(tokenizer.get_vocab().values())
+    if tokens <= config.vocab_size:
+        return []
+    first = _tokens_from(config.vocab_size, tokenizer)
+    wrong = f"{config.vocab_size:,} rows for a tokenizer of {tokens:,} tokens: no row for {first}"
+    return [Problem("model", config.vocab_size, wrong, "use the tokenizer that was saved with this model")]
+
+
+def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
+    tokens = 1 + max(tokenizer.get_vocab().values())
+    spare = config.vocab_size - tokens
+    if spare <= 0:
+        return None
+    unused = "the last row is" if spare == 1 else f"the last {spare:,} rows are"
+    return f"{config.vocab_size:,} rows for a tokenizer of {tokens:,} tokens: {unused} never used"
+
+
+def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausalLM:
+    """Return a model with the first ``rows`` rows of embeddings and output head, and the same tensors otherwise. A
+    padding token whose row is cut loses its id: padding is masked. Rows are never added.
+
+    Raises:
+        UserError: more rows than there are, or one would be cut that a token needs.
+    """
+    tokens = 1 + max(tokenizer.get_vocab().values())
+    problems = []
+    if rows > model.config.vocab_size:
+        wrong = f"more than the {model.config.vocab_size:,} there are, and rows are never added"
+        problems.append(Problem("rows", rows, wrong, f"give {model.config.vocab_size:,} or fewer"))
+    elif tokens > rows:
+        wrong = f"the tokenizer has tokens beyond them: {_tokens_from(rows, tokenizer)}"
+        remedy = f"give {tokens:,} or more, or another tokenizer, whose tokens all stay"
+        problems.append(Problem("rows", rows, wrong, remedy))
+    for name in ("bos_token_id", "eos_token_id"):
+        given = getattr(model.config, name)
+        if any(token >= rows for token in (given if isinstance(given, list) else [given]) if token is not None):
+            problems.append(Problem(f"config.{name}", given, f"not among the first {rows:,} rows", "keep its row"))
+    raise_if_any(problems)
+
+    config, generation = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
+    config.vocab_size = rows
+    for each in (config, generation):
+        if each is not None and each.pad_token_id is not None and each.pad_token_id >= rows:
+            each.pad_token_id = None
+    tensors = model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:rows].clone()
+    with torch.device("meta"):
+        cut = TapeForCausalLM(config)
+    cut = fill(cut, tensors, "model")
+    cut.generation_config = generation
+    return cut
+
+
+def _tokens_from(start: int, tokenizer: Any) -> str:
+    beyond = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= start)
+    return ", ".join(repr(token) for _, token in beyond[:5])

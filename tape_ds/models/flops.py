@@ -1,10 +1,10 @@
-"""Parameters, multiplications and floating-point operations of a model, from its configuration alone.
+"""Sizes, multiplications and floating-point operations of a model, from its configuration alone.
 
-A multiply-add (MAC) is one multiplication with its addition, and 2 floating-point operations (FLOPs). What no matrix
-unit sees (norms, rotations, activations, the softmax) is not counted. Two conventions for attention:
+A multiply-add (MAC) is one multiplication with its addition, and 2 floating-point operations (FLOPs). Norms, rotations,
+activations and the softmax are not counted. Two conventions for attention:
 
-- causal: a token sees half of the others on average, which is what a fused kernel computes, and what speeds and model
-  FLOPs utilisation are measured with here;
+- causal: a token sees half of the others on average; a fused kernel computes this, and speeds and model FLOPs
+  utilisation are measured with it here;
 - full: the whole T x S matrix, as profilers count a forward with a mask, and as the TAPE paper's Table 3 counts.
 """
 
@@ -21,12 +21,9 @@ from tape_ds.encodings import registry
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
 from tape_ds.models import decoder
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.llama import TapeForCausalLM
 
 Config: TypeAlias = TapeConfig | PreTrainedConfig
 
-MEBI = 2**20
-"""The "M" in which the TAPE paper (and much of this field) counts parameters."""
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 """Names in configurations for the experts per token."""
 _EXPERTS = re.compile("Experts$")
@@ -120,28 +117,10 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     return _SHAPES[key]
 
 
-def position_parameters(config: TapeConfig) -> int:
-    with torch.device("meta"):
-        layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
-        parts = torch.nn.ModuleList([registry.build(config), *layers])
-    return sum(weight.numel() for weight in parts.parameters())
-
-
-def position_multiplications(config: TapeConfig, layer_idx: int, keys: float) -> float:
-    with torch.device("meta"):
-        return registry.build_layer(config, layer_idx).multiplications_per_token(keys)
-
-
-def parameters(config: TapeConfig) -> int:
-    """Return all parameters; an output head tied to the embeddings counts once."""
-    with torch.device("meta"):
-        return TapeForCausalLM(config).num_parameters()
-
-
 def multiply_adds(config: Config, length: int, causal: bool = True, *, attention_span: float | None = None) -> float:
     """MACs of one forward over one sequence of ``length`` tokens, output head included.
 
-    ``attention_span``: length of the sequences that attention works on, where it is less than the whole sequence, see
+    ``attention_span``: length of the sequences that attention works on, if it is less than the whole sequence, see
     :func:`tape_ds.attention.shifted_groups.attention_span`.
     """
     if not isinstance(config, TapeConfig):
@@ -157,7 +136,9 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     feed_forward = 3 * config.hidden_size * config.intermediate_size
     attention = 2 * query * keys  # scores and values
     layers = config.num_hidden_layers * (projections + feed_forward + attention)
-    position = sum(position_multiplications(config, i, keys) for i in range(config.num_hidden_layers))
+    with torch.device("meta"):
+        positions = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
+    position = sum(layer.multiplications_per_token(keys) for layer in positions)
     return length * (layers + position + config.hidden_size * config.vocab_size)
 
 

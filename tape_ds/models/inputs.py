@@ -4,8 +4,7 @@ Shape letters: B batch, T tokens of this call, S keys (cached ones included), D 
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +29,8 @@ CACHE = dataclasses.fields(BaseModelOutputWithPast)[1].name
 
 
 def past_length(past_key_values: Cache | None) -> int | Tensor:
-    """Return tokens already in the cache: an int, or a tensor of its own inside a compiled graph (a static cache counts
-    in place, and a length that changes the shapes would recompile at every token)."""
+    """Return tokens already in the cache: an int, or a new tensor inside a compiled graph (a static cache counts in
+    place, and a length that changes the shapes would recompile at every token)."""
     length = past_key_values.get_seq_length() if past_key_values is not None else 0
     if isinstance(length, Tensor):
         return length.clone() if torch.compiler.is_compiling() else int(length)
@@ -45,8 +44,8 @@ def local_embeddings(
     inputs_embeds: Tensor | None,
     layout: DocumentLayout | None,
 ) -> Tensor:
-    """Return embeddings of this process's tokens, [B, T, D] where sequences are not shared. Those of padding, and
-    beyond a shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is NaN."""
+    """Return embeddings of this process's tokens, [B, T, D] if sequences are not shared. Those of padding, and beyond a
+    shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is NaN."""
     if inputs_embeds is None:
         assert input_ids is not None
         hidden_BTD, tokens = embedding(shards.mapped_tokens(input_ids, filling=0)), input_ids.shape[1]
@@ -70,69 +69,59 @@ class Documents(NamedTuple):
     position_ids: Tensor | None
 
     def layout(self, sequences: int, tokens: int, offset: int | Tensor) -> DocumentLayout | None:
-        """Return what layers read of it, for ``sequences`` sequences of ``tokens`` new tokens behind ``offset`` cached
-        ones; None where there is neither padding nor a second document."""
+        """Return the layout of ``sequences`` sequences of ``tokens`` new tokens after ``offset`` cached ones; None
+        without padding and a second document.
+
+        Raises:
+            ValueError: see :meth:`tape_ds.models.llama.TapeModel.forward`.
+        """
         self._check(sequences, tokens, offset)
-        if self.cu_seq_lens is not None and self.attention_mask is None:
+        mask = self.attention_mask
+        if self.cu_seq_lens is not None and mask is None:
             assert self.longest is not None
             return layout_of_packed_sequences(self.cu_seq_lens, self.longest, sequences, tokens)
-        ids = self._ids(sequences, tokens, offset)
+
+        # the document of each key, -1 = padding: by packed sequences, ids, a mask or positions, the first that is given
+        ids = self.document_ids if self.document_ids is not None else self.seq_idx
+        if self.cu_seq_lens is not None:
+            ids = ids_of_packed_sequences(self.cu_seq_lens, sequences, tokens)
+        if mask is not None:
+            ids = torch.where(mask == 0, -1, 0) if ids is None else ids.masked_fill(mask[:, : ids.shape[1]] == 0, -1)
+        elif ids is None and self.position_ids is not None and tokens > 1 and isinstance(offset, int) and offset == 0:
+            ids = ids_of_positions(self.position_ids)
         if ids is None:
             return None
+
         if isinstance(offset, int):
-            ids = ids[:, : offset + tokens]  # an unused end of a static cache plays no part
+            ids = ids[:, : offset + tokens]  # without the unused end of a static cache
         layout = layout_of_ids(ids.expand(sequences, -1), tokens, offset)
         if layout is not None and tokens > FEW_QUERIES and not torch.compiler.is_compiling():
             _ = layout.packed  # now, so that no layer waits for the device
         return layout
 
-    def _ids(self, sequences: int, tokens: int, offset: int | Tensor) -> Tensor | None:
-        """Return the document of each key, -1 = padding; the first that is told: packed sequences, ids, a mask,
-        positions."""
-        mask, ids = self.attention_mask, self.document_ids if self.document_ids is not None else self.seq_idx
-        if self.cu_seq_lens is not None:
-            ids = ids_of_packed_sequences(self.cu_seq_lens, sequences, tokens)
-        if mask is not None:
-            return torch.where(mask == 0, -1, 0) if ids is None else ids.masked_fill(mask[:, : ids.shape[1]] == 0, -1)
-        if ids is not None:
-            return ids
-        cached = not isinstance(offset, int) or offset > 0
-        return None if self.position_ids is None or cached or tokens < 2 else ids_of_positions(self.position_ids)
-
     def _check(self, sequences: int, tokens: int, offset: int | Tensor) -> None:
         for name in ("attention_mask", "document_ids", "seq_idx"):
-            _check_mask(name, getattr(self, name), tokens, offset)
+            mask: Tensor | None = getattr(self, name)
+            if mask is None:
+                continue
+            if mask.dim() != 2:
+                raise ValueError(
+                    f"{name} has {mask.dim()} dimensions; give [batch, tokens] (0 = padding), or document_ids for "
+                    "documents packed into one sequence: ready-made 4D masks are not supported"
+                )
+            if isinstance(offset, int) and mask.shape[1] < offset + tokens:
+                needed = f"{offset} cached and {tokens} new ones"
+                raise ValueError(f"{name} has {mask.shape[1]} columns; give one per key: {needed}")
         if self.cu_seq_lens is None:
             return
         if not isinstance(offset, int) or offset:
             raise ValueError("cu_seq_lens_q packs sequences without a cache: call the model with use_cache=False")
         if self.longest is None:
-            raise ValueError("cu_seq_lens_q needs max_length_q, the tokens of the longest document, beside it")
+            raise ValueError("cu_seq_lens_q needs max_length_q too, the tokens of the longest document")
         check_packed_sequences(self.cu_seq_lens, self.longest, sequences, tokens)
 
 
-def _check_mask(name: str, mask: Tensor | None, tokens: int, offset: int | Tensor) -> None:
-    if mask is None:
-        return
-    if mask.dim() != 2:
-        raise ValueError(
-            f"{name} has {mask.dim()} dimensions; give [batch, tokens] (0 = padding), or document_ids for "
-            "documents packed into one sequence: ready-made 4D masks are not supported"
-        )
-    if isinstance(offset, int) and mask.shape[1] < offset + tokens:
-        raise ValueError(f"{name} has {mask.shape[1]} columns; give one per key: {offset} cached and {tokens} new ones")
-
-
 def resolve_backend(config: PreTrainedConfig) -> str:
-    """Return the configured attention backend, or the environment's; transformers' "eager" means the one that returns
-    weights."""
+    """Return the configured attention backend, or the environment's; transformers' "eager" means ``reference``."""
     backend = requested(config.attention_backend)
     return "reference" if backend == "auto" and config._attn_implementation == "eager" else backend
-
-
-def require_weights(config: PreTrainedConfig, asked: Mapping[str, Any]) -> None:
-    if asked.get("output_attentions", config.output_attentions) and resolve_backend(config) != "reference":
-        raise ValueError(
-            "output_attentions: only the reference backend computes attention weights; "
-            "load the model with attn_implementation='eager' or attention_backend='reference'"
-        )

@@ -1,4 +1,4 @@
-"""From hidden states to logits or the loss, and what generation asks of a model: the same for every decoder here.
+"""Logits, loss and the hooks of generation, the same for every decoder here.
 
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), D hidden size, V vocabulary entries.
 """
@@ -28,8 +28,8 @@ class DistilledOutput(CausalLMOutputWithPast):
 
 
 class LanguageModel:
-    """A decoder (transformers' ``base_model``) under an output head called ``lm_head``; before ``PreTrainedModel`` and
-    ``GenerationMixin``, which transformers looks for among a class's immediate bases."""
+    """A decoder (transformers' ``base_model``) and an output head called ``lm_head``. A subclass lists it before
+    ``PreTrainedModel`` and ``GenerationMixin``, which transformers expects among a class's immediate bases."""
 
     base_model: Any
     config: Any
@@ -40,8 +40,8 @@ class LanguageModel:
     training: bool
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Register the class by its name, by which a plain Trainer decides whether labels are of the next token, and a
-        pipeline whether it knows a model."""
+        """Register the class by its name, for a plain Trainer, which must know that labels are of the next token, and
+        for pipelines."""
         super().__init_subclass__(**kwargs)
         if model_type := getattr(getattr(cls, "config_class", None), "model_type", None):
             MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = cls.__name__
@@ -79,15 +79,15 @@ class LanguageModel:
         up to the loss. Under tensor parallelism logits and loss are whole in every process.
 
         Args:
-            labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``
-                (transformers' Trainer) turns the mean into a sum over that many targets.
+            labels: int64 [B, T], -100 for tokens that are not predicted; shifted inside. ``num_items_in_batch``
+                (transformers' Trainer) divides the sum of losses instead of the number of targets.
             logits_to_keep: only the last n logits (0: all), or an index tensor.
             skip_logits: return ``logits=None``, the loss computed a chunk of tokens at a time. Default: yes in training
-                with labels, wherever the loss is transformers' own and no ``logits_to_keep`` asks for logits. A head
-                that can only give logits (see :func:`tape_ds.models.output_head.why_not`) returns them all the same.
-            cache: ``past_key_values`` by the name that transformers has for it since 5.24.
-            teacher: what another model predicts (:class:`tape_ds.methods.distillation.TeacherTokens`); the loss is then
-                the weighed sum of cross-entropy and divergence, which are returned beside it.
+                with labels and transformers' own loss, without ``logits_to_keep``. A head that only gives logits (see
+                :func:`tape_ds.models.output_head.causal_lm_loss`) returns them all the same.
+            cache: ``past_key_values`` by transformers' name since 5.24.
+            teacher: predictions of another model (:class:`tape_ds.methods.distillation.TeacherTokens`); the loss is
+                then the weighted sum of cross-entropy and divergence, which are returned too.
 
         Raises:
             ValueError: as there; ``skip_logits`` without labels; a teacher where the loss takes logits;
@@ -102,9 +102,7 @@ class LanguageModel:
         if skip_logits is None:
             skip_logits = possible and self.training and everything
         elif skip_logits and not possible:
-            raise ValueError(
-                "skip_logits leaves nothing to return: it needs labels, and transformers' own loss function"
-            )
+            raise ValueError("skip_logits leaves nothing to return: it needs labels and transformers' own loss")
         outputs = self.decode(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -129,9 +127,9 @@ class LanguageModel:
         if teacher is not None:
             if loss is None or labels is None or logits_BTV is not None:
                 raise ValueError("a teacher needs labels, training mode, and a head that gives the loss itself")
-            apart = divergence(self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs)
-            mixed = (1 - teacher.share) * loss + teacher.share * apart
-            return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=apart.detach())
+            divided = divergence(self.get_output_embeddings(), hidden_BTD, labels, teacher, **kwargs)
+            mixed = (1 - teacher.share) * loss + teacher.share * divided
+            return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=divided.detach())
         past = getattr(outputs, CACHE)
         return CausalLMOutputWithPast(loss, logits_BTV, past, outputs.hidden_states, outputs.attentions)
 

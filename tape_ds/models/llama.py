@@ -1,10 +1,10 @@
-"""The one model file: a Llama decoder whose positional encoding is a pair of hooks.
+"""The model: a Llama decoder whose positional encoding is a pair of hooks.
 
-No encoding is named here. ``registry.build`` gives what runs once per forward, ``registry.build_layer`` what runs in
-every block; parameters outside ``layers.N.position`` are those of HF Llama, name for name and bit for bit.
+No encoding is named here. ``registry.build`` returns the part that runs once per forward, ``registry.build_layer`` the
+part of every block; parameters outside ``layers.N.position`` are those of HF Llama, name for name and bit for bit.
 
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), H query heads, G key/value heads, K head
-size, V value width (K, plus whatever columns the encoding carries), D hidden size.
+size, V value width (K, plus the columns that the encoding carries), D hidden size.
 """
 
 import functools
@@ -36,12 +36,13 @@ from tape_ds.models.inputs import (
     Documents,
     local_embeddings,
     past_length,
-    require_weights,
     resolve_backend,
 )
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.models.output_head import OutputHead
 from tape_ds.models.sharding import UNSHARED, SequenceSharding, Shards, shards_of
+
+_SAVED_WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
 
 
 class RMSNorm(LlamaRMSNorm):
@@ -56,12 +57,12 @@ class RMSNorm(LlamaRMSNorm):
 
 
 class BlockInputs(NamedTuple):
-    """What the blocks of one forward share."""
+    """Inputs that the blocks of one forward share."""
 
     start: Tensor | None = None
-    """See :meth:`PositionEncoding.start`; for the tokens whose queries and keys this process rotates."""
+    """See :meth:`PositionEncoding.start`; of the tokens whose queries and keys this process rotates."""
     update_start: Tensor | None = None
-    """The same for the tokens whose position state this process updates."""
+    """The same of the tokens whose position state this process updates."""
     layout: DocumentLayout | None = None
     offset: int | Tensor = 0
     query_positions: Tensor | None = None
@@ -70,10 +71,10 @@ class BlockInputs(NamedTuple):
     """Integers [B, T, N] that the first layer's keys carry into the cache."""
     query_scale: Tensor | None = None
     heads: slice = base.EVERY_HEAD
-    """Those of the model's query heads that this process computes."""
+    """The query heads that this process computes."""
     shards: Shards = UNSHARED
     position: base.PositionLayer = base.PositionLayer()
-    """Of the block that reads this."""
+    """The layer of the block that reads this."""
     cache: Cache | None = None
 
     def to(self, device: Any, non_blocking: bool = False) -> "BlockInputs":
@@ -115,8 +116,8 @@ class TapeAttention(nn.Module):
     def forward(
         self, x_BTD: Tensor, state: Tensor | None, inputs: BlockInputs
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
-        else None) and the attended columns of :meth:`PositionLayer.carry` [B, H, T, C]."""
+        """Return the output [B, T, D], the weights [B, H, T, S] (``reference`` backend without groups, else None) and
+        the attended columns of :meth:`PositionLayer.carry` [B, H, T, C]."""
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BTHK, k_BTGK, v_BTGK = (project(x_BTD).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
@@ -144,7 +145,7 @@ class TapeAttention(nn.Module):
         grouped = self.training and self.group_tokens is not None
         values, carried_BGSC = [v_BGTK], carried_BGTC
         if carried_BGTC is not None:
-            # A cache and groups take one value; kernels read the two where they are.
+            # a cache and groups take one value; kernels read the two without a copy
             wide = cache is not None or grouped
             values = [torch.cat((v_BGTK, carried_BGTC), dim=-1)] if wide else [v_BGTK, carried_BGTC]
 
@@ -278,26 +279,31 @@ class TapeModel(TapePreTrainedModel):
             position_ids: int64 [B or 1, T], any offsets and jumps; default: the tokens' places.
             document_ids: int32 [B, S], the document each token belongs to, -1 = padding.
             past_key_values: any transformers cache; a layer's value may be wider than its key.
-            cu_seq_lens_q: int32 [N + 1], where documents begin in all sequences' tokens one after the other, and how
-                many tokens there are: as transformers' collators say it, with ``max_length_q``, the longest document.
+            cu_seq_lens_q: int32 [N + 1], first tokens of the documents in all sequences, one after the other, and the
+                number of tokens, as transformers' collators give it with ``max_length_q``, the longest document.
                 Nothing then waits for the device. (``cu_seq_lens_k`` and ``max_length_k`` are the same, and not read.)
             seq_idx: as ``document_ids``, by the name that transformers' collators use.
-            cache: ``past_key_values`` by the name that transformers has for it since 5.24.
+            cache: ``past_key_values`` by transformers' name since 5.24.
 
-            Where none of these nor ``attention_mask`` is given and there is no cache, a position id that does not
-            increase starts a document, as packed sequences of other libraries have it (PoSE's only jump forward). A
-            compiled graph cannot look whether one does, and masks every sequence: give it ``cu_seq_lens_q``, or no
-            position ids that only count. ``cu_seq_lens_q`` comes before ``document_ids``, and that before ``seq_idx``.
-            A later call with the cache of such a sequence needs ``document_ids``.
+            Without these, ``attention_mask`` and a cache, a position id that does not increase starts a document, as in
+            packed sequences of other libraries (PoSE's only jump forward). A compiled graph cannot check this, and
+            masks every sequence: give it ``cu_seq_lens_q``, or no position ids that only count. ``cu_seq_lens_q`` comes
+            before ``document_ids``, and that before ``seq_idx``. A later call with the cache of such a sequence needs
+            ``document_ids``.
 
         Raises:
-            ValueError: neither or both of ids and embeddings, a 4D mask, masks of the wrong length, attention
-                weights asked of a backend that has none, a cache where sequences are shared, ``cu_seq_lens_q`` with a
-                cache or that do not fit the sequences.
+            ValueError: neither or both of ids and embeddings, a 4D mask, masks of the wrong length, attention weights
+                from a backend without them, a cache with shared sequences, ``cu_seq_lens_q`` with a cache or that do
+                not fit the sequences.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        require_weights(self.config, kwargs)
+        weights_asked = kwargs.get("output_attentions", self.config.output_attentions)
+        if weights_asked and resolve_backend(self.config) != "reference":
+            raise ValueError(
+                "output_attentions: only the reference backend computes attention weights; "
+                "load the model with attn_implementation='eager' or attention_backend='reference'"
+            )
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
         tokens = given.shape[1]
@@ -311,7 +317,7 @@ class TapeModel(TapePreTrainedModel):
         cut_ahead(layout, self.layers[0].self_attn)
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
-        if cu_seq_lens_q is None and document_ids is None:  # else a collator has looked, without asking the device
+        if cu_seq_lens_q is None and document_ids is None:  # else a collator did, without asking the device
             position_ids = base.dedupe_positions(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
@@ -319,7 +325,7 @@ class TapeModel(TapePreTrainedModel):
         if self.encoding.draws:
             shards.agree_on_draws(given.device)
         positions_BTN = self.encoding.positions_for(position_ids, context)
-        embedding: Any = getattr(self, "embed_tokens", None)  # peft's Shadow takes it away, and gives embeddings
+        embedding: Any = getattr(self, "embed_tokens", None)  # peft's Shadow removes it, and gives embeddings
         hidden_BTD = local_embeddings(shards, embedding, input_ids, inputs_embeds, layout)
         hidden_BTD = self.encoding.embed(hidden_BTD, shards.local_tokens(positions_BTN))
 
@@ -353,8 +359,11 @@ class TapeModel(TapePreTrainedModel):
 
 @contextmanager
 def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
-    """Within the block, ``model`` computes with the encoding of ``config``, see :func:`change_positions`: it is
-    measured as the Llama it was before, with RoPE scaled or its updates off, without being loaded twice."""
+    """Compute with the encoding of ``config`` in this block, see :func:`change_positions`: to measure the model as the
+    Llama it was before, with RoPE scaled or updates off, without loading it twice."""
+    if config is model.config:
+        yield
+        return
     kept = change_positions(model, config)
     try:
         yield
@@ -374,38 +383,24 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
     borrowed = nn.ModuleList(others).train(decoder.training)
     own, off = model.config, encodings.without_updates(model.config)
     if any(encodings.same_parameters(config, each) for each in (own, off) if each is not None):
-        _take_over(kept, borrowed)
-    present = {id(weight) for weight in kept.parameters()}
-    if any(id(weight) not in present for weight in borrowed.parameters()):
+        # The new modules use the parameters of the present ones: the modules that own them, and an engine's hooks with
+        # them. peft keeps a module that it trains whole (`modules_to_save`) one step further in.
+        present = {_SAVED_WHOLE.sub("", name): part for name, part in kept.named_modules()}
+        for name, part in list(borrowed.named_modules()):
+            if isinstance(part, base.Parameters) and name in present:
+                parent, _, attribute = name.rpartition(".")
+                setattr(borrowed.get_submodule(parent), attribute, present[name])
+    owned = {id(weight) for weight in kept.parameters()}
+    if any(id(weight) not in owned for weight in borrowed.parameters()):
         raise ValueError(f"{config.position_encoding} has parameters of its own: load a model that has them")
     _set_positions(decoder, borrowed)
     return kept
 
 
-@contextmanager
-def evaluated_at(model: "TapeForCausalLM", length: int) -> Iterator[None]:
-    """Within the block, ``model`` computes as its encoding is used on texts of ``length`` tokens: ``yarn`` is trained
-    on plain RoPE, and scaled to the length."""
-    config = encodings.config_at(model.config, length)
-    if config is model.config:
-        yield
-        return
-    with positions_of(model, config):
-        yield
-
-
-_SAVED_WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
-
-
-def _take_over(kept: nn.Module, borrowed: nn.Module) -> None:
-    """Make ``borrowed`` use the parameters of ``kept``: the modules that own them, and the hooks of an engine with
-    them."""
-    # peft keeps a module that it trains whole (`modules_to_save`) one step further in
-    own = {_SAVED_WHOLE.sub("", name): part for name, part in kept.named_modules()}
-    for name, part in list(borrowed.named_modules()):
-        if isinstance(part, base.Parameters) and name in own:
-            parent, _, attribute = name.rpartition(".")
-            setattr(borrowed.get_submodule(parent), attribute, own[name])
+def evaluated_at(model: "TapeForCausalLM", length: int) -> AbstractContextManager[None]:
+    """Compute in this block as the encoding does on texts of ``length`` tokens: ``yarn`` is trained on plain RoPE, and
+    scaled to the length."""
+    return positions_of(model, encodings.config_at(model.config, length))
 
 
 def _set_positions(decoder: Any, encoding_and_layers: nn.ModuleList) -> None:
@@ -430,17 +425,17 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
         "model.layers.*.mlp.down_proj": "rowwise",
         "lm_head": "vocabulary",
     }
-    """What processes share of each module, see :mod:`tape_ds.distributed.tensor`: outputs (by heads; those of keys and
-    values by theirs), inputs, or the vocabulary. Everything else is whole in each. It is not ``base_model_tp_plan``,
-    which transformers would carry out by itself, without what processes tell each other of heads and states."""
+    """The dimension of each module that processes share, see :mod:`tape_ds.distributed.tensor`: outputs (by heads; keys
+    and values by their own), inputs, or the vocabulary. Everything else is whole in each. It is not
+    ``base_model_tp_plan``, which transformers would apply itself, without the exchange of heads and states."""
 
     def __init__(self, config: TapeConfig):
         super().__init__(config)
         self.model = TapeModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = OutputHead(config.hidden_size, config.vocab_size)
+        self.lm_head = OutputHead(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Within the block, the model computes plain RoPE with these parameters and its present weights."""
+        """Compute plain RoPE with these parameters and the present weights in this block."""
         return positions_of(self, encodings.plain(self.config, rope_parameters))

@@ -1,28 +1,27 @@
-"""The output head: logits as ever, or the loss straight from hidden states, logits a chunk of tokens at a time.
+"""The output head: logits, or the loss from hidden states, with the logits of a chunk of tokens at a time.
 
-Both ways go through the module's own ``__call__``, so whatever hooks a head (ZeRO-3 gathering its weight, a wrapper
-that holds a trained copy of it) serves the loss as well as the logits.
+Both go through the module's own ``__call__``, so that hooks on a head (ZeRO-3 gathering its weight, a wrapper with a
+trained copy) serve the loss as well as the logits.
 
 Shape letters: B batch, T tokens, D hidden size, V entries of the vocabulary.
 """
 
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.utils import logging
 
 from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
 from tape_ds.kernels.linear_kl import linear_kl
 from tape_ds.models.sharding import Shards, VocabularyPart
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 BIAS_COLUMNS = 8
-"""Columns that a head's bias takes beside its weight, where the two become one matrix."""
+"""Columns of a head's bias next to its weight, when the two become one matrix."""
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(hidden [N, D], weight [V, D], targets [N], ignore_index) -> sum of losses."""
@@ -37,22 +36,10 @@ class OutputHead(nn.Linear):
     part: VocabularyPart | None = None
     """Several processes share the vocabulary, and the weight has this one's rows; None: all of it is here."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = False,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
-
     @classmethod
     def of(cls, linear: nn.Linear) -> nn.Linear:
-        """``linear`` itself, turned into an output head: its parameter, attributes and hooks stay what they are.
-
-        A subclass of ``nn.Linear``, or one with parameters beside its own, is returned as it is.
-        """
+        """Turn ``linear`` itself into an output head, its parameters, attributes and hooks kept; a subclass of
+        ``nn.Linear``, or one with more parameters, is returned as it is."""
         own = ["weight", "bias"] if linear.bias is not None else ["weight"]
         if type(linear) is nn.Linear and [name for name, _ in linear.named_parameters()] == own:
             linear.__class__ = cls
@@ -88,12 +75,12 @@ class OutputHead(nn.Linear):
         return linear_cross_entropy(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index)
 
     def operands(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the two matrices whose product is the logits: hidden states [N, D] and the weight, the bias a column
-        of both."""
+        """Return the two matrices whose product is the logits: hidden states [N, D] and the weight, with the bias as a
+        column of both."""
         bias_V: Tensor | None = self.bias
         if bias_V is None:
             return hidden_ND, self.weight
-        # BIAS_COLUMNS in place of one keep rows aligned for a GPU's matrix products
+        # more than one column, so that rows stay aligned for a GPU's matrix products
         bias_VC = F.pad(bias_V[:, None], (0, BIAS_COLUMNS - 1))
         ones_NC = F.pad(hidden_ND.new_ones(len(hidden_ND), 1), (0, BIAS_COLUMNS - 1))
         return torch.cat((hidden_ND, ones_NC), dim=1), torch.cat((self.weight, bias_VC), dim=1)
@@ -108,20 +95,30 @@ def causal_lm_loss(
     shift_labels: Tensor | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """transformers' ``ForCausalLMLoss`` of the head's logits, which are never held whole; None where the head can only
-    give logits, which is logged once with the reason.
+    """Return transformers' ``ForCausalLMLoss`` of the head's logits, which are never held whole; None, and a warning,
+    if the head only returns logits.
 
     Args:
-        head: of the model, maybe wrapped; or a function that gives the sum of losses as :class:`OutputHead` does.
-        hidden_BTD: what the head reads.
+        head: of the model, maybe wrapped; or a function that returns the sum of losses as :class:`OutputHead` does.
+        hidden_BTD: the head's input.
         labels_BT: int64; token t predicts label t + 1.
         num_items_in_batch: divides the sum; default the number of labels, which makes the mean (NaN without any).
-        ignore_index: label of what is not predicted.
-        shift_labels: int64 [B, T], labels that are shifted already, in place of ``labels_BT``.
+        ignore_index: label of tokens that are not predicted.
+        shift_labels: int64 [B, T], labels that are shifted already, instead of ``labels_BT``.
     """
-    if (reason := why_not(head)) is not None:
-        _say_once(reason)
-        return None
+    # peft's ``modules_to_save`` passes a call on, arguments and all, to its trained copy or to the original. Its
+    # adapters (LoRA) add to the logits, which must exist for that.
+    copies = getattr(head, "modules_to_save", None)
+    heads: list[Any] = [head]
+    if isinstance(copies, nn.ModuleDict):
+        heads = [getattr(head, "original_module", None), *copies.values()]
+    for each in heads:
+        if isinstance(each, nn.Module) and not isinstance(each, OutputHead):
+            logger.warning_once(
+                "the loss holds the logits of the whole batch, and fp32 copies of them: the output head is a "
+                f"{type(each).__name__}, which only gives logits"
+            )
+            return None
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     targets_BT = targets_BT.to(hidden_BTD.device)
     loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
@@ -141,10 +138,10 @@ def divergence(
     num_items_in_batch: Tensor | int | None = None,
     **_: Any,
 ) -> Tensor:
-    """Return the divergence from what a teacher predicts (:class:`tape_ds.methods.distillation.TeacherTokens`), summed
-    over its tokens and divided by the targets of the whole batch, as :func:`causal_lm_loss` divides."""
-    found: Tensor = head(hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD))
-    return _divided(found, shifted(labels_BT), -100, num_items_in_batch)
+    """Return the divergence from a teacher's predictions (:class:`tape_ds.methods.distillation.TeacherTokens`), summed
+    over its tokens and divided as in :func:`causal_lm_loss`."""
+    total: Tensor = head(hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD))
+    return _divided(total, shifted(labels_BT), -100, num_items_in_batch)
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
@@ -160,32 +157,12 @@ def local_targets(
     shift_labels: Tensor | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Return what the loss of one process's tokens takes beside labels: its targets, and the number that divides their
-    sum.
+    """Return the targets of one process's tokens and the number that divides the sum of their losses.
 
-    The number is of whole sequences; where nobody gives it, it is counted there. So the parts of all processes add up
-    to the loss, and a part without a target is 0. Arguments are those of :func:`causal_lm_loss`.
+    The number is of whole sequences, counted there if it is not given. So the parts of all processes add up to the
+    loss, and a part without a target is 0. Arguments are those of :func:`causal_lm_loss`.
     """
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     own_BT = shards.local_tokens(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
     return {"shift_labels": own_BT, "num_items_in_batch": items}
-
-
-def why_not(head: nn.Module | Callable[..., Tensor]) -> str | None:
-    """Why this head can only give logits; None where it can give the loss.
-
-    peft's ``modules_to_save`` hands a call on, arguments and all, to its trained copy or to the original. Its adapters
-    (LoRA) add to the logits, which must then be there. A function in the place of a module gives the loss.
-    """
-    if not isinstance(head, nn.Module):
-        return None
-    copies = getattr(head, "modules_to_save", None)
-    heads = [head.original_module, *copies.values()] if isinstance(copies, nn.ModuleDict) else [head]
-    foreign = [type(each).__name__ for each in heads if not isinstance(each, OutputHead)]
-    return f"the output head is a {foreign[0]}, which only gives logits" if foreign else None
-
-
-@functools.cache
-def _say_once(reason: str) -> None:
-    logger.warning("the loss holds the logits of the whole batch, and fp32 copies of them: %s", reason)

@@ -1,7 +1,7 @@
-"""Several processes that work on the same sequences, as a model's forward sees them.
+"""Interface between a model's forward and several processes that work on the same sequences.
 
-Each process keeps one stretch of every sequence's tokens through embeddings, norms, residuals, position updates and
-whatever else reads one token at a time. There are two kinds, applied to a model from outside:
+Each process keeps one stretch of every sequence's tokens for embeddings, norms, residuals, position updates and all
+else that reads one token at a time. There are two kinds, applied to a model from outside:
 
 - *Sequence parallelism* (:mod:`tape_ds.distributed.ulysses`): linear maps are whole and read the process's tokens;
   attention exchanges them for all tokens of the process's heads.
@@ -18,14 +18,14 @@ from torch import Tensor
 
 
 class Shards:
-    """One forward's sequences as one process sees them; this class: a process that shares none."""
+    """One process's part of a forward's sequences; this class: all of them."""
 
     splits_sequences = False
     """Whether linear maps, the output head and the loss see this process's tokens only, and the loss is a part."""
 
     def local_tokens(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """[B, T, ...] -> [B, t, ...], the tokens of this process. Stretches are equally long: past the sequence's end
-        they hold ``filling``, or with None the last token again."""
+        """[B, T, ...] -> [B, t, ...], the tokens of this process. Stretches are equally long: pad past the end with
+        ``filling``, or repeat the last token (None)."""
         return x
 
     def mapped_tokens(self, x: Tensor, filling: int | None = None) -> Tensor:
@@ -40,7 +40,7 @@ UNSHARED = Shards()
 
 
 class SequenceSharding(Protocol):
-    """Set as ``sequence_sharding`` on a decoder that shares sequences."""
+    """The attribute ``sequence_sharding`` of a decoder that shares sequences."""
 
     always: bool
     """Whether in evaluation too; else each process may read other sequences there."""
@@ -61,10 +61,10 @@ def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
 
 
 class VocabularyPart(Protocol):
-    """Rows of an output head that one of several processes has."""
+    """One of several processes' rows of an output head."""
 
     def logits(self, own: Tensor) -> Tensor:
-        """Logits of its rows -> of all."""
+        """Return the logits of all rows."""
 
     def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
         """Return the sum of cross-entropies over all sequences; ``weight`` has this process's rows."""

@@ -1,7 +1,6 @@
-"""What makes a model impossible, told from plain values: a recipe is checked without torch and transformers.
+"""Validate model sizes without importing torch or transformers.
 
-``TapeConfig`` refuses what :func:`problems` finds, which includes what transformers' own ``LlamaConfig`` refuses of
-these fields.
+``TapeConfig`` calls this too. It covers transformers' own checks of these fields in ``LlamaConfig``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Fields of a ``TapeConfig`` that can contradict each other, by the same names."""
+    """Fields of a ``TapeConfig`` that can contradict each other."""
 
     vocab_size: int
     hidden_size: int
@@ -62,7 +61,7 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
         if type(value) is not int or value < 1
     ]
     if not found:
-        config: Any = of  # its fields are read, not set
+        config: Any = of
         found = encodings.problems_with(config)
         if of.hidden_size % of.num_attention_heads:
             wrong = f"not divisible by num_attention_heads = {of.num_attention_heads}"

@@ -23,7 +23,7 @@ from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.layout import Engine
 from tape_ds.errors import raise_if_any
-from tape_ds.models.loading.families import TAPE
+from tape_ds.models.loading.config_file import TAPE
 from tape_ds.planning import hardware, search, shape
 from tape_ds.planning.hardware import Gpu
 from tape_ds.planning.job import Job

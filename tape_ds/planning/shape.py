@@ -18,7 +18,7 @@ from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.flops import Weights, decoder_shape
 from tape_ds.models.gptj import ScaledGPTJConfig
 from tape_ds.models.loading import hub
-from tape_ds.models.loading.families import TAPE
+from tape_ds.models.loading.config_file import TAPE
 from tape_ds.registration import register
 
 Config = TapeConfig | PreTrainedConfig

@@ -26,7 +26,7 @@ from tape_ds.encodings.base import PositionLayer
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import BlockInputs, TapeForCausalLM
-from tape_ds.models.loading import extendable, families
+from tape_ds.models.loading import config_file, extendable
 from tape_ds.scoring.losses import evaluating
 
 WITH_WEIGHTS = "reference"
@@ -67,7 +67,7 @@ Visit = Callable[[LayerView], None]
 def check(config: PreTrainedConfig) -> list[Problem]:
     """Return why a model of this configuration cannot be inspected."""
     asked = requested(WITH_WEIGHTS)
-    problems = families.check_llama_shaped(config) if extendable.by_own_class(config) else []
+    problems = config_file.check_llama_shaped(config) if extendable.by_own_class(config) else []
     if asked != WITH_WEIGHTS:
         wrong = f"attention weights are computed by the {WITH_WEIGHTS} backend alone"
         problems = [Problem(ENVIRONMENT, asked, wrong, "unset this environment variable"), *problems]

@@ -28,7 +28,7 @@ from tape_ds.errors import Problem, UserError, collecting, is_main_process, rais
 from tape_ds.models import saving
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
-from tape_ds.models.loading import config_file, configuration, model_folder, weight_files
+from tape_ds.models.loading import config_file, extendable, model_folder, weight_files
 from tape_ds.models.loading.config_file import RUN_CODE
 from tape_ds.models.loading.weight_files import ADAPTER_CONFIG, load_exact, require_exact
 from tape_ds.registration import TYPES
@@ -222,7 +222,7 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
     if (folder / ADAPTER_CONFIG).is_file() and not weight_files.files(folder):
         return _find_adapter(name_or_path, folder, options)
 
-    config = configuration.read(folder, trust_remote_code=options.trust_remote_code)
+    config = extendable.read(folder, trust_remote_code=options.trust_remote_code)
     auto_map = getattr(config, "auto_map", None) or {}
     own_code = "AutoModelForCausalLM" in auto_map
     if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and options.trust_remote_code):

@@ -23,9 +23,9 @@ from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models import decoder_configuration
-from tape_ds.models.loading import config_file, configuration, extendable, model_folder
+from tape_ds.models.loading import config_file, extendable, model_folder
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.models.loading.families import TAPE
+from tape_ds.models.loading.config_file import TAPE
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Config
 
@@ -171,7 +171,7 @@ def planned_base(model: str) -> BaseModel:
         return BaseModel(model, "", shape.published(model))
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:
-        return BaseModel(model, "", configuration.read(path.parent))
+        return BaseModel(model, "", extendable.read(path.parent))
     if model.endswith(".gguf"):
-        return BaseModel(model, "", configuration.read(model_folder.resolve(model)))
-    return BaseModel(model, "", configuration.read(model_folder.find_folder(model, with_weights=False)))
+        return BaseModel(model, "", extendable.read(model_folder.resolve(model)))
+    return BaseModel(model, "", extendable.read(model_folder.find_folder(model, with_weights=False)))

@@ -13,7 +13,6 @@ from transformers import Llama4TextConfig, SmolLM3Config, SmolLM3ForCausalLM
 
 from tape_ds import encodings
 from tape_ds.encodings import base, log_scale, registry
-from tape_ds.models import flops
 from tape_ds.models.convert import to_plain
 from tape_ds.models.llama import positions_of
 from tape_ds.planning import shape
@@ -320,7 +319,7 @@ def test_a_plan_counts_the_layers_that_have_positions(encoding, chosen):
     found = shape.sizes(model.config)
     counted = shape.total(shape.tensors(found, shape.TrainedShape.everything()))
     assert counted == model.num_parameters()
-    work = [flops.position_multiplications(model.config, layer, 10.0) for layer in range(LAYERS)]
+    work = [layer.position.multiplications_per_token(10.0) for layer in model.model.layers]
     assert found.position_work[0] + 10 * found.position_work[1] == pytest.approx(sum(work))
     assert found.placed == sum(type(layer.position) is not base.PositionLayer for layer in model.model.layers)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import UserError
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 
 HEAD = 64
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -125,7 +125,7 @@ def test_both_published_forms_and_transformers_are_read_alike(name, tmp_path):
     found = [trained_rope.read(content(name, form), name) for form in (4, 5)]
     for form in (4, 5):
         (tmp_path / "config.json").write_text(json.dumps(content(name, form)))
-        config = configuration.read(tmp_path)
+        config = extendable.read(tmp_path)
         assert config.max_position_embeddings == native
         found.append(trained_rope.read(config.to_dict(), name))
     assert all(each == found[0] for each in found)

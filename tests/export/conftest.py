@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 from tests.models.helpers import VOCABULARY, randomised, tiny_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
@@ -44,7 +44,7 @@ def run(base, tmp_path_factory):
     def make(encoding="tape", method="tape", rope_parameters=YARN, trained=(".position.",), **fields):
         folder = tmp_path_factory.mktemp("runs")
         changes = {"position_encoding": encoding, "rope_parameters": rope_parameters}
-        config = convert.tape_config(configuration.read(base), max_position_embeddings=128, **changes)
+        config = convert.tape_config(extendable.read(base), max_position_embeddings=128, **changes)
         torch.manual_seed(3)
         model = randomised(convert.load(base, config), seed=5)
         names = tuple(n for n, _ in model.named_parameters() if any(part in n for part in trained))

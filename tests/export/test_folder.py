@@ -13,7 +13,7 @@ from tape_ds.errors import UserError
 from tape_ds.export import folder
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 from tests.export.conftest import YARN
 from tests.models.helpers import ENCODINGS, tiny_config, tokens
 
@@ -79,7 +79,7 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
         train_position=False, train_norms=True, train_embeddings=False,
     )  # fmt: skip
     config = convert.tape_config(
-        configuration.read(base), max_position_embeddings=128, rope_parameters=YARN, position_encoding="rope"
+        extendable.read(base), max_position_embeddings=128, rope_parameters=YARN, position_encoding="rope"
     )
     trained = prepare("lora", convert.load(base, config), settings)
     with torch.no_grad():

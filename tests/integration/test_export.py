@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from tape_ds.cli import export
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 from tests.integration import clean_environment
 from tests.integration.conftest import ROOT
 from tests.models.helpers import randomised, rounding
@@ -88,7 +88,7 @@ def exported(tiny, tmp_path_factory):
     expected = {"ids": ids}
     for name, changes in FORMS.items():
         config = convert.tape_config(
-            configuration.read(tiny / "model"), max_position_embeddings=128, rope_parameters=ANGLES, **changes
+            extendable.read(tiny / "model"), max_position_embeddings=128, rope_parameters=ANGLES, **changes
         )
         model = randomised(convert.load(tiny / "model", config))
         with torch.no_grad():

@@ -19,6 +19,7 @@ def arguments(tiny, output) -> list[str]:
         "model": tiny / "model",
         "method": "tape",
         "target_length": 128,
+        "eval_length": 128,
         "rope_parameters.original_max_position_embeddings": 64,
         "train_data": f"text:{tiny}/text.txt",
         "eval_data": f"text:{tiny}/held_out.txt",

@@ -113,7 +113,7 @@ def test_a_head_trained_alone_keeps_its_gradient(calls, monkeypatch):
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_head_trained_in_fp16_is_not_summed_by_liger(calls, trained):
     """Its sum over the tokens would be rounded to fp16, which ends at 65,504; frozen, there is no such sum."""
-    head = OutputHead(16, 48, dtype=torch.float16).requires_grad_(trained)
+    head = OutputHead(16, 48, bias=False, dtype=torch.float16).requires_grad_(trained)
     liger_forwards.use_liger(head)
     head.fused_from = 1
     hidden = torch.full((4096, 16), 40.0, dtype=torch.float16, requires_grad=True)
@@ -160,7 +160,7 @@ def test_the_loss_of_liger_itself(monkeypatch):
     pytest.importorskip("liger_kernel")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
-    ours = OutputHead(32, VOCABULARY, device=device)
+    ours = OutputHead(32, VOCABULARY, bias=False, device=device)
     theirs = copy.deepcopy(ours)
     liger_forwards.use_liger(theirs)
     targets = tokens(2, 12).to(device)

@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from tape_ds.errors import UserError
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 from tests.models.helpers import ENCODINGS, HEADS, SIZES, rounding, tiny_config, tiny_model, tokens
 
 
@@ -21,7 +21,7 @@ def llama(heads="gqa", **changes):
 def test_a_saved_llama_loads_as_itself(tmp_path, heads, tied, encoding):
     model = llama(heads, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path)
-    config = convert.tape_config(configuration.read(tmp_path), position_encoding=encoding)
+    config = convert.tape_config(extendable.read(tmp_path), position_encoding=encoding)
     ours = convert.load(tmp_path, config)
     assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
     for name, weight in model.state_dict().items():
@@ -42,7 +42,7 @@ def test_there_and_back_is_bit_exact(tmp_path, tied, rope_type):
     }[rope_type] | {"rope_type": rope_type, "rope_theta": 10_000.0}
     model = llama(tie_word_embeddings=tied, rope_parameters=parameters)
     model.save_pretrained(tmp_path / "llama")
-    config = convert.tape_config(configuration.read(tmp_path / "llama"), position_encoding="rope")
+    config = convert.tape_config(extendable.read(tmp_path / "llama"), position_encoding="rope")
     back = convert.to_plain(convert.load(tmp_path / "llama", config))
     back.save_pretrained(tmp_path / "back")
     ids = tokens(2, 20)
@@ -65,7 +65,7 @@ def test_a_qwen2_comes_back_as_a_qwen2(tmp_path, tied, head_size):
         if name.endswith(".bias"):  # zero in a new model, and without effect
             torch.nn.init.normal_(weight)
     model.save_pretrained(tmp_path / "qwen2")
-    config = convert.tape_config(configuration.read(tmp_path / "qwen2"), position_encoding="rope")
+    config = convert.tape_config(extendable.read(tmp_path / "qwen2"), position_encoding="rope")
     assert config.qkv_bias and convert.tape_config(config).qkv_bias
     back = convert.to_plain(convert.load(tmp_path / "qwen2", config))
     back.save_pretrained(tmp_path / "back")
@@ -140,7 +140,7 @@ def test_a_llama_with_dynamic_scaling_is_one_here(tmp_path, length, said):
     another, transformers ignores it; here it was taken for the window, and logits were off by 5.6 at 24 tokens."""
     model = llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, **said})
     model.save_pretrained(tmp_path)
-    native = configuration.read(tmp_path)
+    native = extendable.read(tmp_path)
     config = convert.tape_config(native, position_encoding="rope")
     assert config.rope_parameters == convert.tape_config(model.config).rope_parameters == native.rope_parameters
     assert config.rope_parameters["original_max_position_embeddings"] == 64
@@ -197,7 +197,7 @@ def test_stored_frequencies_of_old_checkpoints_are_recomputed(tmp_path):
     """Llama 2's files on the hub hold ``rotary_emb.inv_freq`` in every layer; they follow from the configuration."""
     llama().save_pretrained(tmp_path)
     change_weights(tmp_path, lambda x: x.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
-    convert.load(tmp_path, convert.tape_config(configuration.read(tmp_path)))
+    convert.load(tmp_path, convert.tape_config(extendable.read(tmp_path)))
 
 
 @pytest.mark.parametrize("encoding", ["t5", "fire", "bipe_rope", "tape", "tape separate"])

@@ -18,7 +18,7 @@ from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import UserError
 from tape_ds.models import decoder, decoder_configuration
 from tape_ds.models.flops import decoder_shape
-from tape_ds.models.loading import configuration, extendable
+from tape_ds.models.loading import extendable
 from tests.models.tiny_decoders import VOCABULARY, families, table, tiny_config
 
 TOKENS = 40
@@ -247,7 +247,7 @@ def check_frequencies(scaled, ours, frequencies, factor):
 def check_folder(eager, folder):
     """Extended from a folder, and read from a folder by plain transformers."""
     eager.save_pretrained(folder / "base")
-    native = configuration.read(folder / "base")
+    native = extendable.read(folder / "base")
     assert extendable.check(native) == []
     own = trained_rope.read(native.to_dict(), native.model_type)
     changes = {}
@@ -372,7 +372,7 @@ LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_llama_trains_alike_by_transformers_class_and_by_ours(method, batches, tmp_path):
     LlamaForCausalLM(LlamaConfig(**LLAMA, use_cache=False)).save_pretrained(tmp_path)
-    native = configuration.read(tmp_path)
+    native = extendable.read(tmp_path)
     models = [
         extendable.load(tmp_path, extendable.configure(native, position_encoding="rope"), dtype=torch.float32),
         decoder.load(tmp_path, decoder_configuration.configure(native), dtype=torch.float32),
@@ -427,7 +427,7 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_nothing_here_computes_is_refused_before_weights_are_read(reason, tmp_path):
     REFUSED[reason].save_pretrained(tmp_path)  # config.json alone
-    (problem,) = extendable.check(configuration.read(tmp_path))
+    (problem,) = extendable.check(extendable.read(tmp_path))
     assert problem.field == "model" and reason in problem.wrong
 
 
@@ -441,9 +441,9 @@ def test_code_in_a_folder_is_never_run(known, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     if known:
-        model = decoder.load(tmp_path, decoder_configuration.configure(configuration.read(tmp_path)))
+        model = decoder.load(tmp_path, decoder_configuration.configure(extendable.read(tmp_path)))
         assert type(model).native is Gemma2ForCausalLM
     else:
         with pytest.raises(UserError, match="no configuration could be read"):
-            configuration.read(tmp_path)
+            extendable.read(tmp_path)
     assert not (tmp_path / "ran").exists()

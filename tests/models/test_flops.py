@@ -24,27 +24,6 @@ def test_multiply_adds_are_those_that_are_executed(heads, encoding):
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("heads", HEADS)
-def test_parameters_are_the_model_s(heads, encoding, tied):
-    model = tiny_model(heads, encoding, tie_word_embeddings=tied, attention_bias=tied, mlp_bias=tied)
-    assert flops.parameters(model.config) == model.num_parameters()
-
-
-def test_biases_without_one_on_the_output_are_counted():
-    model = tiny_model(qkv_bias=True)
-    names = {name.split(".")[-2] for name, _ in model.named_parameters() if name.endswith(".bias")}
-    assert names == {"q_proj", "k_proj", "v_proj"}
-    assert flops.parameters(model.config) == model.num_parameters()
-
-
-def test_norms_of_heads_are_counted():
-    model = tiny_model(qk_norm=True)
-    assert "model.layers.0.self_attn.q_norm.weight" in model.state_dict()
-    assert flops.parameters(model.config) == model.num_parameters()
-
-
 def test_training_counts_the_backward_by_what_is_trained():
     config = tiny_model().config
     forward = 2 * flops.multiply_adds(config, 100) / 100

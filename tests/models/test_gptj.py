@@ -13,7 +13,7 @@ from tape_ds import ScaledGPTJConfig, ScaledGPTJForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.models import decoder
 from tape_ds.models.gptj import with_rope
-from tape_ds.models.loading import configuration, extendable
+from tape_ds.models.loading import extendable
 from tests.models.helpers import gradients, largest_difference, tokens
 
 SIZES = {
@@ -166,14 +166,14 @@ def test_there_is_no_table_of_positions():
 def test_folders_there_and_back(tmp_path):
     other = theirs()
     other.save_pretrained(tmp_path / "native")
-    native = configuration.read(tmp_path / "native")
+    native = extendable.read(tmp_path / "native")
     config = extendable.configure(native, rope_parameters=ANGLES["ntk"], max_position_embeddings=256)
     assert config.max_position_embeddings == config.n_positions == 256
     model, ids = extendable.load(tmp_path / "native", config).eval(), tokens(1, 12)
     assert model.state_dict().keys() == other.state_dict().keys()
     model.save_pretrained(tmp_path / "scaled")
     for again in (
-        extendable.load(tmp_path / "scaled", configuration.read(tmp_path / "scaled")),
+        extendable.load(tmp_path / "scaled", extendable.read(tmp_path / "scaled")),
         AutoModelForCausalLM.from_pretrained(tmp_path / "scaled", dtype=torch.float32),
     ):
         assert isinstance(again, ScaledGPTJForCausalLM) and type(again.config) is ScaledGPTJConfig
@@ -194,7 +194,7 @@ def test_an_older_folder_is_loaded(tmp_path):
     fields |= {"model_type": "tape_gptj", "rope_parameters": ANGLES["yarn"]}
     fields |= {"position_encoding": "rope", "position_options": None, "attention_backend": "auto"}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    config, ids = configuration.read(tmp_path), tokens(1, 12)
+    config, ids = extendable.read(tmp_path), tokens(1, 12)
     assert not hasattr(config, "attention_backend")
     expected = ours(other, rope_parameters=fields["rope_parameters"])(ids).logits
     assert torch.equal(extendable.load(tmp_path, config).eval()(ids).logits, expected)

@@ -25,7 +25,7 @@ def several_chunks(monkeypatch):
     """8 tokens each, and nothing said before."""
     monkeypatch.setattr(kernel, "CHUNK_BYTES", 1)
     monkeypatch.setattr(kernel, "CHUNK_MULTIPLE", 8)
-    output_head._say_once.cache_clear()
+    logging.Logger.warning_once.cache_clear()  # of transformers
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_transformers(items, tied, chunked_calls):
 
 
 def test_the_heads_own_gradients_are_transformers():
-    head, hidden, labels = OutputHead(32, VOCABULARY), torch.randn(2, 21, 32), some_labels()
+    head, hidden, labels = OutputHead(32, VOCABULARY, bias=False), torch.randn(2, 21, 32), some_labels()
     outcomes = []
     for dtype, loss_of in (
         (torch.float32, lambda x: output_head.causal_lm_loss(head, x, labels)),
@@ -136,7 +136,7 @@ def test_as_a_tuple_the_loss_comes_first():
 
 
 def test_names_are_those_of_a_linear_map():
-    head, linear = OutputHead(8, 61), nn.Linear(8, 61, bias=False)
+    head, linear = OutputHead(8, 61, bias=False), nn.Linear(8, 61, bias=False)
     assert head.state_dict().keys() == linear.state_dict().keys()
     head.load_state_dict(linear.state_dict())
     x = torch.randn(2, 3, 8)
@@ -152,7 +152,7 @@ def test_the_loss_goes_through_the_modules_own_call():
 
 
 def test_the_head_compiles_whole():
-    head, hidden, targets = OutputHead(8, 61), torch.randn(2, 20, 8, requires_grad=True), tokens(2, 20)
+    head, hidden, targets = OutputHead(8, 61, bias=False), torch.randn(2, 20, 8, requires_grad=True), tokens(2, 20)
     compiled = torch.compile(head, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(hidden, targets=targets), head(hidden, targets=targets))
 

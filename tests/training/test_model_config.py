@@ -8,7 +8,7 @@ from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
 from tape_ds.config import extension, pretraining
 from tape_ds.errors import UserError
-from tape_ds.models.loading import configuration, extendable, model_folder
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.planning import shape
 from tape_ds.training import model_config
 
@@ -46,7 +46,7 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
 
 
 def test_smollm2_is_planned_by_the_sizes_that_it_has():
-    unpacked = configuration.read(model_folder.resolve("smollm2"))
+    unpacked = extendable.read(model_folder.resolve("smollm2"))
     found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
     assert shape.sizes(shape.published("smollm2")) == found
 

@@ -15,7 +15,7 @@ from tape_ds import encodings, storage
 from tape_ds.arguments import add_model, named
 from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import extendable, families
+from tape_ds.models.loading import config_file, extendable
 from tape_ds.models.loading.weight_files import fill
 from tape_ds.scoring import inspection, models
 from tape_ds.scoring.models import FoundModel
@@ -60,7 +60,7 @@ def as_own(model: PreTrainedModel) -> extendable.Model:
     """Return the same weights in this project's model, whose blocks can be inspected."""
     if isinstance(model, TapeForCausalLM):
         return model
-    raise_if_any(families.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])
+    raise_if_any(config_file.check_llama_shaped(model.config) if extendable.by_own_class(model.config) else [])
     config = extendable.configure(model.config)
     with torch.device("meta"):
         empty = TapeForCausalLM(encodings.plain(config, config.rope_parameters))

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import raise_if_any
 from tape_ds.models.flops import DecoderShape, decoder_shape
-from tape_ds.models.loading import configuration, extendable, model_folder
+from tape_ds.models.loading import extendable, model_folder
 from tape_ds.models.loading.config_file import SMOLLM2
 
 
@@ -50,4 +50,4 @@ def open_base(name: str) -> BaseModel:
     if name != SMOLLM2 and path.exists():
         name = str(path.absolute())  # trained.json names it, and is read from any folder
     folder = model_folder.resolve(name)
-    return BaseModel(name, folder, configuration.read(folder))
+    return BaseModel(name, folder, extendable.read(folder))

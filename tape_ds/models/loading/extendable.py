@@ -1,28 +1,60 @@
-"""From a pretrained folder to the model that is extended, whatever its family.
+"""Read the configuration of a pretrained folder, and make it the model that is extended, of any family.
 
-A Llama-shaped model becomes one of this project; any other decoder of transformers is extended by its own class
-(:mod:`tape_ds.models.decoder`). Both fulfil one protocol: the same forward arguments and ``with_rope_parameters``.
-Only this file asks which kind a model is.
+A Llama-shaped model becomes one of this project; any other decoder of transformers is extended in its own class
+(:mod:`tape_ds.models.decoder`). Both have the same forward arguments and ``with_rope_parameters``. Only this file
+distinguishes them.
 """
 
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
-from tape_ds.errors import Problem
-from tape_ds.models import convert, decoder, decoder_configuration
+from tape_ds.encodings import trained_rope
+from tape_ds.errors import Problem, UserError
+from tape_ds.models import convert, decoder, decoder_configuration, gptj
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import families
+from tape_ds.models.loading import baichuan
+from tape_ds.models.loading.config_file import BAICHUAN, check_llama_shaped, has_llamas_names, unreadable
+from tape_ds.registration import register
 
 Config: TypeAlias = TapeConfig | PreTrainedConfig
 Model: TypeAlias = TapeForCausalLM | ExtendedDecoder
 
 
+def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
+    """Return the configuration of a folder or hub id; a Baichuan2-7B's is that of the Llama it becomes, a GPT-J's has
+    the RoPE parameters that transformers' own lacks.
+
+    A Llama-shaped model's has the length that its own RoPE scaling reaches as ``max_position_embeddings``, and complete
+    ``rope_parameters``, from either published form. ``trust_remote_code``: whether code that comes with it may be run;
+    None: no, and the command has no such option.
+    """
+    try:
+        content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
+        if not isinstance(content, dict):
+            raise ValueError("it is no mapping")
+        if content.get("model_type") == BAICHUAN:
+            return baichuan.llama_config(content, str(source))
+        register()  # AutoConfig reads folders of this package as well
+        config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
+        config = gptj.with_rope(config)
+    except UserError:
+        raise  # of a TAPE folder or a Baichuan: it names the field
+    except Exception as error:  # of a file of another form transformers raises anything
+        remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
+        raise unreadable(error, "configuration", "model", str(source), remedy, trust_remote_code) from error
+    if has_llamas_names(config):
+        rope = trained_rope.read(content, str(source))
+        config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
+    return config
+
+
 def by_own_class(native: PreTrainedConfig) -> bool:
-    return not families.has_llamas_names(native) or bool(families.check_llama_shaped(native))
+    """Return whether a model is extended in transformers' own class."""
+    return not has_llamas_names(native) or bool(check_llama_shaped(native))
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:

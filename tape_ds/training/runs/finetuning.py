@@ -35,7 +35,7 @@ from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.models import rows as rows_of_vocabulary
+from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
@@ -101,7 +101,7 @@ class Finetuning(Run):
     def resolve(cls, recipe: FinetuningRecipe, base: BaseModel) -> Self:
         model_config.require_fit(recipe, base)
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
-        problems, decides = rows_of_vocabulary.check_rows(base.config, tokenizer), {}
+        problems, decides = convert.check_rows(base.config, tokenizer), {}
         if isinstance(recipe, ChatRecipe):
             problems += template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
         elif tokenizer.eos_token_id is None:

@@ -16,7 +16,7 @@ from tape_ds.config.sections import Optimization
 from tape_ds.data.order import collate
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
@@ -78,7 +78,7 @@ def train(
         gradient_checkpointing=checkpointing,
     )
     set_seed(5)
-    config = convert.tape_config(configuration.read(base), position_encoding="rope" if method == "lora" else "tape")
+    config = convert.tape_config(extendable.read(base), position_encoding="rope" if method == "lora" else "tape")
     if method == "lora":
         Settings.train_position = False
     model = convert.load(base, config, dtype=torch.bfloat16 if bf16 else torch.float32)

@@ -17,7 +17,7 @@ from tape_ds.config.sections import Memory, Profile
 from tape_ds.data.order import collate
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 from tape_ds.training.callbacks import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer
@@ -49,7 +49,7 @@ def train(folder: Path, base: Path, engine: int | str, saving: str, profile: Pro
         **changes,
     )
     set_seed(5)
-    model = convert.load(base, convert.tape_config(configuration.read(base)), dtype=torch.float32)
+    model = convert.load(base, convert.tape_config(extendable.read(base)), dtype=torch.float32)
     prepared = prepare("tape", model, Settings)
     trainer = TapeTrainer(
         record=TrainedRecord(base=str(base), method="tape", names=prepared.names),

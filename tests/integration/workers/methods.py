@@ -15,7 +15,7 @@ from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.data.order import collate
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration
+from tape_ds.models.loading import extendable
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
 from tests.methods.test_methods import settings
@@ -48,7 +48,7 @@ def train(folder: Path, method: str, tying: str) -> None:
     kind, base = methods.METHODS[method], folder / tying
     plan = arguments(folder / "run", 3, max_steps=3, gradient_checkpointing=True)
     set_seed(5)
-    config = convert.tape_config(configuration.read(base), position_encoding=kind.encoding, rope_parameters=ANGLES)
+    config = convert.tape_config(extendable.read(base), position_encoding=kind.encoding, rope_parameters=ANGLES)
     chosen = settings(train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=8)
     prepared = prepare(method, convert.load(base, config, dtype=torch.float32), chosen)
     record = TrainedRecord(base=str(base), method=method, names=prepared.names)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from tape_ds.errors import UserError
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration, model_folder
+from tape_ds.models.loading import extendable, model_folder
 from tests import hub_cache
 from tests.models.helpers import tokens
 
@@ -147,7 +147,7 @@ def test_the_converted_model_is_the_published_formula(tmp_path, save, encoding):
     """Through ``resolve``, as a run does it; whatever the files, and without a line of its code."""
     tensors = publish(tmp_path / "published", save=save)
     folder = model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
-    config = convert.tape_config(configuration.read(folder), position_encoding=encoding)
+    config = convert.tape_config(extendable.read(folder), position_encoding=encoding)
     model = convert.load(folder, config)
     ids = tokens(1, 50)
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_it_is_converted_once_and_anew_when_it_changes(tmp_path):
 
 def test_its_configuration_is_read_before_it_is_converted(tmp_path):
     publish(tmp_path / "published")
-    config = configuration.read(tmp_path / "published")
+    config = extendable.read(tmp_path / "published")
     assert (config.model_type, config.num_key_value_heads) == ("llama", H)
     ours = convert.tape_config(config)
     assert (ours.vocab_size, ours.max_position_embeddings, ours.model_type) == (ROWS, 64, "tape")
@@ -218,7 +218,7 @@ def test_its_configuration_is_read_before_it_is_converted(tmp_path):
 def test_another_baichuan_is_refused_with_the_reason(tmp_path, changes, words):
     publish(tmp_path / "published", changes)
     for refused in (
-        lambda: configuration.read(tmp_path / "published"),
+        lambda: extendable.read(tmp_path / "published"),
         lambda: model_folder.resolve(str(tmp_path / "published"), tmp_path / "models"),
     ):
         with pytest.raises(UserError, match=words):

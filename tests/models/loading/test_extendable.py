@@ -8,7 +8,7 @@ from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.models.decoder import ExtendedDecoder
 from tape_ds.models.gptj import with_rope
-from tape_ds.models.loading import configuration, extendable
+from tape_ds.models.loading import extendable
 from tests.models.helpers import SIZES, tokens
 
 KINDS = {
@@ -34,7 +34,7 @@ def folder(request, tmp_path):
 
 @torch.no_grad()
 def test_a_model_is_extended_and_measured_as_it_was(folder):
-    native = configuration.read(folder)
+    native = extendable.read(folder)
     raise_if_any(extendable.check(native))
     assert native.max_position_embeddings == 64 and native.rope_parameters["rope_type"] == "default"
     changes = {"position_encoding": "rope", "position_options": None, "state_dtype": None}
@@ -48,14 +48,14 @@ def test_a_model_is_extended_and_measured_as_it_was(folder):
         assert torch.equal(model(ids).logits, plain(ids).logits)
     assert torch.equal(model(ids).logits, scaled)
     model.save_pretrained(folder / "extended")
-    again = configuration.read(folder / "extended")
+    again = extendable.read(folder / "extended")
     assert type(again) is type(config) and extendable.check(again) == []
     assert torch.equal(extendable.load(folder / "extended", again).eval()(ids).logits, scaled)
 
 
 def test_what_is_neither_is_refused_with_the_reason(tmp_path):
     GPT2Config().save_pretrained(tmp_path)
-    problems = extendable.check(configuration.read(tmp_path))
+    problems = extendable.check(extendable.read(tmp_path))
     assert "no rotary positions" in str(problems[0])
 
 

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tape_ds.errors import UserError
 from tape_ds.models import convert
-from tape_ds.models.loading import configuration, model_folder, weight_files
+from tape_ds.models.loading import extendable, model_folder, weight_files
 from tests.models.helpers import tiny_model
 
 
@@ -96,7 +96,7 @@ def published(tmp_path):
 
 
 def load(folder):
-    return convert.load(folder, convert.tape_config(configuration.read(folder)))
+    return convert.load(folder, convert.tape_config(extendable.read(folder)))
 
 
 def test_a_torch_file_of_tensors_is_read(published):

@@ -44,6 +44,7 @@ def recipe(model, /, **changes):
         "model": model,
         "method": "tape",
         "target_length": 64,
+        "eval_length": 64,
         "rope_parameters": "{}",
         "train_data": f"text:{model.parent}/text.txt",
         "eval_data": "",
