@@ -109,7 +109,6 @@ ROOMS = (
     "planning",
     "resilience",
     "training",
-    "training/checks",
     "training/runs",
 )
 

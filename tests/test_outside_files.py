@@ -147,7 +147,7 @@ def trapped(base, tmp_path):
 DOORS = {
     "configuration": lambda folder: extendable.read(folder),
     "model": lambda folder: extendable.load(folder, extendable.configure(extendable.read(folder))),
-    "tokenizer": lambda folder: tokenizers.load(str(folder)),
+    "tokenizer": lambda folder: tokenizers.load_tokenizer(str(folder)),
     "evaluation": lambda folder: found(folder).load(),
 }
 

@@ -98,9 +98,9 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
 
     tokenizer = None
     if options.tokenizer is not None:
-        tokenizer = tokenizers.load(options.tokenizer, "--tokenizer")
+        tokenizer = tokenizers.load_tokenizer(options.tokenizer, "--tokenizer")
     elif not Path(source).is_dir() or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
-        tokenizer = tokenizers.load(source, "source")
+        tokenizer = tokenizers.load_tokenizer(source, "source")
     if tokenizer is not None:
         raise_if_any(convert.check_rows(model.config, tokenizer))
         if options.rows is not None:

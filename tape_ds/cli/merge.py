@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
     quieten_libraries()
     record = trained.read_record(options.trained)
-    tokenizer = tokenizers.load(options.trained, "trained")
+    tokenizer = tokenizers.load_tokenizer(options.trained, "trained")
     original = merging.original_dtype(options.trained, base_anyway=options.base_anyway)
     model = merging.merge(options.trained, base_anyway=options.base_anyway)
     dtype = original if options.dtype == "auto" else getattr(torch, options.dtype)

@@ -98,10 +98,9 @@ def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
     recipe = load(own.recipe, fields, own.gpus)
 
     from tape_ds.planning import recipe_job
-    from tape_ds.training import model_config
-    from tape_ds.training.checks import libraries
+    from tape_ds.training import library_checks, model_config
 
-    raise_if_any(libraries.check(recipe))
+    raise_if_any(library_checks.check(recipe))
     config = model_config.planned_config(recipe, own.model_config)
     recipe = recipe_job.settle(recipe, config, gpu)
     job = recipe_job.job_of(recipe, config, own.gpus, gpu)

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     bad_rows = BadRows(options.skip_bad_rows)
     result = prepared.prepare(
         options.data,
-        tokenizer.load(options.tokenizer),
+        tokenizer.load_tokenizer(options.tokenizer),
         options.output,
         split=options.split,
         shard_tokens=options.shard_tokens,

@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
 
-    tokens = tokenizer.load(options.tokenizer)
+    tokens = tokenizer.load_tokenizer(options.tokenizer)
     end = appended(tokens)
 
     def long_enough() -> Iterator[np.ndarray]:

@@ -43,10 +43,9 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.planning import recipe_job
-    from tape_ds.training import device, model_config
-    from tape_ds.training.checks import libraries
+    from tape_ds.training import device, library_checks, model_config
 
-    raise_if_any(libraries.check(recipe))
+    raise_if_any(library_checks.check(recipe))
     config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}
@@ -83,6 +82,6 @@ def describe(recipe: Recipe) -> str:
     width = max(map(len, lines))
     text = [f"{name:<{width}}  {redacted(value)}" for name, value in lines.items()]
     local = dataclasses.replace(recipe, elsewhere=False)
-    here = [*local.problems(set()), *device.check(recipe, config), *libraries.check(local)]
+    here = [*local.problems(set()), *device.check(recipe, config), *library_checks.check(local)]
     text += ["This machine would refuse the run:", *(f"  {problem}" for problem in here)] if here else []
     return "\n".join(text)

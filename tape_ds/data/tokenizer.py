@@ -93,7 +93,7 @@ def cached(
     return AutoTokenizer.from_pretrained(building.folder(cache_dir, key, build))
 
 
-def load(
+def load_tokenizer(
     name_or_path: str, field: str = "tokenizer", *, trust_remote_code: bool | None = None
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.

@@ -83,7 +83,7 @@ def write(
         for file, text in code.items():
             (folder / file).write_text(text, encoding="utf-8")
         if source.has_tokenizer:
-            tokenizer = tokenizers.load(str(source.folder), "source")
+            tokenizer = tokenizers.load_tokenizer(str(source.folder), "source")
             tokenizer.model_max_length = source.config.max_position_embeddings
             tokenizers.save(tokenizer, folder)
         (folder / "README.md").write_text(card.text(source, model, name, license, plain=plain), encoding="utf-8")

@@ -1,18 +1,13 @@
 """Registry of extension methods: what of a model is trained, and from which RoPE parameters and encoding it starts.
 
-A method is a line of :data:`METHODS`. It receives a loaded model with its final encoding, decides by exact parameter
-names what is trained, and freezes the rest. The names are the contract: they are printed, asserted, and say what a
-checkpoint holds. The table is read by the checks of a recipe, so nothing heavy is imported before :func:`prepare`.
+A method is a line of :data:`METHODS`, which the checks of a recipe read without torch. :mod:`.prepare` decides by exact
+parameter names what of a loaded model is trained, and freezes the rest. The names are the contract: they are printed,
+asserted, and are what a checkpoint holds.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-from tape_ds.errors import Problem, UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from torch import nn
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "tape": Method("groups", encoding="tape", learns_positions=True),
     "tape+lora": Method("adapters", encoding="tape", learns_positions=True, embeddings=True),
-    # norms and embeddings beside the adapters: LongLoRA (Chen et al. 2023, arXiv:2309.12307, section 3.3)
+    # norms and embeddings as well as the adapters: LongLoRA (Chen et al. 2023, arXiv:2309.12307, section 3.3)
     "lora": Method("adapters", embeddings=True),
     "longlora": Method("adapters", embeddings=True, grouped=True),
     # a larger base instead of interpolation (Roziere et al. 2023, arXiv:2308.12950, section 2.4)
@@ -64,45 +59,3 @@ def available() -> list[str]:
 
 def trained() -> list[str]:
     return [name for name in available() if METHODS[name].trains != "nothing"]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model ready for training, and the exact names of its trained parameters."""
-
-    model: "nn.Module"
-    names: tuple[str, ...]
-
-
-def prepare(name: str, model: "nn.Module", settings: Any) -> Trained:
-    """Choose what ``model`` trains; ``settings`` is the method section of a recipe."""
-    if name not in METHODS:
-        raise UserError(Problem("method", name, "unknown", did_you_mean(name, METHODS)))
-    from tape_ds.attention.shifted_groups import use_groups
-    from tape_ds.methods import adapters, groups
-    from tape_ds.models import decoder
-
-    method = METHODS[name]
-    prepared = model.requires_grad_(method.trains == "everything")
-    for router in decoder.routers(model).values():
-        router.requires_grad_(method.trains == "everything" and bool(getattr(settings, "train_router", False)))
-    if method.trains == "groups":
-        for parameter in map(model.get_parameter, groups.names(model, settings)):
-            parameter.requires_grad_(True)
-    elif method.trains == "adapters":
-        prepared = adapters.attach(model, settings)
-    if method.grouped:
-        use_groups(model, settings.group_tokens)
-    names = tuple(name for name, parameter in prepared.named_parameters() if parameter.requires_grad)
-    if not names and method.trains != "nothing":
-        remedy = "set train_position, train_norms or train_embeddings, or choose another method"
-        raise UserError(Problem("method", name, "there is nothing to train", remedy))
-    return Trained(prepared, names)
-
-
-def assert_trainable(model: "nn.Module", names: tuple[str, ...]) -> None:
-    """Raise RuntimeError unless exactly ``names`` require gradients: a wrapper may have changed that."""
-    found = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if found != set(names):
-        extra, lost = sorted(found - set(names)), sorted(set(names) - found)
-        raise RuntimeError(f"trainable parameters changed: not meant to train {extra}, meant to train {lost}")

@@ -1,4 +1,4 @@
-"""Self-distillation inside the native window: an untouched copy of the base model says what its tokens predicted.
+"""Self-distillation inside the native window, from an untouched copy of the base model.
 
 Shape letters: B batch, T tokens, D hidden size, V entries of the vocabulary.
 """
@@ -22,7 +22,7 @@ class TeacherTokens(NamedTuple):
     counts_BT: Tensor
     """bool: the tokens whose position in their document is within the native window."""
     share: float
-    """Of the divergence in the loss; the rest is the cross-entropy's."""
+    """Weight of the divergence in the loss; the rest is the cross-entropy's."""
 
 
 class Teacher:
@@ -31,7 +31,7 @@ class Teacher:
     Args:
         model: on the device of the batches; held by nothing else.
         window: its native tokens.
-        share: of the divergence in the loss.
+        share: weight of the divergence in the loss.
     """
 
     def __init__(self, model: Model, window: int, share: float):
@@ -44,7 +44,7 @@ class Teacher:
         """Return the teacher's output on a batch of :func:`tape_ds.data.order.collate`."""
         ids_BT, documents_BT = inputs["input_ids"], inputs["document_ids"]
         places_BT, counts_BT = native_places(inputs["position_ids"], documents_BT, self.window)
-        # Attention is causal, and positions rise: no token that counts sees one behind the last that does.
+        # attention is causal, so no token that counts sees one after the last that does
         seen = int(counts_BT.any(dim=0).nonzero().max()) + 1 if bool(counts_BT.any()) else 1
         hidden_BTD = self.model.decode(
             input_ids=ids_BT[:, :seen],

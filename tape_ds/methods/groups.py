@@ -32,8 +32,8 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
 
 
 def position_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that hold an encoding's own parameters, by path; not those inside another one (Abacus stands
-    around an encoding): peft would copy an inner one twice, and train the copy that nobody reads."""
+    """Return the outermost modules that hold an encoding's own parameters, by path: of one inside another (Abacus wraps
+    an encoding) peft would make two copies, and train the one without effect."""
     found = {p: m for p, m in model.named_modules() if isinstance(m, (PositionEncoding, PositionLayer))}
     return {p: m for p, m in found.items() if not any(p.startswith(f"{outer}.") for outer in found)}
 

@@ -53,7 +53,7 @@ def _parts(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
 
 
 def _draw(blank: TapeForCausalLM, path: str, part: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Initial values, fp32 on the CPU, of every parameter of ``part``, a module of ``blank`` on the meta device."""
+    """Draw fp32 values on the CPU for every parameter of ``part``, a module of ``blank`` on the meta device."""
     drawn = copy.deepcopy(part).to_empty(device="cpu")
     for parameter in drawn.parameters():
         parameter.data = torch.full_like(parameter, torch.nan, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Whether Liger's kernels can be used here, see :mod:`tape_ds.methods.liger_forwards`; told without torch."""
+"""Whether Liger's kernels (:mod:`tape_ds.methods.liger_forwards`) can be used here, answered without torch."""
 
 from __future__ import annotations
 

@@ -17,10 +17,25 @@ SMALLEST = 1
 """Bytes from which a tensor is moved: every one that is not empty."""
 
 
-class _Copies(CheckpointHiddenStatesOffload):
-    """DeepSpeed's engine, on a CPU as well."""
+class _Moved:
+    """Autograd's stand-in for a tensor; where it is dropped unread, so is the copy."""
 
-    def __init__(self, device: torch.device, keep_last: int):
+    def __init__(self, offload: "InputOffload", tensor_id: int):
+        self.tensor_id = tensor_id
+        for held in (offload._tracker, offload._fwd_stash, offload._keep_last):
+            weakref.finalize(self, held.pop, tensor_id, None).atexit = False
+
+
+class InputOffload(CheckpointHiddenStatesOffload):
+    """Moves the inputs that blocks keep to the host's memory, and back for their backward: DeepSpeed's engine, on a CPU
+    as well.
+
+    Args:
+        device: where the model computes.
+        keep_last: newest tensors that stay there: the inputs of the last block.
+    """
+
+    def __init__(self, device: torch.device, keep_last: int = 2):
         self.on_cpu = device.type == "cpu"
         super().__init__(
             use_pin_memory=not self.on_cpu,
@@ -35,56 +50,33 @@ class _Copies(CheckpointHiddenStatesOffload):
         overlapping = tensor.numel() > 1 and 0 in tensor.stride()
         return tensor.device.type != "cpu" or self._num_bytes(tensor) < SMALLEST or overlapping
 
-    def forget(self, tensor_id: int) -> None:
-        for held in (self._tracker, self._fwd_stash, self._keep_last):
-            held.pop(tensor_id, None)
-
-
-class _Moved:
-    """Autograd's stand-in for a tensor; where it is dropped unread, so is the copy."""
-
-    def __init__(self, copies: _Copies, tensor_id: int):
-        self.tensor_id = tensor_id
-        weakref.finalize(self, copies.forget, tensor_id).atexit = False
-
-
-class InputOffload:
-    """Moves the inputs that blocks keep to the host's memory, and back for their backward.
-
-    Args:
-        device: where the model computes.
-        keep_last: newest tensors that stay there: the inputs of the last block.
-    """
-
-    def __init__(self, device: torch.device, keep_last: int = 2):
-        self._copies = _Copies(device, keep_last)
-
     def __call__(self) -> AbstractContextManager[None]:
         """Return the context for a block's inputs, for :func:`tape_ds.methods.recompute.use_recompute`."""
-        return saved_tensors_hooks(self._pack, self._unpack)
+
+        def pack(tensor: Tensor) -> Tensor | _Moved:
+            # a parameter among a block's inputs is the engine's to place
+            tensor_id = None if isinstance(tensor, nn.Parameter) else self.offload_input(tensor)
+            return tensor if tensor_id is None else _Moved(self, tensor_id)
+
+        def unpack(kept: Tensor | _Moved) -> Tensor:
+            return self.restore_input(kept.tensor_id) if isinstance(kept, _Moved) else kept
+
+        return saved_tensors_hooks(pack, unpack)
 
     @property
     def moved_bytes(self) -> int:
         """Moved to the host's memory so far."""
-        return self._copies.stats.offloaded_bytes
+        return self.stats.offloaded_bytes
 
     @property
     def restored_bytes(self) -> int:
         """Moved back so far."""
-        return self._copies.stats.restored_bytes
+        return self.stats.restored_bytes
 
     @property
     def held_bytes(self) -> int:
         """In the host's memory now."""
-        return sum(copy.numel() * copy.element_size() for copy, *_ in self._copies._tracker.values())
-
-    def _pack(self, tensor: Tensor) -> Tensor | _Moved:
-        # a parameter among a block's inputs is the engine's to place
-        tensor_id = None if isinstance(tensor, nn.Parameter) else self._copies.offload_input(tensor)
-        return tensor if tensor_id is None else _Moved(self._copies, tensor_id)
-
-    def _unpack(self, kept: Tensor | _Moved) -> Tensor:
-        return self._copies.restore_input(kept.tensor_id) if isinstance(kept, _Moved) else kept
+        return sum(copy.numel() * copy.element_size() for copy, *_ in self._tracker.values())
 
 
 class MemorySavings:

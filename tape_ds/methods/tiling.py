@@ -41,38 +41,34 @@ def use_tiles(model: nn.Module, tiles: int) -> list[str]:
     ]
     if not feed_forwards:
         raise ValueError(f"{type(model).__name__} has no feed-forward that can be tiled")
+
+    def tile_feed_forward(forward: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+        def tiled(self: nn.Module, x_BTD: Tensor) -> Tensor:
+            if not self.training:
+                return forward(x_BTD)
+            return torch.cat([_again(forward, piece) for piece in x_BTD.tensor_split(tiles, dim=1)], dim=1)
+
+        return tiled
+
+    def tile_update(next_state: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def tiled(
+            self: TapeLayer, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
+        ) -> Tensor:
+            if not self.training:
+                return next_state(start, state, attended_BHTC, y_BTD)
+            states = (start, state, attended_BHTC)
+            by_tokens = [(None,) * tiles if x is None else x.tensor_split(tiles, dim=2) for x in states]
+            pieces = zip(*by_tokens, y_BTD.tensor_split(tiles, dim=1), strict=True)
+            return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)
+
+        return tiled
+
     for module in feed_forwards:
-        module.forward = MethodType(_tiled_feed_forward(module.forward, tiles), module)
+        module.forward = MethodType(tile_feed_forward(module.forward), module)
     for layer in updates:
-        layer.next_state = MethodType(_tiled_update(layer.next_state, tiles), layer)
+        layer.next_state = MethodType(tile_update(layer.next_state), layer)
     found = {"feed-forward": feed_forwards, "position update": updates}
     return [f"{name} ({len(modules)})" for name, modules in found.items() if modules]
-
-
-def _tiled_feed_forward(forward: Callable[[Tensor], Tensor], tiles: int) -> Callable[[Any, Tensor], Tensor]:
-    def tiled(self: nn.Module, x_BTD: Tensor) -> Tensor:
-        if not self.training:
-            return forward(x_BTD)
-        return torch.cat([_again(forward, piece) for piece in x_BTD.tensor_split(tiles, dim=1)], dim=1)
-
-    return tiled
-
-
-def _tiled_update(next_state: Callable[..., Tensor], tiles: int) -> Callable[..., Tensor]:
-    def tiled(
-        self: TapeLayer, start: Tensor, state: Tensor | None, attended_BHTC: Tensor | None, y_BTD: Tensor
-    ) -> Tensor:
-        if not self.training:
-            return next_state(start, state, attended_BHTC, y_BTD)
-        by_tokens = [_pieces(x, tiles, dim=2) for x in (start, state, attended_BHTC)]
-        pieces = zip(*by_tokens, y_BTD.tensor_split(tiles, dim=1), strict=True)
-        return torch.cat([_again(next_state, *piece) for piece in pieces], dim=2)
-
-    return tiled
-
-
-def _pieces(x: Tensor | None, tiles: int, dim: int) -> tuple[Tensor | None, ...]:
-    return (None,) * tiles if x is None else x.tensor_split(tiles, dim=dim)
 
 
 def _again(function: Callable[..., Any], *inputs: Any) -> Any:

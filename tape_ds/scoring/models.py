@@ -90,7 +90,9 @@ class FoundModel:
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return tokenizers.load(self.tokenizer_name_or_path, trust_remote_code=self.load_options.trust_remote_code)
+        return tokenizers.load_tokenizer(
+            self.tokenizer_name_or_path, trust_remote_code=self.load_options.trust_remote_code
+        )
 
     @property
     def known_length(self) -> int | None:

@@ -1,43 +1,27 @@
-"""Callbacks of a run: progress on the terminal, metrics in a file, memory savings, and scoring around training."""
+"""Callbacks of a run: progress on the terminal, metrics in a file, memory savings, and the trained weights."""
 
 import contextlib
 import json
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.checkpoint.trained import replace_trained
 from tape_ds.config.sections import Memory
 from tape_ds.data.mix import MixedSequences
-from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.distributed import processes
 from tape_ds.errors import redacted
 from tape_ds.methods.memory_savings import MemorySavings
 from tape_ds.scoring.inspection import measure_updates
 from tape_ds.scoring.losses import bare
-from tape_ds.scoring.passkey import Passkey
-from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import metrics
 from tape_ds.training.environment import say
-from tape_ds.training.held_out import (
-    EvalDocument,
-    Found,
-    Scores,
-    Variants,
-    passkeys,
-    read_passkeys,
-    read_scores,
-    score_variants,
-    write_passkeys,
-    write_scores,
-)
 from tape_ds.training.trainer import TapeTrainer
 
 
@@ -183,128 +167,3 @@ class SaveTrained(TrainerCallback):
             self.outdated.unlink(missing_ok=True)
         trainer = self.trainer
         replace_trained(self.folder, trainer.model, trainer.record, trainer.processing_class)
-
-
-Measured = TypeVar("Measured")
-"""Scores of one variant."""
-
-
-class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
-    """Scores variants of the model before the first step and after the last; results go to ``file``, which ``write``
-    replaces and ``read`` reads.
-
-    A resumed run keeps the scores of its first part, as far as the questions are the same.
-    """
-
-    def __init__(
-        self,
-        before: Variants,
-        after: Variants,
-        file: Path,
-        read: Callable[[Path], dict[str, Measured]],
-        write: Callable[[Path, dict[str, Measured]], None],
-    ):
-        self.before = before
-        self.after = after
-        self.file = file
-        self.read = read
-        self.write = write
-
-    @abstractmethod
-    def announcement(self, variants: Variants) -> str:
-        """Return the line that is printed before."""
-
-    @abstractmethod
-    def measure(self, model: Any, variants: Variants) -> dict[str, Measured]:
-        """Score the variants, on every rank together."""
-
-    @abstractmethod
-    def asked(self, found: Measured) -> Any:
-        """Return the questions alone: scores of different questions do not belong in one table."""
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.global_step > 0:
-            return
-        if state.is_world_process_zero:
-            self.file.unlink(missing_ok=True)
-        if self.before:
-            self._score(kwargs["model"], self.before, state)
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._score(kwargs["model"], self.after, state)
-
-    def _score(self, model: Any, variants: Variants, state: TrainerState) -> None:
-        first = state.is_world_process_zero
-        if first:
-            print(self.announcement(variants), flush=True)
-        found = self.measure(model, variants)
-        if first:
-            same = self.asked(next(iter(found.values())))
-            kept = {variant: each for variant, each in self.read(self.file).items() if self.asked(each) == same}
-            self.write(self.file, kept | found)
-
-
-class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
-    """Scores the held-out documents."""
-
-    def __init__(self, documents: list[EvalDocument], span: int, before: Variants, after: Variants, file: Path):
-        super().__init__(before, after, file, read_scores, write_scores)
-        self.documents = documents
-        self.span = span
-
-    def announcement(self, variants: Variants) -> str:
-        names = ", ".join(document.name for document in self.documents)
-        return f"scoring {', '.join(variants)} on {names} ({self.documents[0].input_ids_1T.shape[1]} tokens)"
-
-    def measure(self, model: Any, variants: Variants) -> Scores:
-        return score_variants(model, self.documents, variants, self.span)
-
-    def asked(self, found: dict[str, SpanLosses]) -> Any:
-        return {name: losses.counts for name, losses in found.items()}
-
-
-class PasskeyRetrieval(ScoredAround[list[Passkey]]):
-    """Asks for the passkeys that ``prompts`` hide."""
-
-    def __init__(
-        self,
-        prompts: list[PasskeyPrompt],
-        tokenizer: PreTrainedTokenizerBase,
-        before: Variants,
-        after: Variants,
-        file: Path,
-    ):
-        super().__init__(before, after, file, read_passkeys, write_passkeys)
-        self.prompts = prompts
-        self.tokenizer = tokenizer
-
-    def announcement(self, variants: Variants) -> str:
-        lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in self.prompts}))
-        return f"asking {', '.join(variants)} for {len(self.prompts)} passkeys in prompts of {lengths} tokens"
-
-    def measure(self, model: Any, variants: Variants) -> Found:
-        return passkeys(model, self.tokenizer, self.prompts, variants)
-
-    def asked(self, found: list[Passkey]) -> Any:
-        return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
-
-
-class ScoredAfter(TrainerCallback):
-    """Scores a trained model by ``measure``, on every rank together, and writes its plain values to ``file``, from
-    which those of an earlier run are removed."""
-
-    def __init__(self, announcement: str, measure: Callable[[Any], Any], file: Path):
-        self.announcement = announcement
-        self.measure = measure
-        self.file = file
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self.file.unlink(missing_ok=True)
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            print(self.announcement, flush=True)
-        found = self.measure(kwargs["model"])
-        if state.is_world_process_zero:
-            storage.write_json(self.file, found)

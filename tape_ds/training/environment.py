@@ -39,32 +39,31 @@ def prepare_process() -> None:
     """Prepare this process for training; safe to call more than once, before or after DeepSpeed is imported."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
-    be_a_job_of_one()
+    # without a launcher's variables DeepSpeed would look for MPI, and fail
+    launched = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    if not any(name in os.environ for name in launched):
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     share_cores()
-    skip_shared_memory_build()
-    show_log()
-    quieten_libraries()
-    # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
-    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
 
+    # On a CPU init_distributed would compile deepspeed_shm_comm with g++ the first time (half a minute and more), and
+    # fail without a compiler or Python headers. Only inference_all_reduce calls it; training uses gloo. DeepSpeed asks
+    # its table of compatible ops before it builds.
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
 
-def be_a_job_of_one() -> None:
-    """Set the variables of a launcher for a process without one; DeepSpeed would look for MPI, and fail."""
-    if any(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
-        return
+    if get_accelerator().device_name() == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-
-
-def show_log() -> None:
-    """Show this package's log lines on rank 0's terminal."""
     log = logging.getLogger("tape_ds")
     if is_main_process() and not log.handlers:
         handler = logging.StreamHandler(sys.stdout)
         handler.setFormatter(logging.Formatter("%(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
+    quieten_libraries()
+    # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
+    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
 
 
 def quieten_libraries() -> None:
@@ -81,18 +80,6 @@ def say(text: str) -> None:
     """Print a line above a progress bar, where there is one."""
     tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()
-
-
-def skip_shared_memory_build() -> None:
-    """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU machine. ``init_distributed`` compiles
-    ``deepspeed_shm_comm`` with g++ the first time (half a minute and more), and fails without a compiler or Python
-    headers. Only ``inference_all_reduce`` calls it; training uses gloo. DeepSpeed asks its table of compatible ops
-    before it builds, and keeps edits to that table."""
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-
-    if get_accelerator().device_name() == "cpu":
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
@@ -146,8 +133,8 @@ def join_process_group(arguments: "TrainingArguments") -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit without the interpreter's tear-down, after all exit handlers. In the tear-down a thread of torch or gloo now
-    and then aborts the process, and its launcher then takes a finished job for a failed one."""
+    """Exit without the interpreter's tear-down, after all exit handlers: there a thread of torch or gloo now and then
+    aborts the process, and its launcher takes a finished job for a failed one."""
     stopping.kill_children()  # workers of a loader that was not read to its end; interpreter exit would wait for them
     logging.shutdown()
     atexit._run_exitfuncs()
@@ -157,14 +144,16 @@ def end_process(code: int) -> NoReturn:
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables that torch reads; any of them, set by the user, is the user's word on the matter."""
+"""Variables that torch reads; where a user has set one of them, it stays."""
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
 
 
 def expand_segments(wanted: bool = True) -> bool:
-    """Let segments grow, if ``wanted`` and unless the environment configures the allocator. Sequences of changing
-    length leave holes between segments of fixed size; a segment that grows has none. Call it before anything is on a
-    GPU; without one it has no effect. Returns whether it was set."""
+    """Let segments grow, if ``wanted`` and unless the environment configures the allocator; return whether it was set.
+
+    Sequences of changing length leave holes between segments of fixed size; a segment that grows has none. Must come
+    before anything is on a GPU.
+    """
     if not wanted or any(name in os.environ for name in ALLOCATOR_VARIABLES):
         return False
     os.environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE_SEGMENTS

@@ -20,8 +20,7 @@ from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.training import device, model_config, report, run
-from tape_ds.training.checks import libraries
+from tape_ds.training import device, library_checks, model_config, report, run
 from tape_ds.training.environment import expand_segments, say
 from tape_ds.training.runs import assembly
 from tape_ds.training.trainer import Stopped
@@ -32,7 +31,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
     and so does the launcher's death."""
     # before a base is downloaded: a large model is not trained on a CPU by mistake
     known = model_config.known_config(recipe) if recipe.trains else None
-    raise_if_any([*device.check(recipe, known), *libraries.check(recipe)])
+    raise_if_any([*device.check(recipe, known), *library_checks.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
     stop = StopRequest()
     stop.listen()

@@ -7,14 +7,14 @@ Jobs, one per variant and document, per block of a length, or per prompt, are sh
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import encodings, storage
 from tape_ds.data.passkey import PasskeyPrompt
@@ -43,6 +43,107 @@ class EvalDocument:
 
     name: str
     input_ids_1T: Tensor
+
+
+@dataclass(eq=False)
+class ScoredAround(TrainerCallback):
+    """Scores variants of the model before the first step and after the last.
+
+    A resumed run keeps the scores of its first part, as far as the questions are the same: scores of different
+    questions do not belong in one table.
+    """
+
+    announcement: tuple[str, str]
+    """The line printed before: texts in front of the variants' names and after them."""
+    before: Variants
+    after: Variants
+    file: Path
+    measure: Callable[[Any, Variants], dict[str, Any]]
+    """Scores variants of a model, on every rank together."""
+    questions: Callable[[Any], Any]
+    """Returns the questions of a variant's scores."""
+    read: Callable[[Path], dict[str, Any]]
+    write: Callable[[Path, dict[str, Any]], None]
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step > 0:
+            return
+        if state.is_world_process_zero:
+            self.file.unlink(missing_ok=True)
+        if self.before:
+            self._score(kwargs["model"], self.before, state)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._score(kwargs["model"], self.after, state)
+
+    def _score(self, model: Any, variants: Variants, state: TrainerState) -> None:
+        first = state.is_world_process_zero
+        if first:
+            print(" ".join((self.announcement[0], ", ".join(variants), self.announcement[1])), flush=True)
+        found = self.measure(model, variants)
+        if first:
+            same = self.questions(next(iter(found.values())))
+            kept = {name: each for name, each in self.read(self.file).items() if self.questions(each) == same}
+            self.write(self.file, kept | found)
+
+
+@dataclass(eq=False)
+class ScoredAfter(TrainerCallback):
+    """Scores a trained model by ``measure``, on every rank together, and writes its plain values to ``file``, from
+    which those of an earlier run are removed."""
+
+    announcement: str
+    measure: Callable[[Any], Any]
+    file: Path
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.file.unlink(missing_ok=True)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            print(self.announcement, flush=True)
+        found = self.measure(kwargs["model"])
+        if state.is_world_process_zero:
+            storage.write_json(self.file, found)
+
+
+def loss_by_position(
+    documents: list[EvalDocument], span: int, before: Variants, after: Variants, file: Path
+) -> ScoredAround:
+    """Return the callback that scores the held-out documents."""
+
+    def measure(model: Model, variants: Variants) -> Scores:
+        return score_variants(model, documents, variants, span)
+
+    def questions(found: dict[str, SpanLosses]) -> Any:
+        return {name: losses.counts for name, losses in found.items()}
+
+    names = ", ".join(document.name for document in documents)
+    announcement = ("scoring", f"on {names} ({documents[0].input_ids_1T.shape[1]} tokens)")
+    return ScoredAround(announcement, before, after, file, measure, questions, read_scores, write_scores)
+
+
+def passkey_retrieval(
+    prompts: list[PasskeyPrompt], tokenizer: PreTrainedTokenizerBase, before: Variants, after: Variants, file: Path
+) -> ScoredAround:
+    """Return the callback that asks for the passkeys that ``prompts`` hide."""
+
+    def measure(model: Model, variants: Variants) -> Found:
+        found: Found = {name: [] for name in variants}
+        for name, variant in variants.items():
+            for length in sorted({prompt.length for prompt in prompts}):
+                asked = [prompt for prompt in prompts if prompt.length == length]
+                with _computing_as(model, variant, length):
+                    found[name] += passkey.score(model, tokenizer, asked, each=distributed_map)
+        return found
+
+    def questions(found: list[Passkey]) -> Any:
+        return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
+
+    lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in prompts}))
+    announcement = ("asking", f"for {len(prompts)} passkeys in prompts of {lengths} tokens")
+    return ScoredAround(announcement, before, after, file, measure, questions, read_passkeys, write_passkeys)
 
 
 def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int) -> Scores:
@@ -119,19 +220,6 @@ def perplexities(
 def read_perplexities(path: Path) -> dict[int, Perplexity]:
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
-
-
-def passkeys(
-    model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PasskeyPrompt], variants: Variants
-) -> Found:
-    """Return each variant's replies to ``prompts``, by length; every rank must call it and gets all results."""
-    found: Found = {name: [] for name in variants}
-    for name, variant in variants.items():
-        for length in sorted({prompt.length for prompt in prompts}):
-            asked = [prompt for prompt in prompts if prompt.length == length]
-            with _computing_as(model, variant, length):
-                found[name] += passkey.score(model, tokenizer, asked, each=distributed_map)
-    return found
 
 
 def passkey_rows(found: Found) -> list[dict[str, Any]]:

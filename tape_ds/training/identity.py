@@ -31,24 +31,23 @@ COMPUTING = (
 DATE = "chat_date"
 """The date that a chat template gets for today: the day of the run's first start, kept by a resumed run."""
 COMMIT = "code.commit"
-"""Of this repository's checkout: a difference is said, and refuses nothing, since most commits change no number."""
+"""Commit of this repository's checkout: a difference is printed and allowed, since most commits change no number."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A name whose value is another than it was."""
+    """A name whose value has changed."""
 
     name: str
     saved: Any
     now: Any
 
     @property
-    def riskless(self) -> bool:
-        """Whether ``resume_anyway`` may pass over it. A checkpoint without ``position_weight_decay`` is older than the
-        group of position parameters: its optimizer state would not fit."""
+    def safe_to_change(self) -> bool:
+        """Whether ``resume_anyway`` may pass over it."""
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
-            return False
+            return False  # older than the group of position parameters: its optimizer state would not fit
         fields = [each.fields()[rest] for each in KINDS.values() if rest in each.fields()]
         return kind == "code" or (kind == "recipe" and any(RISKY in field.metadata for field in fields))
 
@@ -56,7 +55,7 @@ class Difference:
         return f"{self.name} was {_shown(self.saved)} and is {_shown(self.now)}"
 
 
-def of(
+def collect(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fingerprints: Mapping[str, str], base: str | Path | None = None
 ) -> dict[str, Any]:
     """Return the identity of a run as plain values; ``fingerprints`` of its training data by spec, ``base`` the folder
@@ -86,8 +85,8 @@ def of_data(fingerprints: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return where two identities differ; a trainer's field that one does not mention has transformers' default. Data
-    are compared by their content, whatever their specs."""
+    """Return where two identities differ; a trainer's field that one lacks has transformers' default. Data are compared
+    by their content, whatever their specs."""
     renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
     saved = {renamed.get(name, name): value for name, value in saved.items()}
     if not any(name.startswith("base.") for name in saved):  # older checkpoints know no files of a base from the hub
@@ -110,16 +109,14 @@ def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Proble
     """Return why a run cannot resume the checkpoint ``folder``, a problem for each name."""
     refused = []
     for each in found:
-        if each.name == COMMIT or (anyway and each.riskless):
+        if each.name == COMMIT or (anyway and each.safe_to_change):
             continue
         kind, _, name = each.name.partition(".")
         remedy = "go back to what it was, or start in another output_dir"
-        if each.riskless:
-            remedy = "go back to what it was, or --resume_anyway to go on with the new value from here"
+        if each.safe_to_change:
+            remedy = "go back to what it was, or --resume_anyway to continue with the new value"
         elif kind == "data":
-            remedy = (
-                "restore the data: sequences that the run has not seen would be others; or start in another output_dir"
-            )
+            remedy = "restore the data: the sequences still to come would differ; or start in another output_dir"
         wrong = f"{folder.name} was saved by a run with {_shown(each.saved)} ({kind})"
         refused.append(Problem(name or each.name, _shown(each.now), wrong, remedy))
     return refused

@@ -1,10 +1,8 @@
-"""Speed, use of the hardware and memory of a training run: one owner each, and one line to show them in.
+"""Use of the hardware and memory of a training run, and the line of metrics on the terminal.
 
-Floating-point operations belong to the model, so they come in as a number per token. A device whose peak is not known
-gives None, shown as N/A, and never a guess; a loss that is not a number is shown as exactly that.
+Where a device's peak is unknown the figure is None, shown as N/A; a loss that is not a number is shown as it is.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,23 +13,14 @@ from tape_ds.numbers import NOT_AVAILABLE, duration, gibibytes, number
 from tape_ds.planning import hardware
 
 
-def device_peak_flops(device: torch.device) -> float | None:
-    """Return the peak in FLOP/s of ``device``; None for a CPU, whose clocks its name does not tell."""
-    return hardware.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-
-
-def tokens_per_second(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else math.nan
-
-
 def model_flops_utilisation(
-    tokens_per_second: float, flops_per_token: float, devices: int, peak: float | None
+    tokens_per_second: float, flops_per_token: float, devices: int, device: torch.device
 ) -> float | None:
     """Return MFU: the share, 0 to 1, of the devices' peak that the model's own arithmetic uses (forward and backward,
-    without recomputation); None when the peak of a device is unknown. Tokens per second are of all devices together."""
-    if peak is None:
-        return None
-    return tokens_per_second * flops_per_token / (devices * peak)
+    without recomputation); None where the peak of ``device`` is unknown, as a CPU's is. Tokens per second are of all
+    devices together."""
+    peak = hardware.peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return None if peak is None else tokens_per_second * flops_per_token / (devices * peak)
 
 
 def memory_bytes(device: torch.device) -> int:

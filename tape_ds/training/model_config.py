@@ -3,8 +3,7 @@
 A plan has no tokenizer and perhaps no model: a base that is not on this machine has its published sizes.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from tape_ds import attention, encodings
 from tape_ds.config.extension import ExtensionRecipe, check_against_model
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
-from tape_ds.config.method import targets_of
+from tape_ds.config.method import LORA_TARGETS, targets_of
 from tape_ds.config.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.scale import check_model
@@ -24,92 +23,29 @@ from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models import decoder_configuration
-from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading import config_file, extendable, model_folder
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import TAPE
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Config
 
 PLAIN = "rope"
-"""The encoding by which a plain Llama is read."""
+"""The encoding of a plain Llama."""
 
 
-def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any = NO_TOKENIZER) -> Config:
+def extended(recipe: ExtensionRecipe, base: BaseModel, tokenizer: Any = NO_TOKENIZER) -> Config:
     """Return the configuration of a recipe's extended model."""
-    model = recipe.model
-    options = encodings.options_for(model.position_encoding, position_options(recipe, native), tokenizer)
+    model, target = recipe.model, recipe.model.target_length
+    given = position_options(recipe, base.config)
     return extendable.configure(
-        native,
+        base.config,
         position_encoding=model.position_encoding,
-        position_options=options or None,
+        position_options=encodings.options_for(model.position_encoding, given, tokenizer) or None,
         state_dtype=model.state_dtype,
         attention_backend=model.attention_backend,
-        max_position_embeddings=model.target_length,
-        rope_parameters=trained_rope.extended(
-            trained_rope.read(native.to_dict(), model.model), recipe.rope_parameters, model.target_length
-        ),
+        max_position_embeddings=target,
+        rope_parameters=trained_rope.extended(base.rope, recipe.rope_parameters, target),
     )
-
-
-def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
-    """Return the parts of a recipe that its base model cannot do; for a run, its dry run and a plan alike."""
-    if refused := extendable.check(native):
-        return refused  # further problems would mislead
-    found = list(check_model(recipe.scale, native))
-    if extendable.by_own_class(native):
-        found += _check_own_class(recipe, native)
-    elif isinstance(recipe, ExtensionRecipe):
-        found += targets_of(recipe.method, _family(native))
-    if not isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
-        return found
-    if isinstance(recipe, ExtensionRecipe):
-        found += check_against_model(recipe, native)
-        encoding, options = recipe.model.position_encoding, position_options(recipe, native)
-        learned = recipe.trains_positions and learns(encoding, options)
-    else:
-        learned = learns(getattr(native, "position_encoding", PLAIN), getattr(native, "position_options", None) or {})
-    return found + list(check_trained(recipe.optimization, learned))
-
-
-def _family(native: PreTrainedConfig) -> str:
-    return "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
-
-
-def _check_own_class(recipe: Recipe, native: PreTrainedConfig) -> Iterator[Problem]:
-    """Check a model that is extended by transformers' own class, which has fewer features."""
-    family = _family(native)
-    if isinstance(recipe, ExtensionRecipe):
-        method, shape_of = recipe.method, decoder_shape(native)
-        if "lora_targets" in recipe.given:
-            yield from targets_of(method, family, shape_of.linear_maps)
-        if method.train_router and not shape_of.has_router:
-            yield Problem("train_router", True, f"a {family} has no router", "remove it")
-        if method.chosen.grouped:
-            yield Problem("method", method.method, f"a {family} does not attend in groups", "method: lora")
-        if method.distill and decoder_configuration.changes_logits(native):
-            wrong = f"a {family} changes what its head gives, and the divergence is of heads"
-            yield Problem("distill", True, wrong, "leave it out")
-    if recipe.model.liger == "on":
-        yield Problem("liger", "on", f"Liger's kernels are not put into a {family}", "liger: auto")
-    if recipe.memory.mlp_tiles > 1:
-        wrong = f"the feed-forward of a {family} is not cut into tiles"
-        yield Problem("mlp_tiles", recipe.memory.mlp_tiles, wrong, "leave it out")
-    if recipe.trainer_value("activation_checkpointing") and not decoder_configuration.recomputes(native):
-        wrong = f"the layers of a {family} cannot be computed again"
-        yield Problem("activation_checkpointing", True, wrong, "give false")
-    if recipe.scale.sequence_parallel_size > 1:
-        wrong = f"the sequences of a {family} are not shared out"
-        yield Problem(SEQUENCE, recipe.scale.sequence_parallel_size, wrong, "leave it out, and use zero3")
-    yield from attention.check_backend(recipe.model.attention_backend, sorted(decoder_configuration.needs(native)))
-
-
-def fitted(recipe: ExtensionRecipe, native: PreTrainedConfig) -> ExtensionRecipe:
-    """Return the recipe with the adapters' default targets, named as in the base's family."""
-    adapted = recipe.method.chosen.trains == "adapters" and "lora_targets" not in recipe.given
-    if not adapted or not extendable.by_own_class(native):
-        return recipe
-    targets = [name for name, of_attention in decoder_shape(native).linear_maps.items() if of_attention]
-    return replace(recipe, method=recipe.method.model_copy(update={"lora_targets": targets}))
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
@@ -122,21 +58,69 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
     return ({"trained_length": native.max_position_embeddings} if scaled else {}) | chosen
 
 
-def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
-    encoding = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
-    return extendable.configure(native, attention_backend=attention_backend, **encoding)
+def require_fit(recipe: Recipe, base: BaseModel) -> None:
+    """Raise UserError for what the base model of a recipe cannot do; for a run, its dry run and a plan alike."""
+    native = base.config
+    encoding, options = getattr(native, "position_encoding", PLAIN), getattr(native, "position_options", None) or {}
+    if isinstance(recipe, ExtensionRecipe):
+        encoding, options = recipe.model.position_encoding, position_options(recipe, native)
+    found = list(check_model(recipe.scale, native))
+    family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
+    linear_maps: Collection[str] = LORA_TARGETS
+
+    # transformers' own class has fewer features
+    if base.is_foreign:
+        if isinstance(recipe, ExtensionRecipe):
+            method = recipe.method
+            linear_maps = base.shape.linear_maps
+            if method.train_router and not base.shape.has_router:
+                found.append(Problem("train_router", True, f"a {family} has no router", "remove it"))
+            if method.chosen.grouped:
+                wrong = f"a {family} does not attend in groups"
+                found.append(Problem("method", method.method, wrong, "method: lora"))
+            if method.distill and decoder_configuration.changes_logits(native):
+                wrong = f"a {family} changes what its head gives, and the divergence is of heads"
+                found.append(Problem("distill", True, wrong, "leave it out"))
+        if recipe.model.liger == "on":
+            found.append(Problem("liger", "on", f"Liger's kernels do not support a {family}", "liger: auto"))
+        if recipe.memory.mlp_tiles > 1:
+            wrong = f"the feed-forward of a {family} cannot be tiled"
+            found.append(Problem("mlp_tiles", recipe.memory.mlp_tiles, wrong, "leave it out"))
+        if recipe.trainer_value("activation_checkpointing") and not decoder_configuration.recomputes(native):
+            wrong = f"the layers of a {family} cannot be recomputed"
+            found.append(Problem("activation_checkpointing", True, wrong, "give false"))
+        if (size := recipe.scale.sequence_parallel_size) > 1:
+            wrong = f"the sequences of a {family} cannot be shared between processes"
+            found.append(Problem(SEQUENCE, size, wrong, "leave it out, and use zero3"))
+        needs = sorted(decoder_configuration.needs(native))
+        found += attention.check_backend(recipe.model.attention_backend, needs)
+
+    if isinstance(recipe, ExtensionRecipe):
+        # left out, the adapters' targets become those of the base's family
+        if not base.is_foreign or "lora_targets" in recipe.given:
+            found += targets_of(recipe.method, family, linear_maps)
+        found += check_against_model(recipe, native)
+    if isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
+        learned = recipe.trains_positions and learns(encoding, options)
+        found += check_trained(recipe.optimization, learned)
+    raise_if_any(found)
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None) -> Config:
-    """Return the configuration of a fine-tuned model. It keeps its encoding and its RoPE parameters.
-    ``max_position_embeddings`` becomes the length of the longest text (None: as many tokens as the recipe allows) where
-    that is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that
-    depends on the length, as ``yarn`` does, is trained as for that length."""
+    """Return the configuration of a fine-tuned model, which keeps its encoding and its RoPE parameters.
+
+    ``max_position_embeddings`` becomes ``longest``, the tokens of the longest text (None: as many as the recipe
+    allows), where that is more; an encoding that depends on the length, such as ``yarn``, is trained for it.
+    """
     length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
-    changes = {"max_position_embeddings": length, "attention_backend": recipe.model.attention_backend}
-    changes |= {} if native.model_type == TAPE else {"position_encoding": PLAIN}
-    config = extendable.configure(native, **changes)
+    config = as_it_is(native, recipe.model.attention_backend, max_position_embeddings=length)
     return encodings.config_at(config, length) if config.model_type == TAPE else config
+
+
+def as_it_is(native: PreTrainedConfig, attention_backend: str, **changes: Any) -> Config:
+    """Return a base's configuration with its own encoding."""
+    changes |= {} if native.model_type == TAPE else {"position_encoding": PLAIN}
+    return extendable.configure(native, attention_backend=attention_backend, **changes)
 
 
 def planned_config(recipe: Recipe, base: str | None = None) -> Config:
@@ -146,16 +130,18 @@ def planned_config(recipe: Recipe, base: str | None = None) -> Config:
         if isinstance(recipe, GeneratedRecipe):
             config = recipe.checked_config()
         else:
-            entries = _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer)))
+            entries = _entries(recipe) or len(tokenizers.load_tokenizer(str(recipe.data.tokenizer)))
             config = recipe.model_config(NO_TOKENIZER, entries)
         raise_if_any(check_model(recipe.scale, config))
         return config
 
-    native = native_config(recipe.model.model if base is None else base)
-    raise_if_any(check_fit(recipe, native))
+    planned = planned_base(recipe.model.model if base is None else base)
+    require_fit(recipe, planned)
     if isinstance(recipe, ExtensionRecipe):
-        return extended(recipe, native)
-    return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
+        return extended(recipe, planned)
+    if isinstance(recipe, FinetuningRecipe):
+        return finetuned(recipe, planned.config)
+    return extendable.configure(planned.config)
 
 
 def known_config(recipe: Recipe) -> Config | None:
@@ -178,15 +164,14 @@ def _entries(recipe: PretrainingRecipe) -> int:
     return recipe.model.vocab_size or published
 
 
-def native_config(model: str) -> PreTrainedConfig:
-    """Return the configuration of a base model: its own where it is here or can be fetched, else as published. Only a
-    GGUF file, which holds both, has its weights read."""
+def planned_base(model: str) -> BaseModel:
+    """Return a base whose weights are not needed: its own configuration where that is here or can be fetched, else the
+    published one. Only a GGUF file, which holds both, has its weights read."""
     if shape.known(model) and not Path(model).exists():
-        return shape.published(model)
-
+        return BaseModel(model, "", shape.published(model))
     path = Path(model)
     if path.is_file() and path.name == config_file.CONFIG:
-        return extendable.read(path.parent)
+        return BaseModel(model, "", extendable.read(path.parent))
     if model.endswith(".gguf"):
-        return extendable.read(model_folder.resolve(model))
-    return extendable.read(model_folder.find_folder(model, with_weights=False))
+        return BaseModel(model, "", extendable.read(model_folder.resolve(model)))
+    return BaseModel(model, "", extendable.read(model_folder.find_folder(model, with_weights=False)))

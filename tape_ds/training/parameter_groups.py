@@ -1,8 +1,8 @@
 """The optimizer's groups of parameters: which learning rate and weight decay reach which of them.
 
-Weight decay pulls on matrices, embeddings among them; never on vectors and numbers (norms, biases, scales), whose size
-is not a matter of complexity. transformers goes by names instead. An encoding's own parameters, of any shape, are a
-group of their own, also where nothing sets it apart: so a run can be resumed with another learning rate for them.
+Matrices decay, embeddings among them; vectors and numbers (norms, biases, scales) do not. transformers chooses by names
+instead. An encoding's parameters, of any shape, are always a separate group, so that a run can be resumed with another
+learning rate for them.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,6 @@ class ParameterGroup:
     """At the top of the schedule, which scales that of every group alike."""
     weight_decay: float
 
-    def for_optimizer(self) -> dict[str, Any]:
-        return {"params": [*self.parameters.values()], "lr": self.learning_rate, "weight_decay": self.weight_decay}
-
     def __str__(self) -> str:
         return f"{self.kind}: learning rate {self.learning_rate:g}, weight decay {self.weight_decay:g}"
 
@@ -53,3 +50,10 @@ def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimiz
         ),
     )
     return [group for group in groups if group.parameters]
+
+
+def for_optimizer(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[dict[str, Any]]:
+    return [
+        {"params": [*group.parameters.values()], "lr": group.learning_rate, "weight_decay": group.weight_decay}
+        for group in divide(model, arguments, optimization)
+    ]

@@ -1,8 +1,6 @@
 """The announcement of a run before it starts, and its report and stored results after it has ended."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tape_ds import results
 from tape_ds.config import deepspeed_config
@@ -31,7 +29,7 @@ def begin(run: Run) -> results.Result:
     rows = {
         "model": own.pop("model"),
         "encoding": own.pop("encoding"),
-        "method": f"{run.record.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
+        "method": f"{run.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
         # without the names that peft puts around the model's own
         "trained": summarise(tuple(name.removeprefix("base_model.model.") for name in run.names)) or "nothing",
         **own,
@@ -54,20 +52,22 @@ def begin(run: Run) -> results.Result:
         command=sys.argv,
         seed=arguments.seed,
         config=recipe.as_dict(),
-        data=run.fingerprints_of(recipe, held_out=True),
+        data=run.fingerprints(held_out=True),
         processes=arguments.world_size,
     )
 
 
 def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
+    # without the first logging step, which warms caches up
+    speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
     folder = run.output / RESULTS
     figures = {
         "train_loss": [{"step": entry["step"], "loss": entry["loss"]} for entry in history],
         "steps": trainer.state.global_step,
         "skipped_steps": trainer.skipped_steps,
         "tokens": trainer.state.global_step * run.tokens_per_step,
-        "tokens_per_second": mean_speed(history),
+        "tokens_per_second": sum(speeds) / len(speeds) if speeds else None,
         "peak_memory_bytes": trainer.peak_memory_bytes,
         "trained": list(run.names),
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
@@ -92,10 +92,3 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     pictures = ", ".join(sorted(file.name for file in folder.glob("*.png"))) or "none"
     print(f"results: {folder}, pictures: {pictures}\ntrained weights: {run.output / TRAINED}")
     print(f"a page of all this: tape-ds evaluate report {run.output} --output {run.output / 'page'}", flush=True)
-
-
-def mean_speed(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return mean tokens per second, without the first logging step, which warms caches up; None if it is the only
-    one."""
-    speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
-    return sum(speeds) / len(speeds) if speeds else None

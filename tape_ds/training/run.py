@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
 from tape_ds import encodings
+from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.load import Resumed
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config import deepspeed_config
@@ -30,18 +31,18 @@ from tape_ds.data.sources import weights
 from tape_ds.distributed.cuts import whole_numel
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import raise_if_any
-from tape_ds.methods import liger, liger_forwards
+from tape_ds.methods import init_weights, liger, liger_forwards
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import decoder
 from tape_ds.models.flops import training_flops_per_token
 from tape_ds.models.loading import extendable
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.planning.prediction import Plan
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED
 from tape_ds.scoring import inspection
-from tape_ds.training import parameter_groups
+from tape_ds.training import library_checks, parameter_groups
 from tape_ds.training.callbacks import ApplyMemorySavings, PositionUpdates, Progress, SaveTrained, TokensBySource
-from tape_ds.training.checks import libraries
 from tape_ds.training.environment import isolate_trackers, keep_trackers_in
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
@@ -51,23 +52,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """The facts of a run before its data are read. A kind resolves the model (the first fields), and
-    :func:`.runs.assembly.assemble` fills in the rest."""
+class Run(ABC):
+    """A run on its way from its recipe to a trainer: :func:`.runs.assembly.assemble` fills in field after field."""
 
     recipe: Any
     """The kind's own subclass of :class:`Recipe`, checked."""
-    base: str | None = None
-    """Folder of the pretrained model it starts from."""
-    native: Any = None
-    """Configuration of that model, of any transformers class."""
-    origin: Mapping[str, Any] = field(default_factory=lambda: {"base": None})
-    """The base for the record, see :func:`tape_ds.checkpoint.trained.origin`."""
+    base: BaseModel | None = None
+    """The pretrained model that it starts from."""
     config: extendable.Config
     """Configuration of the model that is trained."""
     tokenizer: PreTrainedTokenizerBase
-    bad_rows: BadRows = field(default_factory=BadRows)
-    """Rows that were left out of the data; of a stream, those that this process has read."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Everything that decides the run's numbers, see :mod:`.identity`."""
     arguments: Any = None
@@ -77,18 +71,10 @@ class RunContext:
     """The checkpoint that the run resumes."""
     plan: Plan | None = None
     """Predicted memory."""
-
-    @property
-    def output(self) -> Path:
-        return Path(self.arguments.output_dir)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run(RunContext, ABC):
-    """A run about to start. Its data are read before its model is made, so :meth:`read` returns it without one."""
-
-    sequences: Any
+    sequences: Any = None
     """The run's samples by number, as :class:`tape_ds.data.order.TrainingSequences` serves them."""
+    bad_rows: BadRows = field(default_factory=BadRows)
+    """Rows that were left out of the data; of a stream, those that this process has read."""
     model: Any = None
     names: tuple[str, ...] = ()
     """Exact names of the trained parameters."""
@@ -97,29 +83,27 @@ class Run(RunContext, ABC):
 
     @classmethod
     @abstractmethod
-    def resolve(cls, recipe: Any) -> RunContext:
-        """Resolve the model that a recipe trains: its base, tokenizer and configuration."""
-
-    @classmethod
-    @abstractmethod
-    def read(cls, context: RunContext) -> Self:
-        """Read the held-out documents, then the training sequences."""
+    def resolve(cls, recipe: Any, base: Any) -> Self:
+        """Resolve the model that a recipe trains: its tokenizer and configuration."""
 
     @abstractmethod
+    def read_data(self) -> Self:
+        """Return the run with its held-out documents and training sequences."""
+
     def load_model(self) -> nn.Module:
-        """Load or initialise the model."""
+        """Load the model; here a new one, whose weights follow from the seed."""
+        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
 
     def load_teacher(self) -> Teacher | None:
         return None
 
     @abstractmethod
     def outline(self) -> dict[str, str]:
-        """Lines of this kind for the announcement, as name -> text; with ``model``, ``encoding``, ``data``, ``held
-        out``."""
+        """Return lines for the announcement, as name -> text; with ``model``, ``encoding``, ``data``, ``held out``."""
 
     @abstractmethod
     def scoring(self) -> Sequence[TrainerCallback]:
-        """Callbacks that score the model around training; each stores its results."""
+        """Return callbacks that score the model around training; each stores its results."""
 
     @abstractmethod
     def figures(self) -> dict[str, Any]:
@@ -129,19 +113,24 @@ class Run(RunContext, ABC):
     def show(self) -> None:
         """Print the scores, and draw them into the results' folder."""
 
-    @classmethod
-    def fingerprints_of(cls, recipe: Any, *, held_out: bool = False) -> dict[str, str]:
+    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
         """Return the fingerprint of each source of training data, with ``held_out`` of evaluation data too, by spec."""
-        specs = weights.specs_of(recipe.data.train_data) if recipe.trains or held_out else []
-        return {spec: sources.parse(spec).fingerprint() for spec in [*specs, *recipe.data.eval_data * held_out]}
+        data = self.recipe.data
+        specs = weights.specs_of(data.train_data) if self.recipe.trains or held_out else []
+        return {spec: sources.parse(spec).fingerprint() for spec in [*specs, *data.eval_data * held_out]}
+
+    @property
+    def output(self) -> Path:
+        return Path(self.arguments.output_dir)
 
     @property
     def method(self) -> str:
         return "full"
 
-    @property
+    @functools.cached_property
     def record(self) -> TrainedRecord:
-        return TrainedRecord(**self.origin, method=self.method, names=self.names)
+        origin = {"base": None} if self.base is None else trained.origin(self.base.name, self.base.folder)
+        return TrainedRecord(**origin, method=self.method, names=self.names)
 
     @property
     def mean_tokens(self) -> int:
@@ -164,13 +153,6 @@ class Run(RunContext, ABC):
     def attention_span(self) -> float | None:
         """Tokens that attention is computed over, where it is cut into groups."""
         return None
-
-    @property
-    def flops_per_token(self) -> float:
-        total, trained = self.parameter_counts
-        return training_flops_per_token(
-            self.config, self.mean_tokens, trained / total, attention_span=self.attention_span
-        )
 
     @property
     def parameter_counts(self) -> tuple[int, int]:
@@ -209,7 +191,7 @@ def sample_count(recipe: Recipe, sequences: int) -> int:
     steps = recipe.trainer_value("max_steps")
     if steps <= 0:
         steps = math.ceil(recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size)
-        raise_if_any(libraries.check_schedule(recipe, steps) if steps else [])
+        raise_if_any(library_checks.check_schedule(recipe, steps) if steps else [])
     return int(steps * recipe.global_batch_size)
 
 
@@ -225,13 +207,15 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         set_z3_leaf_modules(run.model, list({type(module) for module in experts}))
     # the sequences hold every epoch already; the trainer would otherwise run its epochs over all of them
     arguments.max_steps = run.steps
-    arguments.warmup_steps = libraries.warmup_steps(arguments.warmup_steps, max(1, run.steps))
+    arguments.warmup_steps = library_checks.warmup_steps(arguments.warmup_steps, max(1, run.steps))
 
+    total, trains = run.parameter_counts
+    flops = training_flops_per_token(run.config, run.mean_tokens, trains / total, attention_span=run.attention_span)
     trainer = TapeTrainer(
         record=run.record,
         tokens_per_step=run.tokens_per_step,
         layout=recipe.layout(arguments.world_size),
-        flops_per_token=run.flops_per_token,
+        flops_per_token=flops,
         safety=recipe.safety,
         optimization=recipe.optimization,
         teacher=run.teacher,
@@ -266,8 +250,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
             trainer.add_callback(PositionUpdates(run.sequences[0]))
     if isinstance(run.sequences, MixedSequences):
         trainer.add_callback(TokensBySource(run.sequences, recipe.global_batch_size))
-    for callback in run.scoring():
-        trainer.add_callback(callback)
+    # add_callback warns of two of one class
+    trainer.callback_handler.callbacks += run.scoring()
     trainer.add_callback(Progress(trainer, output / METRICS))
     if run.names and recipe.samples.sample_prompts:  # after Progress, which reads the memory of a step
         trainer.add_callback(WriteSamples(trainer, recipe.samples, run.tokenizer))

@@ -36,8 +36,8 @@ from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
-from tape_ds.methods import assert_trainable
 from tape_ds.methods.distillation import Teacher
+from tape_ds.methods.prepare import assert_trainable
 from tape_ds.resilience import guards
 from tape_ds.resilience.guards import NonFinite, SkipCounter, StoppedByGuard
 from tape_ds.resilience.spikes import Spike, SpikeDetector
@@ -139,12 +139,19 @@ class TapeTrainer(Trainer):
 
         # guards
         file = output / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
-        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, self._samples_of)
+
+        def samples_of(step: int, rank: int) -> list[int]:
+            each, readers = self.args.per_device_train_batch_size, self.layout.data
+            batch = each * readers * self.args.gradient_accumulation_steps
+            reader = self.layout.data_rank(rank)
+            return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
+
+        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, samples_of)
         self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
         self.watchdog: Watchdog | None = None
         """Ends the process where it makes no progress; set for training."""
         self._protection: SkipCounter | None = None
-        """Of an optimizer that would step on gradients that are not finite."""
+        """Skips steps of an optimizer that would step on gradients that are not finite."""
         self._skipped = 0
         """Steps left out before this one."""
         self._spike: Spike | None = None
@@ -181,19 +188,15 @@ class TapeTrainer(Trainer):
         control = self.callback_handler.on_train_begin(self.args, self.state, TrainerControl())
         self.callback_handler.on_train_end(self.args, self.state, control)
 
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        groups = parameter_groups.divide(self.model, self.args, self.optimization)
-        return [group.for_optimizer() for group in groups]
-
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-        return kind, {"params": self._groups} | settings  # some optimizers make parameter groups themselves
+        groups = parameter_groups.for_optimizer(self.model, self.args, self.optimization)
+        return kind, {"params": groups} | settings  # some optimizers make parameter groups themselves
 
     def create_optimizer(self, model: Any = None) -> Any:
         optimizer = super().create_optimizer(model)
         if isinstance(optimizer, DummyOptim):  # the engine's JSON names the optimizer
-            optimizer.params = self._groups
+            optimizer.params = parameter_groups.for_optimizer(self.model, self.args, self.optimization)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -374,7 +377,8 @@ class TapeTrainer(Trainer):
         if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
             return loss
         own = (self._own_loss + loss.detach()).item()
-        self._check_spike([numbers[0] for numbers in self.rank_sync.numbers([own])])
+        losses = [numbers[0] for numbers in self.rank_sync.numbers([own])]
+        self._spike = self.spikes.observe(sum(losses) / len(losses))
         if self._spike is None:
             return loss
         self._skipped_loss = loss.detach()
@@ -419,9 +423,6 @@ class TapeTrainer(Trainer):
             self._stop_reason = self.rank_sync.any(reason)
             self.control.should_save = self.control.should_training_stop = True
 
-    def _check_spike(self, losses: Sequence[float]) -> None:
-        self._spike = self.spikes.observe(sum(losses) / len(losses))
-
     def _check_finite(self, losses: Sequence[float], norms: Sequence[float]) -> None:
         """Report a step with a spike or with numbers that are not finite. Raises StoppedByGuard after too many of
         them."""
@@ -430,7 +431,7 @@ class TapeTrainer(Trainer):
         scaled = getattr(self.accelerator, "scaler", None) is not None
         skipped = self._skipped > before or (scaled and bool(self.accelerator.optimizer_step_was_skipped))
         if self.safety.spike_action == "warn":
-            self._check_spike(losses)
+            self._spike = self.spikes.observe(sum(losses) / len(losses))
         elif self._spike is not None:  # skipped for the spike, not for its gradients
             self._print(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
             self._spike = None
@@ -452,15 +453,25 @@ class TapeTrainer(Trainer):
         if self.rank_sync.rank == 0:
             say(text)
 
-    def _samples_of(self, step: int, rank: int) -> list[int]:
-        each, readers = self.args.per_device_train_batch_size, self.layout.data
-        batch = each * readers * self.args.gradient_accumulation_steps
-        reader = self.layout.data_rank(rank)
-        return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs:  # trackers warn of a None each time, so what is not available is left out
-            logs = logs | {name: value for name, value in self._measure().items() if value is not None}
+        if "loss" in logs:
+            # figures since the last logging step; the first ones start with training, model set-up excluded
+            step, now, device = self.state.global_step, time.perf_counter(), self.args.device
+            before = self._clock or (step, now)
+            self._clock = (step, now)
+            first, started = self._begin or before
+            seconds, done = now - before[1], step - first
+            speed = (step - before[0]) * self.tokens_per_step / seconds if seconds > 0 else math.nan
+            measured = {
+                "tokens_per_second": speed,
+                "mfu": metrics.model_flops_utilisation(speed, self.flops_per_token, self.args.world_size, device),
+                "memory_bytes": metrics.memory_bytes(device),
+                "eta_seconds": (now - started) / done * (self.state.max_steps - step) if done > 0 else None,
+                "skipped": self.skipped_steps,
+                "tokens": step * self.tokens_per_step,
+            }
+            # trackers warn of a None each time, so what is not available is left out
+            logs = logs | {name: value for name, value in measured.items() if value is not None}
             if self.position_rate is not None:
                 logs["position_learning_rate"] = self.position_rate
             if self.teacher is not None:  # the parts of the loss, before they are weighted
@@ -471,24 +482,6 @@ class TapeTrainer(Trainer):
         if "train_loss" in logs:  # the base class divides the sum over all steps by those since the resume
             logs = logs | {"train_loss": self._total_loss_scalar / max(self.state.global_step, 1)}
         super().log(logs, start_time)
-
-    def _measure(self) -> dict[str, Any]:
-        """Return figures since the last logging step; the first ones start with training, model set-up excluded."""
-        step, now, device = self.state.global_step, time.perf_counter(), self.args.device
-        before = self._clock or (step, now)
-        self._clock = (step, now)
-        first, started = self._begin or before
-        speed = metrics.tokens_per_second((step - before[0]) * self.tokens_per_step, now - before[1])
-        peak = metrics.device_peak_flops(device)
-        done = step - first
-        return {
-            "tokens_per_second": speed,
-            "mfu": metrics.model_flops_utilisation(speed, self.flops_per_token, self.args.world_size, peak),
-            "memory_bytes": metrics.memory_bytes(device),
-            "eta_seconds": (now - started) / done * (self.state.max_steps - step) if done > 0 else None,
-            "skipped": self.skipped_steps,
-            "tokens": step * self.tokens_per_step,
-        }
 
     def start_clock(self) -> None:
         processes.reset_peak_memory(self.args.device)

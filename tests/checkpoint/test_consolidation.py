@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tape_ds import TapeForCausalLM, methods
+from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import consolidation, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
+from tape_ds.methods.prepare import prepare
 from tests.checkpoint.engine_files import write_engine
 from tests.checkpoint.own_memory import growth
 from tests.checkpoint.tensor_parallel_files import write_cut_engine
@@ -30,7 +31,7 @@ def saved_run(folder, method, stage, processes, dtype=torch.bfloat16, scale=1.0,
     tensor parallelism, ``processes`` are those that share a piece."""
     base = base_folder(folder / "base")
     model = TapeForCausalLM.from_pretrained(base, dtype=dtype)
-    prepared = methods.prepare(method, model, settings(**changes))
+    prepared = prepare(method, model, settings(**changes))
     own = dict(prepared.model.named_parameters())
     generator = torch.Generator().manual_seed(4)
     masters = {name: scale * torch.randn(own[name].shape, generator=generator) for name in prepared.names}

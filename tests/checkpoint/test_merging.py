@@ -15,6 +15,7 @@ from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.cli import merge
 from tape_ds.errors import UserError
+from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tests.disks import files, mounted
 from tests.methods.test_methods import settings
@@ -33,7 +34,7 @@ def trained_folder(tmp_path, method, tied):
     kind = methods.METHODS[method]
     config = convert.tape_config(plain.config, position_encoding=kind.encoding, rope_parameters=LINEAR)
     model = convert.load(tmp_path / "base", config)
-    prepared = methods.prepare(
+    prepared = prepare(
         method,
         model,
         settings(train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=4),

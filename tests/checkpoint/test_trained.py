@@ -12,10 +12,11 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from tape_ds import TapeForCausalLM, methods, storage
+from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
+from tape_ds.methods.prepare import prepare
 from tape_ds.models.loading import model_folder
 from tests import hub_cache
 from tests.methods.test_methods import settings
@@ -33,7 +34,7 @@ def base(tmp_path):
 def trained_folder(base, tmp_path, method, encoding="tape", **changes):
     """Pretend to train: load, choose, change what was chosen, save."""
     model = TapeForCausalLM.from_pretrained(base)
-    prepared = methods.prepare(method, model, settings(**changes))
+    prepared = prepare(method, model, settings(**changes))
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, parameter in prepared.model.named_parameters():
@@ -170,7 +171,7 @@ def test_an_earlier_run_leaves_nothing_that_would_be_loaded(base, tmp_path, firs
 
 def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
     """Not by the folder where this machine keeps what it unpacked."""
-    prepared = methods.prepare("lora", TapeForCausalLM.from_pretrained(base), settings())
+    prepared = prepare("lora", TapeForCausalLM.from_pretrained(base), settings())
     trained.save_trained(tmp_path / "trained", prepared.model, TrainedRecord("smollm2", "lora", prepared.names))
     saved = [file.read_text() for file in (tmp_path / "trained").iterdir() if file.suffix != ".safetensors"]
     assert '"base_model_name_or_path": "smollm2"' in "".join(saved)
@@ -237,7 +238,7 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
     """Training keeps no key/value cache, and a folder that says so makes generation quadratic without a word."""
     model = TapeForCausalLM.from_pretrained(base)
     model.config.use_cache = False
-    names = methods.prepare("full", model, settings()).names
+    names = prepare("full", model, settings()).names
     trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
     assert model.config.use_cache is False
     loaded = TapeForCausalLM.from_pretrained(tmp_path / "trained")
@@ -260,7 +261,7 @@ def shown_bars():
 @pytest.mark.usefixtures("shown_bars")
 def test_a_whole_model_is_saved_without_a_bar(base, tmp_path, capfd):
     model = TapeForCausalLM.from_pretrained(base)
-    names = methods.prepare("full", model, settings()).names
+    names = prepare("full", model, settings()).names
     capfd.readouterr()
     trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
     assert capfd.readouterr().err == ""
@@ -269,7 +270,7 @@ def test_a_whole_model_is_saved_without_a_bar(base, tmp_path, capfd):
 
 def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path):
     model = TapeForCausalLM.from_pretrained(base)
-    names = methods.prepare("full", model, settings()).names
+    names = prepare("full", model, settings()).names
     trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
     record = trained.read_record(tmp_path / "trained")
     assert (record.base, record.method, record.names) == (None, "full", names)

@@ -43,7 +43,7 @@ def hub(monkeypatch):
 def make(tmp_path, monkeypatch, capsys):
     """Calls the tool; gives the text of the file it writes, and the record."""
     build_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    tokens = tokenizers.load(str(tmp_path / "tokenizer"))
+    tokens = tokenizers.load_tokenizer(str(tmp_path / "tokenizer"))
 
     def call(name, *arguments):
         path = tmp_path / f"{name}.bin"

@@ -297,10 +297,10 @@ def test_a_folder_is_never_written_over(trained):
 
 def test_loading_another_tokenizer(trained, tmp_path):
     tokenizer, folder = trained
-    assert tokenizer_fingerprint(tokenizers.load(str(folder))) == tokenizer_fingerprint(tokenizer)
+    assert tokenizer_fingerprint(tokenizers.load_tokenizer(str(folder))) == tokenizer_fingerprint(tokenizer)
     for name_or_path in (str(tmp_path), str(tmp_path / "absent.gguf")):
         with pytest.raises(UserError) as caught:
-            tokenizers.load(name_or_path, "--tokenizer")
+            tokenizers.load_tokenizer(name_or_path, "--tokenizer")
         assert caught.value.problems[0].field == "--tokenizer"
 
 
@@ -319,7 +319,7 @@ def test_a_tokenizer_of_another_form_is_named(trained, tmp_path, file, content):
     shutil.copytree(trained[1], tmp_path / "other")
     (tmp_path / "other" / file).write_text(json.dumps(content))
     with pytest.raises(UserError, match="no tokenizer could be read"):
-        tokenizers.load(str(tmp_path / "other"))
+        tokenizers.load_tokenizer(str(tmp_path / "other"))
 
 
 def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, capsys):
@@ -356,17 +356,17 @@ def test_a_llama_that_begins_texts_without_its_bos_is_noted(trained, tmp_path, s
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     config = LlamaConfig(bos_token_id=bos)
     config.save_pretrained(tmp_path)
-    found = tokenizers.bos_note(tokenizers.load(str(tmp_path)), config)
+    found = tokenizers.bos_note(tokenizers.load_tokenizer(str(tmp_path)), config)
     assert ("add_bos_token: true" in found.get("BOS", "")) == noted
 
 
 def test_a_tokenizer_json_has_decided_about_bos(trained, tmp_path):
     """SmolLM2 is a Llama with a BOS that begins no text; a saved tokenizer is used as it was saved."""
-    smollm2 = tokenizers.load("smollm2")
+    smollm2 = tokenizers.load_tokenizer("smollm2")
     assert smollm2.bos_token_id is not None
     assert tokenizers.bos_note(smollm2, LlamaConfig(bos_token_id=smollm2.bos_token_id)) == {}
     shutil.copy(trained[1] / "tokenizer.model", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"add_bos_token": False}))
     LlamaConfig(bos_token_id=1).save_pretrained(tmp_path)
-    tokenizers.load(str(tmp_path)).save_pretrained(tmp_path / "again")
-    assert tokenizers.bos_note(tokenizers.load(str(tmp_path / "again")), LlamaConfig(bos_token_id=1)) == {}
+    tokenizers.load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
+    assert tokenizers.bos_note(tokenizers.load_tokenizer(str(tmp_path / "again")), LlamaConfig(bos_token_id=1)) == {}

@@ -15,13 +15,14 @@ from deepspeed.utils import groups
 from torch import distributed
 from transformers import TrainingArguments, set_seed
 
-from tape_ds import TapeForCausalLM, methods
+from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import saving, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Memory, Optimization
 from tape_ds.data.order import IGNORED, collate
 from tape_ds.distributed import distributed_map
 from tape_ds.distributed.layout import Layout
+from tape_ds.methods.prepare import prepare
 from tape_ds.training.callbacks import ApplyMemorySavings
 from tape_ds.training.trainer import TapeTrainer
 from tests.distributed.covering import cover
@@ -139,7 +140,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
     given = _arguments(Path(folder), plan, layout)
     learns = plan.encoding.startswith("tape")
     method = plan.method if plan.method == "full" or not learns else "tape+lora"
-    prepared = methods.prepare(method, model, Settings if learns else WithoutPosition)
+    prepared = prepare(method, model, Settings if learns else WithoutPosition)
     trainer = TapeTrainer(
         record=TrainedRecord(base="base", method=method, names=prepared.names),
         tokens_per_step=GLOBAL_BATCH * 13,

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds import methods
 from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder
+from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tests.export.conftest import YARN
@@ -81,7 +81,7 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
     config = convert.tape_config(
         extendable.read(base), max_position_embeddings=128, rope_parameters=YARN, position_encoding="rope"
     )
-    trained = methods.prepare("lora", convert.load(base, config), settings)
+    trained = prepare("lora", convert.load(base, config), settings)
     with torch.no_grad():
         for name, weight in trained.model.named_parameters():
             if "lora_" in name:

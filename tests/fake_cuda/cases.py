@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import DynamicCache, TrainerCallback, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tape_ds import TapeForCausalLM, methods
+from tape_ds import TapeForCausalLM
 from tape_ds.attention import document_layout, flex
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import order
 from tape_ds.kernels import linear_cross_entropy
+from tape_ds.methods.prepare import prepare
 from tape_ds.methods.recompute import use_recompute
 from tape_ds.models import decoder, decoder_configuration
 from tests.fake_cuda.device import FakeCuda
@@ -118,7 +119,7 @@ def optimization(case: Case, cuda: FakeCuda) -> None:
 
     method = "tape" if case.encoding.startswith("tape") else "full"
     groups = SimpleNamespace(train_position=case.encoding != "tape neither", train_norms=True, train_embeddings=True)
-    prepared = methods.prepare(method, built(case), groups)
+    prepared = prepare(method, built(case), groups)
     model = prepared.model.to("cuda")
     model.to = lambda *_: model  # what is there is not moved again: torch cannot exchange fake weights that are in use
     found: dict[str, str] = {}

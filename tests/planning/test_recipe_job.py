@@ -14,8 +14,8 @@ from tape_ds.models.loading import model_folder
 from tape_ds.planning import hardware, memory, recipe_job, search, shape
 from tape_ds.planning.prediction import Plan
 from tape_ds.training import model_config
-from tape_ds.training.run import RunContext
 from tape_ds.training.runs import assembly
+from tape_ds.training.runs.extension import Extension
 from tests.config.helpers import has_bitsandbytes
 
 A100 = hardware.find("a100-80")
@@ -243,7 +243,7 @@ def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch)
     monkeypatch.setattr(assembly.device, "check", lambda recipe, config: [])
     recipe = extension.load(["--recipe", "llama2_7b_8k", *more], world_size=1)
     with pytest.raises(UserError, match="GiB would be needed") if refused else contextlib.nullcontext():
-        assembly.require_room(RunContext(recipe=recipe, config=model_config.planned_config(recipe), tokenizer=None))
+        assembly.require_room(Extension(recipe=recipe, config=model_config.planned_config(recipe), tokenizer=None))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
 from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
-from tape_ds.training import device, execution, model_config
-from tape_ds.training.checks import libraries
+from tape_ds.training import device, execution, library_checks, model_config
 
 LARGE = ["--recipe", "llama2_7b_8k"]
 
@@ -89,16 +88,13 @@ def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch)
     assert refusals(extension.load([])) == []
 
 
-def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused(capsys):
+def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused():
     """It ended as a recipe with a mistake does, though there is nothing to mend in this one."""
-    assert train.shown(extension.load([*LARGE, "--attention_backend", "flash", "--dry_run"]))
-    out = capsys.readouterr().out
+    out = train.describe(extension.load([*LARGE, "--attention_backend", "flash", "--dry_run"]))
     assert "device    1 process on the CPU (no GPU is visible)\n" in out
     refused = out.partition("\nThis machine would refuse the run:\n")[2]
     assert "attention_backend = 'flash'" in refused and "--allow_cpu" in refused
-    assert train.shown(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
-    assert "refuse" not in capsys.readouterr().out
-    assert train.shown(extension.load([*LARGE, "--print_config"]))
+    assert "refuse" not in train.describe(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
 
 
 def test_a_run_is_refused_before_anything_is_assembled():
@@ -129,8 +125,8 @@ def test_a_gpu_without_triton_s_kernels_is_said_before_the_run(monkeypatch):
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
     assert device.describe(extension.load([])).endswith("slower: Triton needs a C compiler")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("tape_ds.training.checks.libraries.is_torch_cuda_available", lambda: True)
-    monkeypatch.setattr("tape_ds.training.checks.libraries.is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr("tape_ds.training.library_checks.is_torch_cuda_available", lambda: True)
+    monkeypatch.setattr("tape_ds.training.library_checks.is_torch_bf16_gpu_available", lambda: True)
     for flag, value in {"attention_backend": "triton", "torch_compile": "true"}.items():
         with pytest.raises(UserError, match=rf"{flag}.*Triton needs a C compiler"):
-            raise_if_any(libraries.check(extension.load([f"--{flag}", value])))
+            raise_if_any(library_checks.check(extension.load([f"--{flag}", value])))

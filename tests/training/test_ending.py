@@ -97,7 +97,7 @@ def test_a_stop_while_it_scores_waits_for_no_more_documents(train, monkeypatch):
     def score(*_):
         return distributed_map.distributed_map(lambda _: (scored.append(1), stop.request("SIGINT")), range(5))
 
-    monkeypatch.setattr("tape_ds.training.callbacks.score_variants", score)
+    monkeypatch.setattr("tape_ds.training.held_out.score_variants", score)
     assert train("run", stop, eval_data=f"text:{train.folder}/held.txt") == 0
     assert scored == [1] and checkpoint.numbered(train.folder / "run") == []
 
@@ -229,7 +229,7 @@ def test_a_save_on_its_way_is_committed_before_what_comes_after_training(train, 
     def score(*_):
         return distributed_map.distributed_map(lambda _: stop.request("SIGTERM"), range(5))
 
-    monkeypatch.setattr("tape_ds.training.callbacks.score_variants", score)
+    monkeypatch.setattr("tape_ds.training.held_out.score_variants", score)
     fields = {"async_save": True, "eval_data": f"text:{train.folder}/held.txt", "eval_before": False}
     assert train("run", stop, **fields) == 0
     assert checkpoint.committed(train.folder / "run")[-1].name == "checkpoint-6"

@@ -68,7 +68,7 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
     def fails(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("tape_ds.training.callbacks.LossByPosition.on_train_end", fails)
+    monkeypatch.setattr("tape_ds.training.held_out.ScoredAround.on_train_end", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
         execution.execute(assemble(recipe(model, **fields, learning_rate=0.5, start_anew=True)))
     assert not result.exists() and (model.parent / "run" / "trained" / "trained.json").is_file()

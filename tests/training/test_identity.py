@@ -20,7 +20,7 @@ TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(
 
 def of(*arguments, data=None, base=None):
     recipe = pretraining.load([*RECIPE, *arguments], world_size=2)
-    return identity.of(recipe, TOKENIZER, {"text:a": "1", "text:b": "2"} if data is None else data, base)
+    return identity.collect(recipe, TOKENIZER, {"text:a": "1", "text:b": "2"} if data is None else data, base)
 
 
 def named(changed, anyway=False):
@@ -101,7 +101,7 @@ def test_a_file_of_the_base_model_that_was_changed_is_named(tmp_path):
     before = of(base=tmp_path)
     file.write_bytes(bytes(99) + b"1")
     (found,) = identity.differences(before, of(base=tmp_path))
-    assert found.name == "base.model.safetensors" and not found.riskless
+    assert found.name == "base.model.safetensors" and not found.safe_to_change
 
 
 def test_versions_may_change_and_a_commit_is_only_said():

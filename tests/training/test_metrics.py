@@ -11,12 +11,13 @@ from tape_ds.training import metrics
 
 
 def test_an_unknown_device_has_no_mfu():
-    assert metrics.model_flops_utilisation(1e4, 6e9, 8, None) is None
+    assert metrics.model_flops_utilisation(1e4, 6e9, 8, torch.device("cpu")) is None
 
 
-def test_mfu_by_hand():
+def test_mfu_by_hand(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     # 7e9 parameters at 6 FLOPs each, 3,000 tokens/s on each of 8 devices: 3000 * 42e9 / 312e12 = 40.4 %
-    assert metrics.model_flops_utilisation(24_000, 42e9, 8, 312e12) == pytest.approx(0.40385, rel=1e-4)
+    assert metrics.model_flops_utilisation(24_000, 42e9, 8, torch.device("cuda")) == pytest.approx(0.40385, rel=1e-4)
 
 
 def fresh_memory(mebibytes):
@@ -26,15 +27,12 @@ def fresh_memory(mebibytes):
     return pages
 
 
-def test_speed_and_memory():
-    assert metrics.tokens_per_second(1000, 4.0) == 250
-    assert math.isnan(metrics.tokens_per_second(1000, 0.0))
+def test_memory():
     cpu = torch.device("cpu")
     before = metrics.memory_bytes(cpu)
     block = fresh_memory(64)
     assert metrics.memory_bytes(cpu) - before > 0.9 * len(block)
     block.close()
-    assert metrics.device_peak_flops(cpu) is None
 
 
 def test_line_shows_every_field():

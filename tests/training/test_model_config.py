@@ -29,7 +29,7 @@ def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
 def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
     monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model))
-    monkeypatch.setattr("tape_ds.data.tokenizer.load", lambda tokenizer: pytest.fail(tokenizer))
+    monkeypatch.setattr("tape_ds.data.tokenizer.load_tokenizer", lambda tokenizer: pytest.fail(tokenizer))
     assert model_config.known_config(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
     assert model_config.known_config(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
@@ -55,7 +55,7 @@ def test_a_plan_converts_no_weights(monkeypatch, tmp_path):
     """A Baichuan's configuration is a Llama's without its weights."""
     monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model))
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
-    assert model_config.native_config(str(tmp_path)).hidden_size == 5120
+    assert model_config.planned_base(str(tmp_path)).config.hidden_size == 5120
 
 
 def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):

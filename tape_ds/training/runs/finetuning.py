@@ -8,20 +8,19 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths, storage
-from tape_ds.checkpoint import trained
-from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
+from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import conversations, template
@@ -34,41 +33,35 @@ from tape_ds.data.scrolls.sequences import CutText
 from tape_ds.data.selection import token_counts
 from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
-from tape_ds.encodings import scaling, trained_rope
+from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.extendable import Config
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Prompt
 from tape_ds.training import identity, model_config, tables
-from tape_ds.training.callbacks import ScoredAround
-from tape_ds.training.held_out import Variants
-from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
-from tape_ds.training.runs.extension import base_path, resolve_base
+from tape_ds.training.held_out import ScoredAround, Variants
+from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/answers.json"
 
 
-class AnswerScores(ScoredAround[AnswerLoss]):
-    """Scores reference answers before and after training."""
+def answer_scores(asked: Sequence[Prompt], file: Path) -> ScoredAround:
+    """Return the callback that scores reference answers before and after training."""
 
-    def __init__(self, asked: Sequence[Prompt], file: Path):
-        super().__init__({"before": None}, {"after": None}, file, read_scores, write_scores)
-        self.questions = asked
+    def measure(model: Any, variants: Variants) -> dict[str, AnswerLoss]:
+        return {when: answers.score(model, asked, each=distributed_map) for when in variants}
 
-    def announcement(self, variants: Variants) -> str:
-        return f"scoring {len(self.questions):,} answers {', '.join(variants)} training"
-
-    def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
-        return {when: answers.score(model, self.questions, each=distributed_map) for when in variants}
-
-    def asked(self, found: AnswerLoss) -> Any:
+    def questions(found: AnswerLoss) -> Any:
         return found.examples, found.targets
 
+    def write(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
+        storage.write_json(path, {when: loss.to_dict() for when, loss in scores.items()})
 
-def write_scores(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
-    storage.write_json(path, {when: loss.to_dict() for when, loss in scores.items()})
+    announcement = (f"scoring {len(asked):,} answers", "training")
+    return ScoredAround(announcement, {"before": None}, {"after": None}, file, measure, questions, read_scores, write)
 
 
 def read_scores(path: Path) -> dict[str, AnswerLoss]:
@@ -77,109 +70,91 @@ def read_scores(path: Path) -> dict[str, AnswerLoss]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenized:
-    """The data of a run, tokenised."""
-
-    sequences: Dataset
-    """Training sequences."""
-    lengths: np.ndarray
-    """Tokens of each text in them, int64 [n]: of sequences, or of the conversations packed into them."""
-    asked: list[Prompt]
-    """Held-out prompts with their answers."""
-    cut: Mapping[str, CutText | CutConversations]
-    """Texts that did not fit, by split."""
-    ends: tuple[int, ...]
-    """Tokens that end an answer."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Further lines of the announcement."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """Further facts that decide the run's numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finetuning(Run):
     """A run that fine-tunes a whole model on answers."""
 
     SERVING: ClassVar[type[AnswerSequences]] = AnswerSequences
-    """Serves the training sequences of :class:`Tokenized`."""
+    """Serves the tokenised training sequences."""
     TEXTS: ClassVar[str] = "sequences"
     """Texts that positions are counted in."""
 
-    asked: list[Prompt]
-    cut: Mapping[str, CutText | CutConversations]
-    ends: tuple[int, ...]
-    notes: Mapping[str, str]
+    base: BaseModel
+    asked: list[Prompt] = field(default_factory=list)
+    """Held-out prompts with their answers."""
+    cut: Mapping[str, CutText | CutConversations] = field(default_factory=dict)
+    """Texts that did not fit, by split."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end an answer."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Lines of the announcement about the data."""
 
-    @staticmethod
     @abstractmethod
-    def fit(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        """Prepare the model's tokenizer for the recipe's sequences; return why that is impossible."""
-
-    @staticmethod
-    @abstractmethod
-    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
+    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
         """Tokenise the data; ``day`` is that of the run's first start.
 
-        Raises:
-            UserError: the data.
+        Returns:
+            The run with its prompts and notes; training sequences; tokens of each text in them, int64 [n]: of
+            sequences, or of the conversations packed into them.
         """
 
-    @abstractmethod
-    def describe_data(self) -> dict[str, str]:
-        """Return ``data`` and ``held out`` for the announcement."""
-
     @classmethod
-    def resolve(cls, recipe: FinetuningRecipe) -> RunContext:
-        base, native = resolve_base(recipe)
-        tokenizer = tokenizers.load(base, "model")
-        raise_if_any([*convert.check_rows(native, tokenizer), *cls.fit(recipe, tokenizer)])
-        chat = isinstance(recipe, ChatRecipe)
-        return RunContext(
-            recipe=recipe,
-            base=base,
-            native=native,
-            origin=trained.origin(base_path(recipe.model.model), base),
-            config=model_config.finetuned(recipe, native),
-            tokenizer=tokenizer,
-            bad_rows=BadRows(recipe.data.skip.bad_rows),
-            # the model's own template, or the recipe's
-            identity={"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
-            if chat
-            else {},
-        )
+    def resolve(cls, recipe: FinetuningRecipe, base: BaseModel) -> Self:
+        model_config.require_fit(recipe, base)
+        tokenizer = tokenizers.load_tokenizer(base.folder, "model")
+        problems, decides = convert.check_rows(base.config, tokenizer), {}
+        if isinstance(recipe, ChatRecipe):
+            problems += template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
+        elif tokenizer.eos_token_id is None:
+            wrong = "its tokenizer has no EOS token, so no answer could end"
+            remedy = "give a model whose tokenizer names its eos_token"
+            problems.append(Problem("model", recipe.model.model, wrong, remedy))
+        raise_if_any(problems)
+        if isinstance(recipe, ChatRecipe):  # the model's own template, or the recipe's
+            decides["chat_template"] = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
+        config = model_config.finetuned(recipe, base.config)
+        return cls(recipe=recipe, base=base, config=config, tokenizer=tokenizer, identity=decides)
 
-    @classmethod
-    def read(cls, context: RunContext) -> "Finetuning":
-        recipe, native, resumed = context.recipe, context.native, context.resumed
+    def read_data(self) -> Self:
+        recipe, resumed = self.recipe, self.resumed
         # a chat template may write today's date: a resumed run keeps that of its first start
         first_day = resumed.manifest.identity.get(identity.DATE) if resumed else None
-        day = date.fromisoformat(context.rank_sync.first(first_day or date.today().isoformat()))
-        found = cls.tokenized(recipe, context.tokenizer, day, context.bad_rows)
-        notes = {**found.notes, **_note_beyond(recipe, found.lengths, native, context.config, cls.TEXTS)}
-        sequences = cls.SERVING(
-            found.sequences,
-            samples=sample_count(recipe, len(found.sequences)),
-            seed=context.arguments.seed,
+        day = date.fromisoformat(self.rank_sync.first(first_day or date.today().isoformat()))
+        run, stored, lengths = replace(self, bad_rows=BadRows(recipe.data.skip.bad_rows)).tokenise(day)
+        sequences = self.SERVING(
+            stored,
+            samples=sample_count(recipe, len(stored)),
+            seed=self.arguments.seed,
             step_sequences=recipe.global_batch_size,
         )
-        settled = {
-            "config": model_config.finetuned(recipe, native, int(found.lengths.max())),
-            "identity": {**context.identity, **found.identity},
-        }
-        return cls(
-            **(vars(context) | settled),
+        return replace(
+            run,
+            config=model_config.finetuned(recipe, self.base.config, int(lengths.max())),
             sequences=sequences,
-            asked=found.asked,
-            cut=found.cut,
-            ends=found.ends,
-            notes=notes,
+            notes={**run.notes, **self._note_beyond(lengths)},
         )
 
+    def _note_beyond(self, lengths: np.ndarray) -> dict[str, str]:
+        """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
+        announcement."""
+        reached = reach(self.base, self.config)
+        beyond = int((lengths > reached).sum())
+        if not beyond:
+            return {}
+        recipe, rope = self.recipe, self.base.rope
+        limit, longest = int(reached), int(lengths.max())
+        wrong = f"{beyond:,} of {len(lengths):,} {self.TEXTS} are longer than the model's native length, {limit:,} "
+        wrong += f"tokens (the longest: {longest:,}), and its RoPE has no scaling for them"
+        remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
+        if rope.window is None:  # config.json does not decide it
+            wrong += f", unless its {scaling.described(rope.parameters)} begins there"
+            remedy += f"; if it does, write max_sequence_length: {round(rope.factor * limit)} into its config.json"
+        if not recipe.memory.force:
+            raise UserError(Problem("max_tokens", recipe.data.max_tokens, wrong, remedy))
+        return {"length": wrong}
+
     def load_model(self) -> extendable.Model:
-        """Load the base, and name the tokens that end an answer among the ends of its generation, which are saved with
-        it."""
-        assert self.base is not None
-        model = extendable.load(self.base, self.config, dtype=weights_dtype(self.arguments))
+        """Load the base, and add the tokens that end an answer to those that end its generation."""
+        model = extendable.load(self.base.folder, self.config, dtype=weights_dtype(self.arguments))
         generation = model.generation_config
         own = generation.eos_token_id
         known = [] if own is None else own if isinstance(own, list) else [own]
@@ -202,13 +177,11 @@ class Finetuning(Run):
             "model": f"{self.recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, "
             f"{config.max_position_embeddings:,} positions",
             "encoding": encodings.described(config),
-            **self.describe_data(),
-            **{f"cut, {name}": str(cut) for name, cut in self.cut.items()},
             **self.notes,
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        return [AnswerScores(self.asked, self.output / SCORES)] if self.asked else []
+        return [answer_scores(self.asked, self.output / SCORES)] if self.asked else []
 
     def figures(self) -> dict[str, Any]:
         """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
@@ -226,60 +199,29 @@ class Finetuning(Run):
             tables.print_rows({f"answers {when}": template.format(loss) for when, loss in found.items()})
 
 
-def reach(native: PreTrainedConfig, config: Config) -> float:
-    """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite where its
-    encoding is another, or is scaled by the text's length."""
+def reach(base: BaseModel, config: Config) -> float:
+    """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite for another
+    encoding, or RoPE that is scaled by the text's length."""
     rope = config.rope_parameters or {}
     if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
         return math.inf
-    return trained_rope.read(native.to_dict(), native.name_or_path).reach
-
-
-def _note_beyond(
-    recipe: FinetuningRecipe, lengths: np.ndarray, native: PreTrainedConfig, config: Config, texts: str
-) -> dict[str, str]:
-    """Refuse texts that are longer than the model reaches; where the run is forced, return a line of the
-    announcement."""
-    reached = reach(native, config)
-    beyond = int((lengths > reached).sum())
-    if not beyond:
-        return {}
-    limit, longest = int(reached), int(lengths.max())
-    wrong = f"{beyond:,} of {len(lengths):,} {texts} are longer than the model's native length, {limit:,} tokens (the "
-    wrong += f"longest: {longest:,}), and its RoPE has no scaling for them"
-    remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
-    rope = trained_rope.read(native.to_dict(), native.name_or_path)
-    if rope.window is None:  # config.json does not decide it
-        wrong += f", unless its {scaling.described(rope.parameters)} begins there"
-        remedy += f"; if it does, write max_sequence_length: {round(rope.factor * limit)} into its config.json"
-    if not recipe.memory.force:
-        raise UserError(Problem("max_tokens", recipe.data.max_tokens, wrong, remedy))
-    return {"length": wrong}
+    return base.rope.reach
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScrollsTuning(Finetuning):
     """A run that learns to answer the questions of one data set."""
 
-    @classmethod
-    def fingerprints_of(cls, recipe: ScrollsRecipe, *, held_out: bool = False) -> dict[str, str]:
-        data = recipe.data
+    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
+        data = self.recipe.data
         return {
             f"scrolls:{data.dataset}/{split}": examples.fingerprint(data.dataset, split, data.data_dir)
             for split in ([TRAIN, HELD_OUT] if held_out and data.eval_examples else [TRAIN])
         }
 
-    @staticmethod
-    def fit(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        if tokenizer.eos_token_id is not None:
-            return []
-        remedy = "give a model whose tokenizer names its eos_token"
-        return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
-
-    @staticmethod
-    def tokenized(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
-        """A training sequence for each reference answer; of the held-out questions one for each."""
-        data = recipe.data
+    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
+        # a training sequence for each reference answer; of the held-out questions one for each
+        data, tokenizer = self.recipe.data, self.tokenizer
         read = partial(
             scrolls_sequences.tokenize,
             data.dataset,
@@ -287,25 +229,22 @@ class ScrollsTuning(Finetuning):
             tokenizer=tokenizer,
             form=scrolls_sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format),
             cache_dir=paths.data_cache(data.data_cache),
-            bad_rows=bad_rows,
+            bad_rows=self.bad_rows,
         )
         held_out = read(HELD_OUT, questions=data.eval_examples) if data.eval_examples else []
         train = read(TRAIN)
         cut = {"train": scrolls_sequences.cut(train)}
-        return Tokenized(
-            sequences=train,
-            lengths=token_counts(train),
-            asked=[Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
-            cut=cut | ({"held out": scrolls_sequences.cut(held_out)} if held_out else {}),
-            ends=(int(tokenizer.eos_token_id),),
-        )
-
-    def describe_data(self) -> dict[str, str]:
-        return {
-            "data": f"{self.recipe.data.named}: {len(self.sequences.lengths):,} sequences",
-            "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
-            **tokenizers.bos_note(self.tokenizer, self.config),
+        if held_out:
+            cut["held out"] = scrolls_sequences.cut(held_out)
+        asked = [Prompt(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out]
+        notes = {
+            "data": f"{data.named}: {len(train):,} sequences",
+            "held out": f"{len(asked):,} questions of {HELD_OUT}" if asked else "nothing",
+            **tokenizers.bos_note(tokenizer, self.config),
+            **{f"cut, {name}": str(each) for name, each in cut.items()},
         }
+        run = replace(self, asked=asked, cut=cut, ends=(int(tokenizer.eos_token_id),), notes=notes)
+        return run, train, token_counts(train)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,9 +254,8 @@ class ChatTuning(Finetuning):
     SERVING = chat_sequences.ChatSequences
     TEXTS = "conversations"
 
-    @classmethod
-    def fingerprints_of(cls, recipe: ChatRecipe, *, held_out: bool = False) -> dict[str, str]:
-        data, found = recipe.data, {}
+    def fingerprints(self, *, held_out: bool = False) -> dict[str, str]:
+        data, found = self.recipe.data, {}
         for split, specs in {"train": data.train_data, "heldout": data.eval_data}.items():
             if split == "heldout" and not (held_out and data.eval_examples):
                 continue
@@ -326,66 +264,52 @@ class ChatTuning(Finetuning):
                 found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
         return found
 
-    @staticmethod
-    def fit(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
-
-    @staticmethod
-    def tokenized(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
-        """Packed training sequences, and every answer of the conversations that are held out."""
-        data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
+    def tokenise(self, day: date) -> tuple[Self, Dataset, np.ndarray]:
+        # packed training sequences, and every answer of the conversations that are held out
+        data, tokenizer, bad_rows = self.recipe.data, self.tokenizer, self.bad_rows
+        cache = paths.data_cache(data.data_cache)
         other = None
         if data.eval_examples and data.eval_data:
             other = chat_sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day, bad_rows)
         stored = chat_sequences.rendered(data.train_data, tokenizer, "train", cache, day, bad_rows)
         aside = chat_sequences.held_out(len(stored), data.eval_share)
-        train = chat_sequences.choose(
-            stored, np.setdiff1d(np.arange(len(stored)), aside), data.max_tokens, data.too_long
-        )
+        rest = np.setdiff1d(np.arange(len(stored)), aside)
+        train = chat_sequences.choose(stored, rest, data.max_tokens, data.too_long)
         if len(train.numbers) == 0:
             remedy = "raise it, or give other data"
             raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
 
-        chosen = None
+        cut, asked, chosen = {"train": train.cut}, [], None
         if other is not None:
             chosen = chat_sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
         elif data.eval_examples and data.eval_share:
             chosen = chat_sequences.choose(stored, aside, data.max_tokens, data.too_long)
-        asked = []
         if chosen is not None:
+            cut["held out"] = chosen.cut
             if len(chosen.numbers) == 0:
-                field = "eval_data" if data.eval_data else "eval_share"
+                name = "eval_data" if data.eval_data else "eval_share"
                 wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
-                raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
+                raise UserError(Problem(name, getattr(data, name), wrong, "hold out more, or eval_examples: 0"))
             for conversation in chosen.spread(data.eval_examples):
                 for ids, targets in chat_sequences.answers(conversation):
                     asked.append(Prompt(torch.tensor(ids[None]), targets))
 
+        packed, decides = chat_sequences.packed(train, cache), dict(self.identity)
         ends, note = _ends(stored, tokenizer)
-        notes, dated = {"end of an answer": note}, template.is_dated(tokenizer)
-        if dated:
+        origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
+        notes = {
+            "data": f"{', '.join(data.train_data)}: {train.cut.taken:,} conversations in {len(packed):,} sequences",
+            "held out": f"{len(asked):,} answers of {origin}" if asked else "nothing",
+            **{f"cut, {name}": str(each) for name, each in cut.items()},
+            "end of an answer": note,
+        }
+        if template.is_dated(tokenizer):
             notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
+            decides[identity.DATE] = day.isoformat()
         if unread := chat_sequences.unread(stored):
             notes["not read"] = f"the columns {', '.join(unread)}"
-        return Tokenized(
-            sequences=chat_sequences.packed(train, cache),
-            lengths=train.lengths,
-            asked=asked,
-            cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
-            ends=ends,
-            notes=notes,
-            identity={identity.DATE: day.isoformat()} if dated else {},
-        )
-
-    def describe_data(self) -> dict[str, str]:
-        data, cut = self.recipe.data, self.cut["train"]
-        assert isinstance(cut, CutConversations)
-        packed = f"{cut.taken:,} conversations in {len(self.sequences.lengths):,} sequences"
-        origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
-        return {
-            "data": f"{', '.join(data.train_data)}: {packed}",
-            "held out": f"{len(self.asked):,} answers of {origin}" if self.asked else "nothing",
-        }
+        run = replace(self, asked=asked, cut=cut, ends=ends, notes=notes, identity=decides)
+        return run, packed, train.lengths
 
 
 def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str]:

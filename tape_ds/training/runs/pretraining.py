@@ -1,10 +1,9 @@
 """Runs that pretrain a new model: its tokenizer, sequences packed or streamed, and perplexity on held-out documents."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths
@@ -19,11 +18,9 @@ from tape_ds.data.sources import weights
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows, tokenize
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.methods import init_weights
 from tape_ds.training import tables
-from tape_ds.training.callbacks import ScoredAfter
-from tape_ds.training.held_out import EvalDocument, perplexities, read_perplexities
-from tape_ds.training.run import Run, RunContext, sample_count, weights_dtype
+from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
+from tape_ds.training.run import Run, sample_count
 
 SCORES = "results/perplexity.json"
 
@@ -32,26 +29,32 @@ SCORES = "results/perplexity.json"
 class Pretraining(Run):
     """A run that trains a model from nothing."""
 
-    held_out: list[EvalDocument]
-    left_out: int
+    held_out: list[EvalDocument] = field(default_factory=list)
+    left_out: int = 0
     """Held-out documents that are too short for the longest length."""
 
     @classmethod
-    def resolve(cls, recipe: PretrainingRecipe) -> RunContext:
-        tokenizer = choose_tokenizer(recipe)
+    def resolve(cls, recipe: PretrainingRecipe, base: None) -> "Pretraining":
+        data, size = recipe.data, recipe.model.vocab_size
+        if data.tokenizer is None:  # one trained on its data, and cached
+            assert size is not None, "checked with the recipe"
+            cache = paths.data_cache(data.data_cache)
+            tokenizer = tokenizers.cached(weights.specs_of(data.train_data), size, cache, data.skip.bad_rows)
+        else:
+            tokenizer = tokenizers.load_tokenizer(data.tokenizer)
+            if size is not None and size != len(tokenizer):
+                wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
+                raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
         config = recipe.model_config(tokenizer)
         raise_if_any(check_model(recipe.scale, config))
+        return cls(recipe=recipe, config=config, tokenizer=tokenizer)
+
+    def read_data(self) -> "Pretraining":
+        recipe, tokenizer = self.recipe, self.tokenizer
         bad_rows = BadRows(recipe.data.skip.bad_rows)
-        return RunContext(recipe=recipe, config=config, tokenizer=tokenizer, bad_rows=bad_rows)
-
-    @classmethod
-    def read(cls, context: RunContext) -> "Pretraining":
-        held_out, left_out = held_out_documents(context.recipe, context.tokenizer, context.bad_rows)
-        sequences = training_sequences(context.recipe, context.tokenizer, context.bad_rows)
-        return cls(**vars(context), held_out=held_out, left_out=left_out, sequences=sequences)
-
-    def load_model(self) -> nn.Module:
-        return init_weights.build(self.config, self.arguments.seed, weights_dtype(self.arguments))
+        held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
+        sequences = training_sequences(recipe, tokenizer, bad_rows)
+        return replace(self, held_out=held_out, left_out=left_out, sequences=sequences, bad_rows=bad_rows)
 
     def outline(self) -> dict[str, str]:
         data, config = self.recipe.data, self.config
@@ -94,21 +97,6 @@ class Pretraining(Run):
             tables.print_perplexity(read_perplexities(self.output / SCORES), self.recipe.window)
 
 
-def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
-    """Return the recipe's tokenizer; where it names none, one trained on its data and cached."""
-    data, size = recipe.data, recipe.model.vocab_size
-    if data.tokenizer is None:
-        assert size is not None, "checked with the recipe"
-        return tokenizers.cached(
-            weights.specs_of(data.train_data), size, paths.data_cache(data.data_cache), data.skip.bad_rows
-        )
-    tokenizer = tokenizers.load(data.tokenizer)
-    if size is not None and size != len(tokenizer):
-        wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
-        raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
-    return tokenizer
-
-
 def training_sequences(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> TrainingSequences | StreamedSequences | MixedSequences:
@@ -136,7 +124,7 @@ def held_out_documents(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows
 ) -> tuple[list[EvalDocument], int]:
     """Return documents for perplexity, ``eval_tokens`` at most, and how many were too short for the longest length.
-    Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens."""
+    Each is cut to whole blocks of the longest length, so that all lengths that divide it read the same tokens."""
     longest, room = max(recipe.evaluation.eval_lengths), recipe.evaluation.eval_tokens
     documents: list[EvalDocument] = []
     if not recipe.data.eval_data:

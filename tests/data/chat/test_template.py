@@ -42,7 +42,7 @@ def test_the_mask_is_the_one_made_by_hand(name):
 
 @pytest.mark.slow
 def test_the_mask_is_the_one_made_by_hand_of_smollm2():
-    of = tokenizers.load("smollm2")
+    of = tokenizers.load_tokenizer("smollm2")
     prompt = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     for turns in CONVERSATIONS.values():
         ids, targets = template.encoded(turns, of)

@@ -10,11 +10,11 @@ import torch
 from accelerate.state import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-from tape_ds import methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Optimization
 from tape_ds.data.order import collate
+from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.training.callbacks import Progress
@@ -84,7 +84,7 @@ def train(
     model = convert.load(base, config, dtype=torch.bfloat16 if bf16 else torch.float32)
     everything = [name for name, _ in model.named_parameters()]
     fresh = trained.gather(model, everything)
-    prepared = methods.prepare(method, model, Settings)
+    prepared = prepare(method, model, Settings)
     Settings.train_position = True
     record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trainer = (Poisoned if special == "poisoned" else TapeTrainer)(

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, set_seed
 
-from tape_ds import TapeForCausalLM, methods
+from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config.sections import Safety
 from tape_ds.data.order import collate
 from tape_ds.distributed.rank_sync import RankSync
+from tape_ds.methods.prepare import prepare
 from tape_ds.resilience import guards
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.training.callbacks import Progress
@@ -76,7 +77,7 @@ def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
     )
     set_seed(5)
     model = TapeForCausalLM(tiny_config(vocab_size=VOCABULARY)).to(torch.bfloat16 if bf16 else torch.float32)
-    prepared = methods.prepare("full", model, settings())
+    prepared = prepare("full", model, settings())
     trainer = Poisoned(
         record=TrainedRecord(base="base", method="full", names=prepared.names),
         tokens_per_step=2 * LENGTH,

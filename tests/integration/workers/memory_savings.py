@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from tape_ds import methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.config import deepspeed_config
 from tape_ds.config.sections import Memory, Profile
 from tape_ds.data.order import collate
+from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable
 from tape_ds.training.callbacks import ApplyMemorySavings
@@ -50,7 +50,7 @@ def train(folder: Path, base: Path, engine: int | str, saving: str, profile: Pro
     )
     set_seed(5)
     model = convert.load(base, convert.tape_config(extendable.read(base)), dtype=torch.float32)
-    prepared = methods.prepare("tape", model, Settings)
+    prepared = prepare("tape", model, Settings)
     trainer = TapeTrainer(
         record=TrainedRecord(base=str(base), method="tape", names=prepared.names),
         tokens_per_step=4 * LENGTH,

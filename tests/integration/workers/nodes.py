@@ -1,6 +1,7 @@
 """A launcher as all of them begin: it reads a recipe, compares the machines, joins, and leaves."""
 
 import sys
+from types import SimpleNamespace
 
 import torch
 from torch import distributed
@@ -23,7 +24,7 @@ def main() -> int:
     recipe = pretraining.load(words)
     if breaks:
         raise KeyError("a library is broken here")
-    identity = of_data(Run.fingerprints_of(recipe))
+    identity = of_data(Run.fingerprints(SimpleNamespace(recipe=recipe)))
     comparison.check(recipe.as_dict(), identity, recipe.trainer_value("ddp_timeout"))
     distributed.init_process_group("gloo")
     summed = torch.ones(1)

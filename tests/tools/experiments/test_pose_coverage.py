@@ -67,8 +67,7 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
     from tests.data.conftest import build_tokenizer
 
     (tmp_path / "text.txt").write_text("for letter in the alphabet: skip a few\n" * 40)
-    monkeypatch.setattr("tape_ds.data.tokenizer.load", lambda *_: build_tokenizer())
-    monkeypatch.setattr("tape_ds.models.loading.model_folder.resolve", lambda name: name)
+    monkeypatch.setattr("tape_ds.data.tokenizer.load_tokenizer", lambda *_: build_tokenizer())
     spec = f"text:{tmp_path}/text.txt"
     fields = ["--train_data", spec, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")

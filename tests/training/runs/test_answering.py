@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.scoring.answers import Prompt
-from tape_ds.training.runs.finetuning import AnswerScores, read_scores
+from tape_ds.training.runs.finetuning import answer_scores, read_scores
 from tests.models.helpers import tokens
 from tests.training.test_trainer import build
 
@@ -13,12 +13,12 @@ def test_a_resumed_run_keeps_the_score_of_the_same_questions(tmp_path, targets, 
     """A run that went on with another ``eval_examples`` set the new questions' loss beside that of the old ones."""
     file = tmp_path / "answers.json"
     first = build(tmp_path, max_steps=3)
-    first.add_callback(AnswerScores([Prompt(tokens(1, 20), 5)], file))
+    first.add_callback(answer_scores([Prompt(tokens(1, 20), 5)], file))
     first.train()
     before = read_scores(file)
     assert list(before) == ["before", "after"] and before["before"].nll != before["after"].nll
     rest = build(tmp_path, max_steps=4)
-    rest.add_callback(AnswerScores([Prompt(tokens(1, 20), targets)], file))
+    rest.add_callback(answer_scores([Prompt(tokens(1, 20), targets)], file))
     rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     found = read_scores(file)
     assert list(found) == kept and found["after"].targets == targets

@@ -10,9 +10,9 @@ from tape_ds import TapeForCausalLM
 from tape_ds.config.extension import load
 from tape_ds.errors import UserError
 from tape_ds.models.loading import weight_files
+from tape_ds.models.loading.base_model import open_base
 from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training.callbacks import PasskeyRetrieval
 from tape_ds.training.held_out import write_passkeys, write_scores
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import extension
@@ -71,11 +71,10 @@ def test_epochs_are_counted_once(model):
     assert steps == prepared.steps == len(prepared.sequences) // 4
 
 
-def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
+def test_the_base_is_found_from_any_folder(model, monkeypatch):
     monkeypatch.chdir(model.parent)
     monkeypatch.setenv("HOME", str(model.parent))
-    assert extension.base_path("model") == extension.base_path("~/model") == str(model)
-    assert extension.base_path("smollm2") == "smollm2" and extension.base_path("owner/name") == "owner/name"
+    assert open_base("model").name == open_base("~/model").name == str(model)
 
 
 def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, monkeypatch):
@@ -163,7 +162,7 @@ def test_passkeys_are_asked_of_every_method_alike(model):
     assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
     assert one.prompts == other.prompts
     (asking,) = one.scoring()
-    assert isinstance(asking, PasskeyRetrieval) and list(asking.before) == ["untouched"]
+    assert asking.file.name == "passkey.json" and list(asking.before) == ["untouched"]
     assert list(asking.after) == ["norms, trained"]
     with pytest.raises(UserError, match="without any filler"):
         assemble(recipe(model, passkey_lengths="5"))

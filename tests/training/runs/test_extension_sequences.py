@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds.config.extension import load
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
@@ -57,20 +58,20 @@ def stored(sequences):
 
 
 def test_cut_is_the_default_and_says_what_it_read(recipe, tokenizer):
-    sequences = training_sequences(recipe(), tokenizer)
+    sequences = training_sequences(recipe(), tokenizer, BadRows())
     assert len(stored(sequences)) == sum(SIZES) // 8 == 6
     assert sequences.origin == "5 of 5 documents, 49 of 49 tokens; 48 in 6 sequences"
     assert sequences.pose is None and not sequences.attend_across
 
 
 def test_single_drops_what_fills_no_sequence(recipe, tokenizer):
-    sequences = training_sequences(recipe(packing="single"), tokenizer)
+    sequences = training_sequences(recipe(packing="single"), tokenizer, BadRows())
     assert stored(sequences) == [[20] * 8, [40] * 8, [40] * 8, [40] * 8]
     assert sequences.origin == "2 of 5 documents, 35 of 49 tokens, none below 8; 32 in 4 sequences"
 
 
 def test_whole_pads_instead_of_cutting(recipe, tokenizer):
-    sequences = training_sequences(recipe(packing="whole"), tokenizer)
+    sequences = training_sequences(recipe(packing="whole"), tokenizer, BadRows())
     assert stored(sequences) == [
         [20] * 8,
         [40] * 8,
@@ -85,7 +86,7 @@ def test_whole_pads_instead_of_cutting(recipe, tokenizer):
 
 
 def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
-    sequences = training_sequences(recipe(append_eos="true", attend_across="true"), tokenizer)
+    sequences = training_sequences(recipe(append_eos="true", attend_across="true"), tokenizer, BadRows())
     assert stored(sequences)[:2] == [[10, 10, 10, END, 20, 20, 20, 20], [20, 20, 20, 20, 20, 20, END, 30]]
     item = sequences[0]
     assert (item["document_ids"] == 0).all() and (item["labels"][1:] == item["input_ids"][1:]).all()
@@ -94,12 +95,14 @@ def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
 def test_a_tokenizer_without_an_end(recipe, tokenizer):
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="no EOS") as caught:
-        training_sequences(recipe(append_eos="true"), tokenizer)
+        training_sequences(recipe(append_eos="true"), tokenizer, BadRows())
     assert caught.value.problems[0].field == "append_eos"
 
 
 def test_pose_draws_from_the_first_long_documents(recipe, tokenizer):
-    sequences = training_sequences(recipe(pose_chunks=2, pose_content="contiguous", max_documents=1), tokenizer)
+    sequences = training_sequences(
+        recipe(pose_chunks=2, pose_content="contiguous", max_documents=1), tokenizer, BadRows()
+    )
     assert sequences.origin == "1 of 2 documents, 10 of 13 tokens, none below 8"
     assert sequences.pose.pose.content == "contiguous"
     assert all(sequences[index]["input_ids"].tolist() == [20] * 8 for index in range(4))
@@ -118,7 +121,7 @@ def test_a_plain_list_gives_the_sequences_that_it_gave(recipe, tokenizer, tmp_pa
     """One corpus with the run's own seed, not a mixture of equal weights."""
     specs = [f"text:{tmp_path}/{n}.txt" for n in (3, 1)]
     made = recipe(train_data=json.dumps(specs), max_steps=20, seed=5)
-    sequences, cache = training_sequences(made, tokenizer), tmp_path / "cache"
+    sequences, cache = training_sequences(made, tokenizer, BadRows()), tmp_path / "cache"
     packed = pack(tokenize(specs, tokenizer, "train", cache), 8, cache)
     direct = TrainingSequences(packed, samples=len(sequences), seed=5)
     assert isinstance(sequences, TrainingSequences)
@@ -130,7 +133,7 @@ def test_a_plain_list_gives_the_sequences_that_it_gave(recipe, tokenizer, tmp_pa
 def test_every_packing_keeps_the_weights(recipe, tokenizer, tmp_path, packing):
     """A document of 10 tokens against one of 25: with ``whole``, sequences of 8 and 2 against 8, 8, 8 and 1."""
     sequences = training_sequences(
-        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing=packing, max_steps=250), tokenizer
+        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing=packing, max_steps=250), tokenizer, BadRows()
     )
     assert isinstance(sequences, MixedSequences) and len(sequences) == 2000
     given = dict.fromkeys((20, 40), 0)
@@ -146,7 +149,7 @@ def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
     """Documents below the window give short sequences, each all of its tokens."""
     data = weighted(tmp_path, n0=1, n3=1)
     sequences = training_sequences(
-        recipe(train_data=data, pose_chunks=2, min_document_tokens=1, max_steps=2500), tokenizer
+        recipe(train_data=data, pose_chunks=2, min_document_tokens=1, max_steps=2500), tokenizer, BadRows()
     )
     assert {len(sequences[index]["input_ids"]) for index in range(50)} == {3, 8}
     short, long = sequences.tokens(20_000).values()
@@ -156,5 +159,5 @@ def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
 
 def test_a_source_that_fills_no_sequence_is_named(recipe, tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"documents of text:.*/0\.txt together fill a sequence") as caught:
-        training_sequences(recipe(train_data=weighted(tmp_path, n3=1, n0=1)), tokenizer)
+        training_sequences(recipe(train_data=weighted(tmp_path, n3=1, n0=1)), tokenizer, BadRows())
     assert caught.value.problems[0].field == "window"

@@ -13,6 +13,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.config.finetuning import load
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
+from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.training import report
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import assembly, finetuning
@@ -173,7 +174,7 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 )
 def test_the_length_that_a_base_reaches_with_its_own_scaling(length, rope, expected):
     native = LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=length, rope_parameters=rope)
-    assert finetuning.reach(native, native) == expected
+    assert finetuning.reach(BaseModel("base", "", native), native) == expected
 
 
 def test_the_end_of_an_answer_is_an_end_of_generation(place, tmp_path):
@@ -260,7 +261,7 @@ def test_what_only_the_model_can_tell(place, tmp_path):
 def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
     """It came after hours of it."""
     monkeypatch.setattr(assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
-    monkeypatch.setattr(finetuning.ScrollsTuning, "tokenized", lambda *_: pytest.fail("tokenised"))
+    monkeypatch.setattr(finetuning.ScrollsTuning, "tokenise", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match="too little"):
         assemble(recipe(place))
 
@@ -270,5 +271,5 @@ def test_damaged_data_end_before_anything_is_written(place, tmp_path):
     for split in ("train", "validation"):
         (tmp_path / "qasper" / f"{split}.jsonl").write_text('{"id": "1"}\n')
     found = problems(place, data_dir=tmp_path, output_dir=tmp_path / "run")
-    assert "line 1 has no text under input, output" in found["data_dir"].wrong
+    assert "has no column 'input'" in found["data_dir"].wrong
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.parent.name != "ranks"]

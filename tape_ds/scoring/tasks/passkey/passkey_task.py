@@ -43,7 +43,7 @@ def documents(
     return {"test": datasets.Dataset.from_list(rows)}
 
 
-load = cache(tokenizer.load)
+load = cache(tokenizer.load_tokenizer)
 
 
 def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:

@@ -101,7 +101,7 @@ def _tokenizer(name: str | None, trust_remote_code: bool) -> "PreTrainedTokenize
     if name is None:
         remedy = 'name one: --metadata \'{"max_tokens": 8192, "tokenizer": "FOLDER OR HUB ID"}\''
         raise UserError(Problem("tokenizer", None, "max_tokens counts tokens, and there is no tokenizer", remedy))
-    return tokenizers.load(name, trust_remote_code=trust_remote_code)
+    return tokenizers.load_tokenizer(name, trust_remote_code=trust_remote_code)
 
 
 def process_results(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:

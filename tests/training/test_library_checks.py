@@ -10,8 +10,7 @@ from tape_ds.cli import train
 from tape_ds.config import files, kinds, loading
 from tape_ds.config.extension import ExtensionRecipe, load
 from tape_ds.errors import UserError
-from tape_ds.training import run
-from tape_ds.training.checks import libraries
+from tape_ds.training import library_checks, run
 
 
 def recipe(**fields):
@@ -24,7 +23,7 @@ def recipe(**fields):
 def rates(asked, steps):
     """The learning rates of a run's steps, relative to the recipe's, as transformers gives them."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=asked.trainer_value("learning_rate"))
-    warmup = libraries.warmup_steps(asked.trainer_value("warmup_steps"), steps)
+    warmup = library_checks.warmup_steps(asked.trainer_value("warmup_steps"), steps)
     given = asked.trainer_value("lr_scheduler_kwargs")
     scheduler, found = get_scheduler(asked.trainer_value("lr_scheduler_type"), optimizer, warmup, steps, given), []
     for _ in range(steps):
@@ -48,7 +47,7 @@ def test_one_step_of_every_shipped_recipe_is_trained_or_refused(name):
             assert fields <= {"warmup_steps", "max_steps", "num_train_epochs"} or not more or refused, str(error)
             refused += 1
             continue
-        found = libraries.check(asked)
+        found = library_checks.check(asked)
         if not more:
             assert found == []
         elif asked.trains and not found:
@@ -61,7 +60,7 @@ def test_one_step_of_every_shipped_recipe_is_trained_or_refused(name):
     [(0.1, 1, 0), (0.1, 2, 1), (0.1, 10, 1), (0.03, 100, 3), (0.9, 2, 1), (0, 5, 0), (2, 10, 2), (2.0, 2, 2)],
 )
 def test_a_share_of_warmup_never_is_the_whole_run(asked, steps, warmup):
-    assert libraries.warmup_steps(asked, steps) == warmup
+    assert library_checks.warmup_steps(asked, steps) == warmup
 
 
 IMPOSSIBLE = {
@@ -132,20 +131,20 @@ POSSIBLE = {
 def test_what_transformers_runs_is_not_refused(name, steps, warmup):
     fields = {"lr_scheduler_type": name, "warmup_steps": warmup, "max_steps": steps}
     asked = recipe(**fields, **({"lr_scheduler_kwargs": POSSIBLE[name]} if POSSIBLE[name] else {}))
-    assert libraries.check(asked) == []
+    assert library_checks.check(asked) == []
     assert 0 < max(rates(asked, steps)) <= 1 + 1e-9
 
 
 def test_arguments_of_an_optimizer_that_need_each_other_are_possible():
     """Nesterov's momentum needs a momentum: looked at one without the other, it ended in a traceback."""
-    assert libraries.check(recipe(optim="sgd", optim_args="momentum=0.9, nesterov=true")) == []
+    assert library_checks.check(recipe(optim="sgd", optim_args="momentum=0.9, nesterov=true")) == []
 
 
 def test_a_run_over_epochs_is_checked_as_soon_as_its_steps_are_known():
     """8 sequences are one step of the demo, which cannot decay for 5."""
     fields = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}}
     asked = recipe(max_steps=-1, num_train_epochs=1, **fields)
-    assert libraries.check(asked) == [], "the data may be long enough"
+    assert library_checks.check(asked) == [], "the data may be long enough"
     assert run.sample_count(asked, 48) == 48
     with pytest.raises(UserError, match="num_decay_steps"):
         run.sample_count(asked, 8)
@@ -157,7 +156,7 @@ def test_a_package_that_this_machine_lacks_is_another_s_business(monkeypatch):
 
     monkeypatch.setattr("transformers.Trainer.get_optimizer_cls_and_kwargs", absent)
     asked = recipe(optim="adamw_8bit")
-    assert libraries.check(asked) == []
+    assert library_checks.check(asked) == []
     shown = train.describe(asked)
     assert "This machine would refuse the run:" in shown and "optim = 'adamw_8bit'" in shown
 
@@ -166,4 +165,4 @@ def test_the_engine_s_own_optimizer_and_schedule_are_left_to_it():
     """They replace the trainer's; the JSON is checked elsewhere."""
     engine = {"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupDecayLR", "params": {}}}
     asked = recipe(lr_scheduler_type="linear", warmup_steps=1, max_steps=1, deepspeed=engine, optim="adamw_torch")
-    assert libraries.check(asked) == []
+    assert library_checks.check(asked) == []

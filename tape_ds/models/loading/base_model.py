@@ -1,0 +1,53 @@
+"""The pretrained model that a run starts from, opened once: the only place where its name becomes a folder."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from tape_ds.encodings import trained_rope
+from tape_ds.errors import raise_if_any
+from tape_ds.models.flops import DecoderShape, decoder_shape
+from tape_ds.models.loading import extendable, model_folder
+from tape_ds.models.loading.config_file import SMOLLM2
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    name: str
+    """A hub id, ``smollm2`` or an absolute path."""
+    folder: str
+    """Empty where a run is only planned."""
+    config: PreTrainedConfig
+
+    def __post_init__(self) -> None:
+        raise_if_any(extendable.check(self.config))
+
+    @cached_property
+    def rope(self) -> trained_rope.TrainedRope:
+        return trained_rope.read(self.config.to_dict(), self.name)
+
+    @property
+    def shape(self) -> DecoderShape:
+        return decoder_shape(self.config)
+
+    @property
+    def length(self) -> int:
+        """Tokens of its native context."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether transformers' own class is trained, which has fewer features than this project's."""
+        return extendable.by_own_class(self.config)
+
+
+def open_base(name: str) -> BaseModel:
+    """Download a hub id, unpack a ``.gguf`` file, and read the configuration; UserError for a model of a family that
+    cannot be extended."""
+    path = Path(name).expanduser()
+    if name != SMOLLM2 and path.exists():
+        name = str(path.absolute())  # trained.json names it, and is read from any folder
+    folder = model_folder.resolve(name)
+    return BaseModel(name, folder, extendable.read(folder))
