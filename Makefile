@@ -41,16 +41,17 @@ export ARGS
 help:
 	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
 
-# Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 4. A free port lets two
+# Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 8. A free port lets two
 # demos share a machine.
 demo: $(STAMP)
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())') || exit 1; \
 	port=$$($(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])') || exit 1; \
 	case "$$gpus" in \
 	    0) export DS_ACCELERATOR=cpu; processes="--num_accelerators 2" ;; \
-	    1|2|4) processes="" ;; \
+	    1|2|4|8) processes="" ;; \
 	    3) processes="--num_accelerators 2" ;; \
-	    *) processes="--num_accelerators 4" ;; \
+	    5|6|7) processes="--num_accelerators 4" ;; \
+	    *) processes="--num_accelerators 8" ;; \
 	esac; \
 	PATH="$(BIN):$$PATH" $(BIN)/python -m deepspeed.launcher.runner $$processes --master_port $$port --log_level error \
 	    launchers/extend_llama.py $(ARGS) && \

@@ -64,6 +64,8 @@ class ScoredAround(TrainerCallback):
     """Returns the questions of a variant's scores."""
     read: Callable[[Path], dict[str, Any]]
     write: Callable[[Path, dict[str, Any]], None]
+    show: Callable[[Any], None] | None = None
+    """Prints the scores before training, long before all figures of the run are printed."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step > 0:
@@ -72,6 +74,8 @@ class ScoredAround(TrainerCallback):
             self.file.unlink(missing_ok=True)
         if self.before:
             self._score(kwargs["model"], self.before, state)
+            if self.show is not None and state.is_world_process_zero:
+                self.show(self.read(self.file))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._score(kwargs["model"], self.after, state)
@@ -109,7 +113,12 @@ class ScoredAfter(TrainerCallback):
 
 
 def loss_by_position(
-    documents: list[EvalDocument], span: int, before: Variants, after: Variants, file: Path
+    documents: list[EvalDocument],
+    span: int,
+    before: Variants,
+    after: Variants,
+    file: Path,
+    show: Callable[[Scores], None] | None = None,
 ) -> ScoredAround:
     """Return the callback that scores the held-out documents."""
 
@@ -121,11 +130,16 @@ def loss_by_position(
 
     names = ", ".join(document.name for document in documents)
     announcement = ("scoring", f"on {names} ({documents[0].input_ids_1T.shape[1]} tokens)")
-    return ScoredAround(announcement, before, after, file, measure, questions, read_scores, write_scores)
+    return ScoredAround(announcement, before, after, file, measure, questions, read_scores, write_scores, show)
 
 
 def passkey_retrieval(
-    prompts: list[PasskeyPrompt], tokenizer: PreTrainedTokenizerBase, before: Variants, after: Variants, file: Path
+    prompts: list[PasskeyPrompt],
+    tokenizer: PreTrainedTokenizerBase,
+    before: Variants,
+    after: Variants,
+    file: Path,
+    show: Callable[[Found], None] | None = None,
 ) -> ScoredAround:
     """Return the callback that asks for the passkeys that ``prompts`` hide."""
 
@@ -143,7 +157,7 @@ def passkey_retrieval(
 
     lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in prompts}))
     announcement = ("asking", f"for {len(prompts)} passkeys in prompts of {lengths} tokens")
-    return ScoredAround(announcement, before, after, file, measure, questions, read_passkeys, write_passkeys)
+    return ScoredAround(announcement, before, after, file, measure, questions, read_passkeys, write_passkeys, show)
 
 
 def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Variants, span: int) -> Scores:

@@ -203,7 +203,7 @@ def test_what_is_left_to_the_plan_is_written_as_it_was():
     words = ["--deepspeed", "auto", "--activation_checkpointing", "auto", "--per_device_train_batch_size", "auto"]
     recipe = load([*words, "--checkpoint_layers", "selective"], world_size=2)
     assert recipe.open == {"deepspeed", "activation_checkpointing", "per_device_train_batch_size"}
-    assert recipe.deepspeed["zero_optimization"]["stage"] == 3 and recipe.accumulation() == 2
+    assert recipe.deepspeed["zero_optimization"]["stage"] == 3 and recipe.accumulation() == 4
     stored = recipe.as_dict()
     assert {stored[name] for name in recipe.open} == {"auto"} and "activation_checkpointing_kwargs" not in stored
     path = Path("again.yaml")

@@ -59,8 +59,7 @@ def test_the_method_decides_what_is_trained(arguments, trained):
 
 
 def test_an_engine_holds_16_bit_weights_and_nobody_else_does():
-    words = ("--global_batch_size", "8", "--bf16", "true")
-    with_engine, without = asked(*words), asked(*words, "--deepspeed", "null")
+    with_engine, without = asked("--bf16", "true"), asked("--bf16", "true", "--deepspeed", "null")
     assert with_engine.layout.zero == 1 and without.layout.zero is None
     assert memory.estimate(without).peak.weights > memory.estimate(with_engine).peak.weights
 

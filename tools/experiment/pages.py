@@ -237,7 +237,7 @@ def overview(root: Path = ROOT) -> str:
         "Published numbers are of the paper's models and data and were not measured here; ours come from the "
         "model that their cell names, mostly another and smaller one, so compare within a table only. `python -m "
         "tools.experiment --list` says what running each takes. All numbers, and what to know of them, are below. "
-        "Figures 1 and 4 are diagrams: [TAPE in pictures](../tape_in_pictures.md) has our own.",
+        "Figures 1 and 4 are diagrams: [the model](../model.md) has our own.",
         markdown_table(["", "ours", "hardware", "command"], rows, "l"),
         *sections,
     ]

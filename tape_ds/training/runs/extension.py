@@ -1,6 +1,7 @@
 """Runs that extend a pretrained model: held-out documents, passkeys and PoSE or packed sequences."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,15 +166,18 @@ class Extension(Run):
         trained = f"{self.recipe.method.method}, trained"
         made: dict[str, Variant] = {trained if self.recipe.trains else untrained_name(self.rope_parameters): None}
         callbacks: list[TrainerCallback] = []
+        native = self.base.length
         if self.held_out:
             after, span = made, self.recipe.evaluation.eval_span
             if self.recipe.trains and encodings.without_updates(self.config):
                 # before the model itself: the trained model comes last in tables
                 after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **made}
-            callbacks.append(loss_by_position(self.held_out, span, self.variants, after, self.output / SCORES))
+            show = partial(tables.print_loss_by_position, native_length=native)
+            callbacks.append(loss_by_position(self.held_out, span, self.variants, after, self.output / SCORES, show))
         if self.prompts:
             prompts, file = self.prompts, self.output / PASSKEYS
-            callbacks.append(passkey_retrieval(prompts, self.tokenizer, self.variants, made, file))
+            show = partial(tables.print_passkeys, native_length=native)
+            callbacks.append(passkey_retrieval(prompts, self.tokenizer, self.variants, made, file, show))
         return callbacks
 
     def figures(self) -> dict[str, Any]:

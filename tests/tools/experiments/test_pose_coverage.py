@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from tape_ds import results
 from tape_ds.config.extension import load
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.training.runs.extension import training_sequences
 from tools.experiments import pose_coverage
 
@@ -36,14 +37,14 @@ def written(output, *arguments):
 def test_the_demo_s_sequences(tmp_path, capsys):
     result, table = written(tmp_path / "out", *MADE_UP, "--recipe", "demo")
     figures = result.figures
-    assert (figures["rows"], figures["queries"], figures["window"]) == (96, 96 * 1024, 1024)
+    assert (figures["rows"], figures["queries"], figures["window"]) == (64, 64 * 1024, 1024)
     assert figures["distances"]["to"] == 16383 and figures["distances_beyond_the_window"]["from"] == 1024
     assert 0.9 < figures["distances"]["seen"] < 1
     assert (table[0]["from"], table[-1]["to"]) == ("1", "16383")
-    assert sum(int(row["pairs"]) for row in table) == 96 * 1024 * 1023 // 2, "every pair of every sequence is somewhere"
+    assert sum(int(row["pairs"]) for row in table) == 64 * 1024 * 1023 // 2, "every pair of every sequence is somewhere"
     assert result.command[:3] == ["pose_coverage.py", *MADE_UP] and result.data == {}
     assert result.config["target_length"] == 16384
-    assert "demo: 96 sequences, PoSE, 2 chunks" in capsys.readouterr().out
+    assert "demo: 64 sequences, PoSE, 2 chunks" in capsys.readouterr().out
 
 
 def test_fields_of_the_recipe_can_be_overridden(tmp_path):
@@ -71,7 +72,7 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
     spec = f"text:{tmp_path}/text.txt"
     fields = ["--train_data", spec, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")
-    sequences = training_sequences(load(fields, world_size=1), build_tokenizer())
+    sequences = training_sequences(load(fields, world_size=1), build_tokenizer(), BadRows())
     layouts = [(sequences[i]["position_ids"].numpy(), sequences[i]["document_ids"].numpy()) for i in range(9)]
     assert result.figures["distances"] == pose_coverage.summarise(pose_coverage.count_pairs(layouts, 16384))
     assert list(result.data) == [spec]
