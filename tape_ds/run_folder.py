@@ -41,7 +41,7 @@ def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
 
 
 def finished(output: Path) -> dict[str, Any] | None:
-    return _read(output / FINISHED)
+    return read(output / FINISHED)
 
 
 def mark_stopped(output: Path, step: int, reason: str) -> None:
@@ -49,7 +49,7 @@ def mark_stopped(output: Path, step: int, reason: str) -> None:
 
 
 def stopped(output: Path) -> dict[str, Any] | None:
-    return _read(output / STOPPED)
+    return read(output / STOPPED)
 
 
 def clear_markers(output: Path) -> None:
@@ -57,16 +57,8 @@ def clear_markers(output: Path) -> None:
         (output / name).unlink(missing_ok=True)
 
 
-def tracker_id(output: Path) -> str | None:
-    known = (_read(output / TRACKERS) or {}).get("wandb")
-    return known if isinstance(known, str) else None
-
-
-def store_tracker_id(output: Path, known: str) -> None:
-    storage.write_json(output / TRACKERS, {"wandb": known})
-
-
-def _read(path: Path) -> dict[str, Any] | None:
+def read(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object; None if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -10,9 +10,7 @@ The operators run on meta tensors (``tools/compile_gate``): Triton specialises e
 specialisation is compiled once. Its line has blocks, warps and stages, spills inside loops, and bytes of shared memory.
 
 Exit code 1, with the failures repeated at the end: a spill in a loop, more shared memory than the GPU has, or a kernel
-that does not compile.
-
-Triton's cache (TRITON_CACHE_DIR) makes a second run quicker.
+that does not compile. Triton's cache (TRITON_CACHE_DIR) makes a second run quicker.
 """
 
 import os

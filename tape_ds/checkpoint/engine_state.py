@@ -4,15 +4,9 @@ They are pickles, and a pickle can name any function to call. Here only tensors,
 DeepSpeed's are ever created; a file that names anything else is refused and not executed. Reading needs no GPU, no
 process group and no model, and files are mapped, so that only the needed parts are read from the disk.
 
-DeepSpeed's own readers cover only a part. ``tests/integration/test_resharding.py`` holds what version 0.19.8 lacks, and
-fails when it is mended:
-
-- ``zero_to_fp32`` is lazy at stage 3 alone: below it holds all fp32 weights at once. It refuses files of tensor
-  parallelism.
-- Universal checkpoints (``ds_to_universal``, ``load_universal``) load at stage 1 or 2 from stage 1 or 2, not from
-  stage 3 to another, nor from another to 3. From stage 3 to stage 3 every optimizer group gets the settings of the
-  first and shares one step counter, which each of them advances: losses are wrong without a warning. The same happens
-  with ``round_robin_gradients``. Pieces of a parameter that are not of equal size do not load.
+DeepSpeed's own readers cover only a part: ``zero_to_fp32`` holds all fp32 weights at once below stage 3, universal
+checkpoints load at stage 1 or 2 alone, and from stage 3 to 3 give wrong losses without a warning.
+``tests/integration/test_resharding.py`` holds what version 0.19.8 lacks, and fails when it is mended.
 """
 
 import contextlib

@@ -45,21 +45,16 @@ class Entry:
 class Manifest:
     """Contents of ``manifest.json``."""
 
-    step: int
-    """Optimizer steps taken."""
+    step: int  # optimizer steps taken
     processes: int
-    stage: int | None
-    """ZeRO stage; None: trained without an engine."""
+    stage: int | None  # ZeRO stage; None: trained without an engine
     files: Mapping[str, Entry]
     """By path within the folder, "/" between its parts."""
-    tensor: int = 1
-    """Tensor-parallel size: the engine's parts of that many ranks form one model."""
+    tensor: int = 1  # tensor-parallel size: the engine's parts of that many ranks form one model
     identity: Mapping[str, Any]
     """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of the packages that computed."""
-    name: str | None = None
-    """Given by a person who asked for it; a named checkpoint is never removed."""
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the packages that computed
+    name: str | None = None  # given by a person who asked for it; a named checkpoint is never removed
     format: int = FORMAT
 
     @property

@@ -43,11 +43,8 @@ class SourceModel:
         return (self.folder / TOKENIZER).is_file()
 
     def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """Return the whole model in evaluation mode, in ``dtype``; a trained one in fp32, adapters merged.
-
-        Raises:
-            UserError: weights are missing or do not fit.
-        """
+        """Return the whole model in evaluation mode, in ``dtype``; a trained one in fp32, adapters merged. Raises
+        UserError: weights are missing or do not fit."""
         if self.record is not None:
             return merging.merge(self.folder, base_anyway=self.base_anyway)  # in fp32, which loses nothing
         return extendable.load(self.folder, self.config, dtype=dtype)

@@ -71,10 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return the converted model and its tokenizer (None: a reference checkpoint without one), rows compared and cut.
-
-    Raises:
-        UserError: a source that cannot be converted, or rows that cannot be dropped.
-    """
+    Raises UserError: a source that cannot be converted, or rows that cannot be dropped."""
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.models import convert
     from tape_ds.models.loading import extendable, model_folder, weight_files

@@ -38,11 +38,7 @@ DOES_NOT_FIT = 3
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Read, plan, print.
-
-    Raises:
-        UserError: a mistake in the command line, or no layout for this many sequences.
-    """
+    """Read, plan, print. Raises UserError: a mistake in the command line, or no layout for this many sequences."""
     own, fields = parse(sys.argv[1:] if argv is None else argv)
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints when it is imported
         recipe, job = ask(own, fields)
@@ -81,11 +77,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def ask(own: argparse.Namespace, fields: list[str]) -> tuple[Recipe, Job]:
-    """Return the recipe with a layout, and its job.
-
-    Raises:
-        UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
-    """
+    """Return the recipe with a layout, and its job. Raises UserError: the recipe, its model, the GPU, or numbers that
+    do not divide each other."""
     gpu = hardware.find(own.gpu)
     found = below_one(own, "gpus")
     if own.recipe is None:

@@ -39,10 +39,7 @@ _DOCUMENTED = ("deepspeed", "resume_from_checkpoint", "output_dir", "activation_
 
 def answered(argv: list[str], kind: type[Recipe]) -> bool:
     """Print help or the list of recipes on the main process if a command line asks for it, and return whether it does.
-
-    Raises:
-        UserError: help is asked for an unknown field.
-    """
+    Raises UserError: help is asked for an unknown field."""
     words = [word for word in argv if not word.startswith("--local_rank")]
     lines: list[str] = []
     if "--list" in words:

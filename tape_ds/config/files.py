@@ -150,11 +150,8 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
 
 
 def require_launcher(name: str, collected: Collected, launcher: str) -> None:
-    """Remove ``launcher`` from the values of the recipe ``name``; a recipe without it fits any launcher.
-
-    Raises:
-        UserError: it is a recipe of another launcher.
-    """
+    """Remove ``launcher`` from the values of the recipe ``name``; a recipe without it fits any launcher. Raises
+    UserError: it is a recipe of another launcher."""
     declared = collected.pop("launcher", None)
     if declared is None or declared.value == launcher:
         return

@@ -142,11 +142,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         return tokenizer_of(self.lengths.task)
 
     def configuration(self) -> dict[str, Any]:
-        """Return the fields of the model's configuration.
-
-        Raises:
-            UserError: options that the encoding does not have.
-        """
+        """Return the fields of the model's configuration. Raises UserError: options that the encoding does not have."""
         task, model = self.lengths.task, self.model
         words = new_model.Words(task.vocabulary, special=True)
         whole = model.position_options.get("max_range") or DRAWN_FROM * self.test_tokens

@@ -143,10 +143,7 @@ class Recipe(ABC):
 
     def layout(self, world_size: int | None = None) -> Layout:
         """Return the layout of ``world_size`` processes (default those of the job), with the engine's default buffers.
-
-        Raises:
-            UserError: they do not fall into groups that work on the same sequences.
-        """
+        Raises UserError: they do not fall into groups that work on the same sequences."""
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
         recomputes, zero = self.trainer_value("activation_checkpointing"), "zero_optimization.offload_"
@@ -169,11 +166,8 @@ class Recipe(ABC):
         return self.global_batch_size // (layout.micro_batch * layout.data) if self.trains else 1
 
     def training_arguments(self) -> "TrainingArguments":
-        """Return the trainer's arguments; transformers picks the device and starts the process group here.
-
-        Raises:
-            UserError: transformers refuses a value on this machine.
-        """
+        """Return the trainer's arguments; transformers picks the device and starts the process group here. Raises
+        UserError: transformers refuses a value on this machine."""
         import torch
         from transformers import TrainingArguments
 

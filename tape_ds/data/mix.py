@@ -10,8 +10,6 @@ also where sequences are not full.
 
 **Streamed sources.** Sample ``i`` is from stream worker ``i % W`` of its source, whose sequences are counted for each
 worker separately. So each rank reads with different workers, as without weights (:mod:`tape_ds.data.stream`).
-
-``datasets.interleave_datasets`` mixes examples, whatever their length, and resumes from a state, not from a number.
 """
 
 import functools

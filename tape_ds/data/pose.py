@@ -12,8 +12,8 @@ The rules are those of the authors' ``train_pose.py`` for two chunks, generalise
 - Content: chunk ``i`` is moved forward by ``v_i`` in the document; ``v_1 = 0`` and ``v_i`` is uniform in
   ``v_(i-1) .. n - c``, ``n`` the document's length.
 
-The paper (section 3.2) compares this ``v`` with two others; :attr:`Pose.content` offers all three. The original draws
-once per example; here a draw belongs to a sample of the run and comes from (seed, sample index) alone.
+The paper (section 3.2) compares this ``v`` with two others; :attr:`Pose.content` offers all three. A draw comes from
+(seed, sample index) alone.
 """
 
 from collections.abc import Iterator

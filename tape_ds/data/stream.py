@@ -9,12 +9,9 @@ documents through a bounded shuffle buffer with random numbers from (seed, epoch
 independently, and the rest of a shard begins the first sequence of the next. Over all workers each token occurs once in
 an epoch.
 
-**Ranks.** Accelerate gives rank ``r`` of ``R`` the micro-batches ``r, r + R, ...`` of size ``b``. If the number of
-workers is a multiple of ``R * b``, no two ranks read with the same worker. Otherwise several ranks do: the samples are
-the same, but text is read and tokenised up to ``R`` times.
-
-**Resuming at sample i.** The number is the whole state: each worker reads and tokenises again everything before its
-sequence. That may take hours, in which every document read counts as progress for the watchdog.
+If ``W`` is a multiple of processes times micro-batch, no two ranks read with the same worker; otherwise text is
+tokenised several times. On a resume each worker reads and tokenises again everything before its sequence, and every
+document read counts as progress for the watchdog.
 """
 
 import os

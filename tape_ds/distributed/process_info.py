@@ -11,17 +11,12 @@ class ProcessInfo:
     """One process of a job; None: not set by its launcher."""
 
     rank: int
-    world: int
-    """Number of ranks in the job."""
+    world: int  # number of ranks in the job
     local_rank: int
-    on_node: int | None
-    """Number of ranks on its machine."""
-    node: int | None
-    """Index of its machine (``--node_rank``)."""
-    nodes: int | None
-    """Number of machines."""
-    host: str
-    """Hostname."""
+    on_node: int | None  # number of ranks on its machine
+    node: int | None  # index of its machine (`--node_rank`)
+    nodes: int | None  # number of machines
+    host: str  # hostname
 
     @property
     def is_single_node(self) -> bool:

@@ -2,8 +2,8 @@
 al. 2022, arXiv:2205.05198), for every encoding.
 
 ``tensor_parallel_plan`` of a model names what is cut: heads and columns in front, rows behind, the vocabulary of
-embeddings and output head. Parameters are cut where they are, so that linear maps, adapters and whatever wraps them
-compute unchanged; what processes exchange is declared by the model (:mod:`tape_ds.models.sharding`).
+embeddings and output head. Parameters are cut in place; what processes exchange is declared by the model
+(:mod:`tape_ds.models.sharding`).
 
 TAPE's state has a part for each key/value head, and its updates act across heads. A process keeps the state of its own
 tokens, all heads of them. Two exchanges a layer, of a P-th of the state each, bring it to the heads that are rotated by
@@ -47,16 +47,8 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     job must call this function, in the same place, with the same weights. Losses, logits and the gradients of pieces
     are then whole in each of them; gradients of what is whole everywhere are added up as they come.
 
-    Args:
-        model: or what wraps it, such as peft's; what is trained must be marked already.
-        layout: of the job, whose process group exists.
-        rank: of this process.
-        timeout: of a collective; None: torch's own.
-
-    Raises:
-        UserError: a part of it cannot be cut.
-        ValueError: it has no decoder that shares sequences.
-        RuntimeError: the processes' weights are not the same.
+    ``model`` may be what wraps it, such as peft's; what is trained must be marked already. Raises UserError if a part
+    of it cannot be cut, ValueError if it has no plan, RuntimeError if the processes' weights are not the same.
     """
     # by its class: a wrapper such as peft's answers for what it wraps
     bare: Any = next((module for module in model.modules() if hasattr(type(module), "tensor_parallel_plan")), None)

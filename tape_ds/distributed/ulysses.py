@@ -36,15 +36,8 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
     loss, and the gradient, that one process would find. What averages gradients over all processes of the job therefore
     gives the mean over groups when losses are multiplied by the size of a group.
 
-    Args:
-        model: or what wraps it, such as peft's.
-        layout: of the job, whose process group exists.
-        rank: of this process.
-        timeout: of a collective; None: torch's own.
-
-    Raises:
-        UserError: its heads cannot be divided among the processes.
-        ValueError: it has no decoder that shares sequences.
+    ``model`` may be what wraps it, such as peft's; the job's process group exists. Raises UserError if its heads cannot
+    be divided among the processes, ValueError if it has no decoder that shares sequences.
     """
     decoders: list[Any] = [module for module in model.modules() if hasattr(module, "sequence_sharding")]
     if not decoders:

@@ -7,8 +7,7 @@ share. So what remains is a number of the key: one more column, and attention by
 
 With bf16 keys the sum is kept as three bf16 numbers, which together have 24 bits: differences of c matter, and c grows
 with the text. A column's unit is such that fp16 holds sums down to -370,000 at heads of 128. The gradient of a gate is
-a sum of the columns' gradients that cancel, and a kernel in 16 bits rounds each of them: it is exact only in fp32
-(docs/encodings.md).
+a sum of the columns' gradients that cancel, and a kernel in 16 bits rounds each of them: it is exact only in fp32.
 
 Shape letters: B batch, T tokens of this call, S keys, cached ones included, H query heads, G key/value heads, R query
 heads of a group, K head size, X columns of a key, E columns of the sums, D hidden size.

@@ -1,8 +1,7 @@
 """Features whose inner product is ALiBi's bias: where ``tape`` starts from ALiBi instead of RoPE.
 
 The aim is a state e with ``ln(e_n . e_m) = -slope |n - m|``, so that the updates of TAPE act on ALiBi as they act on
-RoPE. The published code (``adalibi``) draws a random binning (Rahimi and Recht 2007, Section 4), whose expected inner
-product is this kernel, but takes the logarithm of a single draw's 0 or 1 and leaves the softmax out: it returns NaN.
+RoPE, by a random binning (Rahimi and Recht 2007, Section 4). The published code (``adalibi``) returns NaN.
 
 - C columns are C / 4 grids of 4 buckets. Each grid has a width drawn from Gamma(2, 1) / slope and an offset; two tokens
   meet in a grid with probability ``exp(-slope |n - m|)``, averaged over draws. Bins beyond 4 share buckets by a hash,

@@ -15,36 +15,26 @@ class Job:
 
     model: Sizes
     trained: TrainedShape
-    length: int
-    """Tokens of a sequence."""
-    global_batch: int
-    """Sequences of an optimizer step."""
+    length: int  # tokens of a sequence
+    global_batch: int  # sequences of an optimizer step
     layout: Layout
-    gpu: Gpu | None = None
-    """None: a CPU, whose time is not predicted."""
-    steps: int = 0
-    """Optimizer steps of the run; 0: unknown."""
-    element: int = 2
-    """Bytes of a number that the model computes with."""
-    state_element: int | None = None
-    """Bytes of a number of the position state; None: as ``element``."""
+    gpu: Gpu | None = None  # None: a CPU, whose time is not predicted
+    steps: int = 0  # optimizer steps of the run; 0: unknown
+    element: int = 2  # bytes of a number that the model computes with
+    state_element: int | None = None  # bytes of a number of the position state; None: as `element`
     fused: bool = True
     """Norms and feed-forward by fused kernels (Liger's), as on a GPU; else by torch's operators."""
-    fused_norms: bool = False
-    """Norms by torch's fused kernel, whatever computes the feed-forward."""
+    fused_norms: bool = False  # norms by torch's fused kernel, whatever computes the feed-forward
     wide_attention: bool = False
     """A wide value by one fused kernel (attention_backend: triton); else by one call of a library's kernel for
     each half."""
-    attention_span: float | None = None
-    """Tokens that attention is computed over, where it is cut into groups."""
+    attention_span: float | None = None  # tokens that attention is computed over, where it is cut into groups
     documents: float | None = None
     """Documents of a sequence, of equal length, each attending to itself alone, in torch's call for packed sequences
     (``torch.nn.attention.varlen``). None: sequences have no borders."""
-    quantised: bool = False
-    """The frozen linear layers of blocks are held in 4 bits."""
+    quantised: bool = False  # the frozen linear layers of blocks are held in 4 bits
 
-    distilled: bool = False
-    """A whole untouched copy of the base is held as well."""
+    distilled: bool = False  # a whole untouched copy of the base is held as well
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensors, ...]:

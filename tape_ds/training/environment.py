@@ -19,7 +19,7 @@ from accelerate.utils.other import get_free_port
 from tqdm.auto import tqdm
 from transformers.utils import logging as transformers_logging
 
-from tape_ds import run_folder
+from tape_ds import run_folder, storage
 from tape_ds.distributed import rank_sync
 from tape_ds.distributed.processes import share_cores
 from tape_ds.errors import is_main_process, redacted
@@ -93,10 +93,11 @@ def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
     if "WANDB_RUN_ID" in os.environ or not is_main_process():
         return
-    known = run_folder.tracker_id(output) if resumed else None
-    if known is None:
+    file = output / run_folder.TRACKERS
+    known = (run_folder.read(file) or {}).get("wandb") if resumed else None
+    if not isinstance(known, str):
         known = secrets.token_hex(4)
-        run_folder.store_tracker_id(output, known)
+        storage.write_json(file, {"wandb": known})
     os.environ |= {"WANDB_RUN_ID": known, "WANDB_RESUME": "allow"}
 
 

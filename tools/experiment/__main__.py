@@ -12,8 +12,7 @@ after ``--`` go to every run. A complete run is not repeated, an interrupted one
 the same command can be started again. After every run the page (md, csv, json) is written to ``--output``, or to
 ``--results``. Format of the file, and how arms are compared: docs/comparing.md.
 
-Exit codes: 0 done; 1 a command failed (the others are done, and the failed one's log is named); 2 bad input,
-nothing was started.
+Exit codes: 0 done; 1 a command failed (the others are done, and its log is named); 2 bad input.
 """
 
 import argparse

@@ -4,19 +4,13 @@
     python -m tools.experiments.pose_coverage --recipe llama3_8b_32k --pose_chunks 4 --output runs/coverage
     python -m tools.experiments.pose_coverage --recipe llama_7b_pose_yarn_128k --document_tokens 8192
 
-The distance of a query to a key is the difference of their positions. A sequence of T tokens whose positions start at 0
-without gaps has T - d pairs at distance d; PoSE's sequences have the pairs within each chunk, and between chunks those
-that its skips make. A model is never trained on a distance without a pair.
-
-The sequences are the run's own: the first ``--samples`` of them (2,000, or all), counted exactly. Every field of the
+The distance of a query to a key is the difference of their positions; a model is never trained on a distance without a
+pair. The sequences are the run's: the first ``--samples`` of them (2,000, or all), counted exactly. Every field of the
 recipe can be overridden as for the launcher. Of the model only its tokenizer is read. With ``--document_tokens N``
-neither that nor the data are read: every document is taken to have N tokens. PoSE's positions are the same for any
-document of a window or more.
+neither that nor the data are read: every document is taken to have N tokens.
 
 Written to ``--output`` (``runs/pose_coverage``): ``coverage.png``, ``coverage.csv`` (means over distances that grow by
-an eighth of an octave) and ``coverage.json`` (command, versions, figures).
-
-Exit codes: 0 done; 2 bad input.
+an eighth of an octave) and ``coverage.json``. Exit codes: 0 done; 2 bad input.
 """
 
 import math

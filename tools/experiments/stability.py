@@ -3,10 +3,9 @@
     python -m tools.experiments.stability runs/encodings/rope runs/encodings/tape
     python -m tools.experiments.stability "no updates=runs/one" TAPE=runs/two --texts file:book.txt --dtype float64
 
-A text is shifted in two ways. *Add tokens* puts three BOS in front of it: there is something new to attend to, and its
-effect on the first layers reaches the states of the others. *Shift ids* counts positions from 3: a model that is
-invariant under shifts computes the same up to rounding. Layer 1 is the first, and positions are those it reads, before
-its own update. A MODEL is a run's folder, a model's, a hub id or ``smollm2``; ``NAME=MODEL`` names its rows.
+A text is shifted in two ways. *Add tokens* puts three BOS in front of it. *Shift ids* counts positions from 3: a model
+that is invariant under shifts computes the same up to rounding. Layer 1 is the first, and positions are those it reads,
+before its own update. A MODEL is a run's folder, a model's, a hub id or ``smollm2``; ``NAME=MODEL`` names its rows.
 
 The paper defines neither number. Here, per layer and for the text's own tokens only:
 

@@ -5,14 +5,11 @@
 
 Three quantities for each query and each key before it, on the first ``--tokens`` of the text: the dot product of the
 position states as each layer reads them (or the bias on scores, if the encoding has one), the attention weight, and
-with ``--against`` the difference of the two models' weights. A MODEL is as for tools.experiments.stability; two of them
-must have the same tokens, layers and heads. Layer and head 1 are the first; "mean" is over heads.
+with ``--against`` the difference of the two models' weights. Layer and head 1 are the first; "mean" is over heads.
 
 Written to ``--output`` (``runs/visualise``): ``positions.png``, ``attention.png``, ``difference.png`` (a column for
 each layer, a row for each head; the first two are MODEL's) and ``visualise.json``. Pictures of an earlier command in
-that folder are deleted.
-
-Exit codes: 0 done; 2 bad input.
+that folder are deleted. Exit codes: 0 done; 2 bad input.
 """
 
 import argparse

@@ -4,12 +4,9 @@ A problem's two sizes (i, j) span the grid on which lengths are trained and test
 EOS, numbers least significant digit first, so that every digit of a sum follows from earlier ones. Operands are stored
 most significant digit first; only the text is reversed. Answer and EOS are targets.
 
-Published (the TAPE paper's arithmetic code, a fork of that of McLeish et al. 2024, arXiv:2405.17399): numbers have
-exactly i and j digits, so no leading zero, and of one digit 1 .. 9. Ours, where that code draws other problems:
-
-- a difference may be negative; its sign comes first, since every digit after it depends on it: ``3-21=-9``;
-- numbers of one list to sort all have i digits, and equal ones keep their order;
-- either vector of a bitwise OR may have the one, or both, or neither (published: exactly one, the shorter).
+As in the TAPE paper's arithmetic code (a fork of that of McLeish et al. 2024, arXiv:2405.17399) numbers have exactly i
+and j digits. Other than there, a difference may be negative, its sign first (``3-21=-9``); numbers to sort all have i
+digits, and equal ones keep their order; either vector of a bitwise OR may have the one, or both, or neither.
 
 The split is by operands in any order: a model trained on a + b knows b + a. A keyed hash of a set of operands holds
 about 1 % of a cell (two sizes, in either order) out for tests. A cell of at most :data:`SMALL` problems is enumerated
