@@ -37,14 +37,14 @@ def written(output, *arguments):
 def test_the_demo_s_sequences(tmp_path, capsys):
     result, table = written(tmp_path / "out", *MADE_UP, "--recipe", "demo")
     figures = result.figures
-    assert (figures["rows"], figures["queries"], figures["window"]) == (64, 64 * 1024, 1024)
+    assert (figures["rows"], figures["queries"], figures["window"]) == (48, 48 * 1024, 1024)
     assert figures["distances"]["to"] == 16383 and figures["distances_beyond_the_window"]["from"] == 1024
     assert 0.9 < figures["distances"]["seen"] < 1
     assert (table[0]["from"], table[-1]["to"]) == ("1", "16383")
-    assert sum(int(row["pairs"]) for row in table) == 64 * 1024 * 1023 // 2, "every pair of every sequence is somewhere"
+    assert sum(int(row["pairs"]) for row in table) == 48 * 1024 * 1023 // 2, "every pair of every sequence is somewhere"
     assert result.command[:3] == ["pose_coverage.py", *MADE_UP] and result.data == {}
     assert result.config["target_length"] == 16384
-    assert "demo: 64 sequences, PoSE, 2 chunks" in capsys.readouterr().out
+    assert "demo: 48 sequences, PoSE, 2 chunks" in capsys.readouterr().out
 
 
 def test_fields_of_the_recipe_can_be_overridden(tmp_path):
