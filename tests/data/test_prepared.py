@@ -340,9 +340,9 @@ def arguments(spec, silent, tmp_path):
 
 def test_two_workers_write_what_one_does(arguments, tmp_path, capfd):
     from tape_ds.cli import prepare_data
-    from tape_ds.data.tokenizer import load
+    from tape_ds.data.tokenizer import load_tokenizer
 
-    prepare([arguments[1]], load(str(arguments[3])), tmp_path / "one", **SETTINGS)
+    prepare([arguments[1]], load_tokenizer(str(arguments[3])), tmp_path / "one", **SETTINGS)
     options = [*map(str, arguments), "--output", str(tmp_path / "two")]
     assert prepare_data.main([*options, "--workers", "2"]) == 0
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
