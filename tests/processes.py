@@ -259,7 +259,9 @@ class Forked:
 
 def variables() -> dict[str, str]:
     """The environment of every job's processes."""
-    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    # nor what a run within this process has set for its trackers
+    left_out = ("TRITON_INTERPRET", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME")
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
