@@ -73,14 +73,14 @@ class ScoredAround(TrainerCallback):
         if state.is_world_process_zero:
             self.file.unlink(missing_ok=True)
         if self.before:
-            self._score(kwargs["model"], self.before, state)
+            found = self._score(kwargs["model"], self.before, state)
             if self.show is not None and state.is_world_process_zero:
-                self.show(self.read(self.file))
+                self.show(found)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._score(kwargs["model"], self.after, state)
 
-    def _score(self, model: Any, variants: Variants, state: TrainerState) -> None:
+    def _score(self, model: Any, variants: Variants, state: TrainerState) -> dict[str, Any]:
         first = state.is_world_process_zero
         if first:
             print(" ".join((self.announcement[0], ", ".join(variants), self.announcement[1])), flush=True)
@@ -89,6 +89,7 @@ class ScoredAround(TrainerCallback):
             same = self.questions(next(iter(found.values())))
             kept = {name: each for name, each in self.read(self.file).items() if self.questions(each) == same}
             self.write(self.file, kept | found)
+        return found
 
 
 @dataclass(eq=False)
