@@ -53,7 +53,7 @@ def test_figures_that_are_not_finite_survive_in_valid_json(tmp_path):
 
 
 def test_a_text_that_is_no_unicode_is_stored(tmp_path):
-    """A file's name need not be UTF-8, and JSON lines may hold half a surrogate pair: what a run had found was lost."""
+    """A file's name need not be UTF-8, and JSON lines may have half a surrogate pair."""
     started = results.collect(command=["x", os.fsdecode(b"text:\xff.txt")])
     finished = started.finish({"replies": ["\ud800", "d\u00e9j\u00e0"]})
     assert results.load(results.save(finished, tmp_path / "r.json")) == finished
@@ -97,17 +97,12 @@ def test_load_names_everything_that_is_wrong_at_once(tmp_path):
     assert "did you mean 'figures'" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"schema": 99}', '{"schema": 1, "seed"'])
+@pytest.mark.parametrize("text", ["[1]", '{"schema": 99}', '{"schema": 1, "seed"'])
 def test_load_refuses_what_is_not_a_result(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(UserError):
         results.load(path)
-
-
-def test_load_refuses_a_missing_file(tmp_path):
-    with pytest.raises(UserError, match="No such file"):
-        results.load(tmp_path / "none.json")
 
 
 def git(folder, *arguments):
@@ -134,12 +129,6 @@ def test_commit_of_somebody_elses_repository_is_not_reported(tmp_path):
     inside = tmp_path / ".venv" / "site-packages"
     inside.mkdir(parents=True)
     assert results.commit(inside) is None
-
-
-def test_a_result_says_which_model_was_evaluated(tmp_path):
-    model = {"address": "smollm2", "sha256": "abc", "rope_parameters": {"factor": 2.0}}
-    path = results.save(results.collect(model=model), tmp_path / "result.json")
-    assert results.load(path).model == model
 
 
 def test_results_stored_before_there_were_evaluations_can_be_read(tmp_path):

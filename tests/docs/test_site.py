@@ -1,28 +1,21 @@
-"""The book as a site: every chapter can be reached, it builds without a warning, nothing in it is from elsewhere."""
+"""The book as a site: every chapter can be reached, it builds without a warning and loads nothing from elsewhere."""
 
 import os
-import re
-import shutil
 import subprocess
 import sys
-import tomllib
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlparse
 
 import pytest
 import yaml
 
+from tests.browser import measured, needs_browser
 from tests.docs import pages
 
 INTERPRETER = pages.ROOT / ".venv" / "docs" / "bin" / "python"
 """Which `make docs` makes, with mkdocs."""
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
-"""Elements that a browser loads by themselves, and where they say what."""
-
-
-def configuration():
-    return yaml.safe_load((pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+"""Elements that a browser loads by itself, and the attribute with the address."""
 
 
 def named(entries):
@@ -32,35 +25,23 @@ def named(entries):
         yield from named(value) if isinstance(value, list) else [value]
 
 
-def test_every_chapter_is_in_the_navigation_once():
-    found = list(named(configuration()["nav"]))
-    there = [page.name for page in (pages.ROOT / "docs").glob("*.md")] + ["results/README.md"]
-    assert sorted(found) == sorted(there)
-
-
-def test_every_chapter_is_on_the_first_page():
-    text = (pages.ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    linked = {target.partition("#")[0] for _, target in pages.links(text)}
-    assert set(named(configuration()["nav"])) - {"index.md"} <= linked
+def test_every_chapter_is_in_the_navigation_and_on_the_first_page():
+    found = list(named(yaml.safe_load((pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    chapters = [page.name for page in (pages.ROOT / "docs").glob("*.md")] + ["results/README.md"]
+    assert sorted(found) == sorted(chapters)
+    first = (pages.ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = {target.partition("#")[0] for _, target in pages.links(first)}
+    assert set(found) - {"index.md"} - linked == set()
 
 
 @pytest.mark.parametrize("page", pages.pages(), ids=pages.name)
 def test_no_table_is_broken(page):
-    """A blank line within a table makes the rows behind it a paragraph of bars, as one did in pretraining.md."""
+    """A blank line within a table makes the rows after it a paragraph of bars."""
     assert [text for text in pages.paragraphs(page.read_text(encoding="utf-8")) if text.startswith("|")] == []
 
 
-def test_a_broken_table_is_found():
-    assert list(pages.paragraphs("| a |\n|---|\n| b |\n\n| c |\n")) == ["| c |"]
-
-
-def test_versions_are_exact():
-    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert all(re.fullmatch(r"[\w-]+==[\d.]+", each) for each in project["optional-dependencies"]["docs"])
-
-
 class Loads(HTMLParser):
-    """What a page loads, and the ids that it has."""
+    """Addresses that a page loads and links, and its ids."""
 
     def __init__(self, text):
         super().__init__()
@@ -83,14 +64,11 @@ def site(tmp_path_factory):
     if subprocess.run([interpreter, "-c", "import mkdocs, material"], capture_output=True).returncode:
         pytest.skip("mkdocs is not installed: make docs")
     folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [interpreter, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
-    done = subprocess.run(command, cwd=pages.ROOT, capture_output=True, text=True, timeout=300, env=environment())
+    done = subprocess.run(command, cwd=pages.ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
-
-
-def environment():
-    return {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
 
 
 @pytest.mark.slow
@@ -115,26 +93,15 @@ def test_nothing_is_loaded_from_elsewhere_and_no_link_is_broken(site):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+@needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("page", ["index.html", "coming_from.html", "kernels.html"])
 def test_pages_fit_their_window(site, tmp_path, page, width):
-    """Tables and code scroll by themselves. Another page holds the one that is looked at in a frame and measures it."""
-    measure = "const r=document.querySelector('iframe').contentDocument.documentElement;"
-    measure += "document.querySelector('pre').textContent=r.scrollWidth"
-    outer = site / f"outer_{width}.html"
-    frame = f"<iframe src='{page}' width={width} height=900 style='border:0' onload=\"{measure}\"></iframe>"
-    outer.write_text(f"<!doctype html><body>{frame}<pre></pre></body>", encoding="utf-8")
-    command = [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-        *(f"--user-data-dir={tmp_path}", "--allow-file-access-from-files", "--window-size=1400,1000"),
-        *("--virtual-time-budget=5000", "--dump-dom", outer.as_uri()),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    outer.unlink()
-    found = re.search(r"<pre>(\d+)</pre>", done.stdout)
-    assert found, done.stdout[-500:]
-    assert int(found[1]) <= width
+    """Tables and code scroll by themselves."""
+    script = "const r=document.querySelector('iframe').contentDocument.documentElement;"
+    script += "document.querySelector('pre').textContent=r.scrollWidth"
+    body = f"<iframe src='{page}' width={width} height=900 style='border:0' onload=\"{script}\"></iframe><pre></pre>"
+    assert int(measured(site / "outer.html", body, tmp_path)) <= width
 
 
 MEASURE_ALL = """
@@ -151,22 +118,11 @@ for (const frame of document.querySelectorAll("iframe")) frame.src = frame.datas
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+@needs_browser
 def test_a_telephone_shows_every_table_of_a_chapter(site, tmp_path):
-    """Those of measured results may scroll: they keep their first column."""
     chapters = sorted(page.name for page in site.glob("*.html") if page.name != "404.html")
     found = [*chapters, *(f"repository/{page}.html" for page in ("index", "CONTRIBUTING", "ds_configs/index"))]
     assert len(found) > 40
     frames = "".join(f"<iframe data-page='{page}' width=390 height=900 style='border:0'></iframe>" for page in found)
-    outer = site / "outer.html"
-    outer.write_text(f"<!doctype html><body>{frames}<pre></pre><script>{MEASURE_ALL}</script></body>", encoding="utf-8")
-    command = [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-        *(f"--user-data-dir={tmp_path}", "--allow-file-access-from-files", "--window-size=1400,1000"),
-        *("--virtual-time-budget=60000", "--dump-dom", outer.as_uri()),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    outer.unlink()
-    told = re.search(r"wide: (.*?)\.</pre>", done.stdout, re.S)
-    assert told, done.stdout[-500:]
-    assert told[1] == "[]"
+    body = f"{frames}<pre></pre><script>{MEASURE_ALL}</script>"
+    assert measured(site / "outer.html", body, tmp_path, milliseconds=60_000) == "wide: []."

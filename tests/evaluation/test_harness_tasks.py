@@ -1,7 +1,6 @@
 """The groups of this project through lm-eval's pipeline, with models whose scores are known beforehand."""
 
 import json
-import random
 
 import datasets
 import pytest
@@ -21,7 +20,7 @@ def scored(tmp_path_factory):
     """Runs a group on a model that judges continuations; gives the figures of harness.json."""
     root = tmp_path_factory.mktemp("hub")
     local_tasks.write_data(root, ITEMS)
-    included = [*local_tasks.write_tasks(root / "tasks"), *(local_tasks.OURS / n for n in ("table9", "pose_standard"))]
+    included = [*local_tasks.write_tasks(root / "tasks"), local_tasks.OURS / "table9"]
 
     def run(group, judge, limit=None):
         with pytest.MonkeyPatch.context() as patch:
@@ -50,29 +49,6 @@ def test_an_oracle_scores_all_of_table_9(scored):
     }
 
 
-def test_a_guess_scores_chance_on_table_9(scored):
-    draw = random.Random(3)
-    found = scored("tape_table9", lambda *text: draw.random())
-    mmlu = sum(found["tasks"][task]["value"] for task in local_tasks.SUBJECTS) / len(local_tasks.SUBJECTS)
-    arc = sum(found["tasks"][task]["metrics"]["acc,none"]["value"] for task in ("arc_challenge", "arc_easy")) / 2
-    for value, items in ((mmlu, 4 * ITEMS), (arc, 2 * ITEMS)):
-        assert abs(value - 0.25) < 4 * (0.25 * 0.75 / items) ** 0.5
-
-
-def test_an_oracle_scores_all_of_poses_benchmarks(scored):
-    found = scored("tape_pose_standard", lambda *text: 0.0 if local_tasks.is_true(*text) else -60.0, limit=12)
-    shown = {name: (each["metric"], round(each["value"], 9), each["shots"]) for name, each in found["tasks"].items()}
-    assert shown == {
-        "arc_challenge": ("acc_norm", 1.0, 25),
-        "boolq": ("acc", 1.0, 0),
-        "hellaswag": ("acc_norm", 1.0, 10),
-        "piqa": ("acc_norm", 1.0, 0),
-        "truthfulqa_mc1": ("acc", 1.0, 0),
-        "truthfulqa_mc2": ("acc", 1.0, 0),
-        "winogrande": ("acc", 1.0, 0),
-    }
-
-
 @pytest.fixture
 def load(base, tmp_path, monkeypatch):
     """Loads tasks as the command does, from an index of RULER and of ``tmp_path`` alone."""
@@ -93,7 +69,7 @@ def load(base, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("group", "count"), [("tape_needle", 3), ("tape_ruler", 8)])
 def test_an_oracle_finds_all_that_ruler_hides(load, group, count, monkeypatch):
-    """And a reply that has half of what is asked for scores so: the share found."""
+    """A reply with half of what is asked for scores the share that it has."""
     local_tasks.shorten_ruler(monkeypatch, samples=4)
     monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
     loaded = load(group)
@@ -111,7 +87,7 @@ def test_an_oracle_finds_all_that_ruler_hides(load, group, count, monkeypatch):
 
 
 def test_drawn_texts_follow_the_seed(load, monkeypatch):
-    """Otherwise no interrupted evaluation would know its own tasks again, and every process would have other ones."""
+    """An interrupted evaluation has to find its own tasks again, and every process the same ones."""
     local_tasks.shorten_ruler(monkeypatch, samples=2)
     one, again, other = (load("niah_multikey_2", seed=seed).fingerprints(None) for seed in (3, 3, 4))
     assert one == again != other
@@ -133,21 +109,15 @@ def test_shots_count_only_where_there_are_any(load, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "changed", "told"),
-    [
-        ('{"prompt": "a"\n', {}, "Dataset"),
-        ("", {}, ""),
-        ('{"prompt": "a"}\n', {"test_split": "nowhere"}, "nowhere"),
-        ('{"prompt": "a"}\n', {"output_tipe": "x"}, "output_tipe"),
-        ('{"prompt": "a"}\n', {"doc_to_text": "{{prompt"}, ""),
-    ],
+    ("rows", "changed"),
+    [('{"prompt": "a"\n', {}), ('{"prompt": "a"}\n', {"test_split": "nowhere"})],
 )
-def test_a_task_that_cannot_be_loaded_is_told(load, tmp_path, rows, changed, told):
+def test_a_task_that_cannot_be_loaded_is_refused(load, tmp_path, rows, changed):
     (tmp_path / "rows.jsonl").write_text(rows)
     task = {"task": "own_broken", "dataset_path": "json", "test_split": "test", "output_type": "generate_until"}
     task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
     (tmp_path / "own_broken.yaml").write_text(
         json.dumps(task | {"doc_to_text": "{{prompt}}", "doc_to_target": "x"} | changed)
     )
-    with pytest.raises(UserError, match=f"own_broken.*cannot be loaded.*{told}"):
+    with pytest.raises(UserError, match=r"own_broken.*cannot be loaded"):
         load("own_broken")

@@ -1,25 +1,18 @@
 """The report in a real browser: no wider than a phone, and readable in light and in dark.
 
-The page forbids scripts, so a second page holds it in a frame, measures it, and writes what it finds into its own text,
-which the headless browser prints.
+The page forbids scripts, so another page has it in a frame and measures it.
 """
 
 import json
-import re
-import shutil
-import subprocess
-from html import escape
+from html import escape, unescape
 
 import pytest
 
 from tape_ds.cli.evaluate import report
+from tests.browser import measured, needs_browser
 from tests.evaluation import report_examples as examples
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine"),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 SCHEMES = {"light": 1, "dark": 0}
 """Chromium's numbers for the colour scheme that a person prefers."""
 
@@ -59,18 +52,10 @@ if (frame.contentDocument.querySelector("main")) look(); else frame.addEventList
 
 def look(folder, page, width, scheme):
     """What a browser finds of ``page`` in a frame of ``width`` pixels."""
-    outer = folder / f"outer_{width}_{scheme}.html"
     frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{escape(page)}"></iframe>'
-    outer.write_text(f"<!doctype html><body>{frame}<pre></pre><script>{MEASURE}</script></body>", encoding="utf-8")
-    command = [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-        *(f"--user-data-dir={folder / 'browser'}", "--window-size=1400,1000", "--virtual-time-budget=5000"),
-        *(f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--dump-dom", outer.as_uri()),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = re.search(r"<pre>(.+?)</pre>", done.stdout, re.S)
-    assert found, done.stderr[-2000:]
-    return json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+    body = f"{frame}<pre></pre><script>{MEASURE}</script>"
+    colours = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    return json.loads(unescape(measured(folder / "outer.html", body, folder / "browser", colours)))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Texts for perplexity: names, cuts and joins of what a source holds."""
+"""Texts for perplexity: names, cuts and joins of a source's documents."""
 
 import datasets
 import numpy as np
@@ -52,31 +52,24 @@ def test_joined_documents_are_streams_in_their_order(source):
     assert not any(stream for _, _, stream in found(source))
 
 
-def test_the_first_that_are_long_enough(source):
-    assert [name for name, _, _ in found(source, min_tokens=2, max_documents=3)] == ["x", "y", "z"]
-
-
 def test_a_file_of_ids_is_a_stream(tmp_path):
     np.array([5, 6, 7], "<u2").tofile(tmp_path / "x.bin")
     assert found(parse(f"bin:{tmp_path}/x.bin", "--data")) == [("x.bin", [5, 6, 7], True)]
 
 
-@pytest.mark.parametrize("end", ["</s>", "<s> </s>"])
 @pytest.mark.parametrize("bare", [False, True])
-def test_so_many_tokens_of_text_are_enough_whatever_is_put_around_them(bare, end, tmp_path):
-    """PoSE asks for 32,768 tokens of text, and reads each window behind a BOS of its own."""
+def test_min_tokens_counts_the_text_without_bos_and_eos(bare, tmp_path):
+    """PoSE asks for 32,768 tokens of text, and reads each window after its own BOS."""
     tokenizer = build_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"<s> $A {end}", special_tokens=[("<s>", 0), ("</s>", 1)]
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
     (tmp_path / "x.txt").write_text("a b")
-    (text,) = read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, **ALL)
-    assert text.ids[0] == 0 and text.ids[-1] > 1, "the end is no text"
+    source = parse(f"text:{tmp_path}/x.txt", "--data")
+    (text,) = read(source, tokenizer, **ALL)
+    assert text.ids[0] == 0 and text.ids[-1] > 1, "EOS is not text"
     size = len(text.ids) - bare
-    for enough in (True, False):
-        choice = ALL | {"bare": bare, "min_tokens": size + (not enough)}
-        if enough:
-            assert len(read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, **choice)[0].ids) == size
-        else:
-            with pytest.raises(UserError, match="none of 1 documents"):
-                read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, **choice)
+    (found,) = read(source, tokenizer, **ALL | {"bare": bare, "min_tokens": size})
+    assert len(found.ids) == size
+    with pytest.raises(UserError, match="none of 1 documents"):
+        read(source, tokenizer, **ALL | {"bare": bare, "min_tokens": size + 1})

@@ -1,4 +1,4 @@
-"""What the page of an experiment is made of."""
+"""The rows of an experiment's page."""
 
 from pathlib import Path
 
