@@ -67,25 +67,6 @@ def load(base, tmp_path, monkeypatch):
     return start
 
 
-@pytest.mark.parametrize(("group", "count"), [("tape_needle", 3), ("tape_ruler", 8)])
-def test_an_oracle_finds_all_that_ruler_hides(load, group, count, monkeypatch):
-    """A reply with half of what is asked for scores the share that it has."""
-    local_tasks.shorten_ruler(monkeypatch, samples=4)
-    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
-    loaded = load(group)
-    scores = []
-    for answer in (lambda told: told, lambda told: told[::2], lambda told: ["nothing"]):
-        told = local_tasks.Answering(lambda request, answer=answer: ", ".join(answer(request.doc["outputs"])))
-        found = simple_evaluate(told, tasks=[group], task_manager=loaded, bootstrap_iters=0)
-        scores.append(harness_tasks.figures(found, {"requests": 0, "tokens": 0})["tasks"])
-    whole, half, nothing = scores
-    assert len(whole) == count
-    assert {(each["metric"], each["value"], each["samples"]) for each in whole.values()} == {("4096", 1.0, 4)}
-    assert {each["value"] for each in nothing.values()} == {0.0}
-    for name in {"niah_multiquery", "niah_multivalue", "ruler_cwe"} & set(half):
-        assert half[name]["value"] == 0.5
-
-
 def test_drawn_texts_follow_the_seed(load, monkeypatch):
     """An interrupted evaluation has to find its own tasks again, and every process the same ones."""
     local_tasks.shorten_ruler(monkeypatch, samples=2)

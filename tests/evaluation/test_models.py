@@ -307,15 +307,6 @@ def test_all_problems_are_in_one_message():
     assert [problem.field for problem in error.value.problems] == ["--device", "model"]
 
 
-def test_remote_code_runs_only_when_asked(base, tmp_path):
-    folder = Path(shutil.copytree(base, tmp_path / "coded"))
-    own = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
-    changed(folder, model_type="own_code", auto_map=own)
-    (folder / "code.py").write_text("raise SystemExit('remote code ran')\n")
-    with pytest.raises(UserError, match=r"no configuration could be read(?s:.*)remedy: .*--trust_remote_code"):
-        found(folder)
-
-
 def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
     """transformers does not ask on the terminal either."""
     monkeypatch.setattr("builtins.input", lambda *text: pytest.fail("a question on the terminal"))

@@ -53,15 +53,6 @@ def test_an_oracle_finds_all(evaluate):
         assert found["higher_is_better"][task]["exact_match_500"] is True
 
 
-def test_a_model_that_sees_the_last_letters_alone_finds_none(evaluate):
-    def blind(prompt):
-        seen = re.search(r"pass key is (\d+)", prompt[-100:])
-        return seen[1] if seen else "I do not know"
-
-    found, _ = evaluate(blind)
-    assert {found["results"][task]["exact_match,none"] for task in found["results"]} == {0.0}
-
-
 @pytest.mark.parametrize(
     ("reply", "match", "ids"), [(" {}0", 0.0, 1.0), (" It is {}", 1.0, 0.0), ("{}", 1.0, 1.0), ("{} 5", 1.0, 1.0)]
 )

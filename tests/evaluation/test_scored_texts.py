@@ -1,7 +1,6 @@
-"""Texts for perplexity: names, cuts and joins of a source's documents."""
+"""Texts for perplexity: BOS and EOS are removed before lengths are counted and cut."""
 
 import datasets
-import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
@@ -20,41 +19,16 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def source(tmp_path):
-    """Five documents of ids, two of one name."""
-    rows = {"name": ["x", "y", "x", "z", "x"], "input_ids": [[0, 5, 1], [6, 7], [8], [9, 10, 11], [0, 12]]}
-    features = datasets.Features(
-        {"name": datasets.Value("string"), "input_ids": datasets.List(datasets.Value("int32"))}
-    )
+    """Five documents of ids."""
+    rows = {"input_ids": [[0, 5, 1], [6, 7], [8], [9, 10, 11], [0, 12]]}
+    features = datasets.Features({"input_ids": datasets.List(datasets.Value("int32"))})
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "rows")
     return parse(f"arrow:{tmp_path}/rows", "--data")
 
 
-def found(source, **choice):
-    return [(text.name, text.ids.tolist(), text.stream) for text in read(source, build_tokenizer(), **ALL | choice)]
-
-
-def test_every_document_has_a_name_of_its_own(source):
-    assert [name for name, _, _ in found(source)] == ["x", "y", "x (2)", "z", "x (3)"]
-
-
-def test_ends_are_taken_off_before_documents_are_cut(source):
-    bare = [ids for _, ids, _ in found(source, bare=True, max_tokens=2)]
-    assert bare == [[5], [6, 7], [8], [9, 10], [12]]
-    assert next(ids for _, ids, _ in found(source, max_tokens=2)) == [0, 5]
-
-
-def test_joined_documents_are_streams_in_their_order(source):
-    assert found(source, join=2) == [
-        ("x to y", [0, 5, 1, 6, 7], True),
-        ("x (2) to z", [8, 9, 10, 11], True),
-        ("x (3)", [0, 12], True),
-    ]
-    assert not any(stream for _, _, stream in found(source))
-
-
-def test_a_file_of_ids_is_a_stream(tmp_path):
-    np.array([5, 6, 7], "<u2").tofile(tmp_path / "x.bin")
-    assert found(parse(f"bin:{tmp_path}/x.bin", "--data")) == [("x.bin", [5, 6, 7], True)]
+def test_ends_are_removed_before_documents_are_cut(source):
+    texts = read(source, build_tokenizer(), **ALL, bare=True, max_tokens=2)
+    assert [text.ids.tolist() for text in texts] == [[5], [6, 7], [8], [9, 10], [12]]
 
 
 @pytest.mark.parametrize("bare", [False, True])

@@ -3,24 +3,13 @@
 import numpy as np
 import pytest
 
-from tape_ds.scoring import window_jobs
-from tape_ds.scoring.window_jobs import ScoredText, Scoring, figures, plan, tokens
+from tape_ds.scoring.window_jobs import ScoredText, Scoring, figures, plan
 
 BLOCKS = Scoring("blocks", 256, None, False, False, None)
 
 
 def text(name, size, stream=False):
     return ScoredText(name, np.arange(size, dtype=np.int32), stream)
-
-
-def test_jobs_hold_neighbours_of_so_many_tokens_and_the_longest_come_first(monkeypatch):
-    monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 20)
-    jobs = plan({"one": [text("a", 17), text("b", 40)], "two": [text("c", 16)]}, [8, 16], BLOCKS)
-    assert [(job.source, job.length, [at for at, _ in job.windows]) for job in jobs.values()] == [
-        *[("one", 16, [0]), ("one", 16, [1]), ("one", 16, [1]), ("two", 16, [0])],
-        *[("one", 8, [0, 0]), ("one", 8, [1, 1]), ("one", 8, [1, 1]), ("one", 8, [1]), ("two", 8, [0, 0])],
-    ]
-    assert tokens(jobs) == 16 * 4 + 8 * 9
 
 
 @pytest.mark.parametrize(

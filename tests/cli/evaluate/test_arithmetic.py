@@ -3,7 +3,6 @@ know."""
 
 import contextlib
 import csv
-import json
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
 from tape_ds.cli.evaluate import arithmetic
 from tape_ds.data.generated import TASKS, make
-from tape_ds.data.generated.arithmetic import ARITHMETIC
 from tape_ds.data.generated.task import tokenizer_of
 from tape_ds.scoring import models
 from tape_ds.scoring.exact_match import AnswerCount, judge
@@ -45,7 +43,7 @@ def rates(folder):
     return {(each["first"], each["second"]): each["correct"] / each["samples"] for each in figures(folder)["cells"]}
 
 
-@pytest.mark.parametrize("task", [task.name for task in ARITHMETIC])
+@pytest.mark.parametrize("task", ["addition", "sorting"])
 def test_an_oracle_has_all_right(ask, tmp_path, task):
     model = Calculator(task, right(task))
     code, _ = ask(model, "--task", task, "--trained", "2", "--samples", "10")
@@ -127,18 +125,6 @@ def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     table = list(csv.DictReader((tmp_path / "arithmetic.csv").open()))
     assert len(table) == 6 and table[3] == {"first": "2", "second": "2", "samples": "10", "correct": "10"}
-
-
-def test_an_interrupted_evaluation_resumes_to_the_same_result(ask, tmp_path):
-    narrow = [*SMALL, "--batch_size", "10"]
-    with pytest.raises(KeyboardInterrupt):
-        ask(Calculator("addition", ADD, most=9), *narrow)
-    assert not (tmp_path / "arithmetic.json").exists()
-    _, found = ask(Calculator("addition", ADD), *narrow)
-    assert len(found.model.batches) == 16 - 9
-    resumed = figures(tmp_path)
-    ask(Calculator("addition", ADD), *narrow, "--output", str(tmp_path / "whole"))
-    assert json.dumps(resumed) == json.dumps(figures(tmp_path / "whole"))
 
 
 def test_all_problems_are_in_one_message(ask, tmp_path, capsys):

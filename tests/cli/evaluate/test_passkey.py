@@ -1,7 +1,6 @@
 """``tape-ds evaluate passkey``: from the command line to the stored heat map, with models whose answers we know."""
 
 import contextlib
-import json
 import re
 from types import SimpleNamespace
 
@@ -16,21 +15,6 @@ from tests.evaluation.found_models import asker
 from tests.scoring.readers import Reader
 
 SMALL = ["--lengths", "400", "1000", "--depths", "0", "0.25", "0.5", "--trials", "2"]
-
-
-class Counted(Reader):
-    """Counts the prompts that it reads, and is interrupted before it reads one too many."""
-
-    def __init__(self, sight, most=10**9):
-        super().__init__(sight)
-        self.prompts, self.most = [], most
-
-    def forward(self, input_ids, **given):
-        if input_ids[0, 0] == 1:
-            if len(self.prompts) == self.most:
-                raise KeyboardInterrupt
-            self.prompts.append(input_ids.shape[1])
-        return super().forward(input_ids, **given)
 
 
 @pytest.fixture
@@ -81,25 +65,6 @@ def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
     assert cost["prompt_tokens"] == 6 * 390 + 6 * 990 and cost["seconds"] > 0 and cost["peak_memory_bytes"] > 2**20
     names = ["passkey.csv", "passkey.json", "passkey.md", "passkey.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-
-
-def test_an_interrupted_evaluation_resumes_to_the_same_result(ask, tmp_path):
-    """The longest prompts come first."""
-    with pytest.raises(KeyboardInterrupt):
-        ask(Counted(100_000, most=7), *SMALL)
-    assert not (tmp_path / "passkey.json").exists()
-    _, found = ask(Counted(100_000), *SMALL)
-    assert found.model.prompts == [390] * 5
-    resumed = figures(tmp_path)
-    ask(Reader(100_000), *SMALL, "--overwrite", "--output", str(tmp_path / "whole"))
-    assert json.dumps(resumed) == json.dumps(figures(tmp_path / "whole"))
-
-
-def test_without_a_cache_the_whole_text_is_read_for_every_token(ask, tmp_path):
-    words = ["--lengths", "400", "--depths", "0.5", "--trials", "1", "--use_cache", "false"]
-    _, found = ask(Counted(100_000), *words)
-    assert found.model.prompts == list(range(390, 400))
-    assert figures(tmp_path)["cells"][0]["correct"] == 1
 
 
 def test_the_published_prompts(ask, tmp_path):

@@ -5,9 +5,8 @@ import shutil
 import pytest
 
 from tape_ds import results
-from tape_ds.cli import plan
 from tape_ds.installation import ROOT
-from tools.experiment import pages, published, table
+from tools.experiment import pages, table
 from tools.experiment.pages import Measured, StoredSource
 from tools.experiment.published import Quantity
 
@@ -59,17 +58,6 @@ def test_every_page_of_results_is_listed(copy):
     assert "- [About `a`](new.md)\n" in pages.overview(copy)
 
 
-def test_published_numbers_are_on_the_page(built):
-    assert "| TAPE | 3.641 | 3.196 | 2.901 | 2.708 | 8.226 | 7.642 | 7.278 | 7.063 |" in built
-    assert "| I = 24 | 133.0 | 86.1 | 63.2 | 51.8 | 0.22 |" in built
-
-
-def test_what_is_not_stored_is_not_measured(copy):
-    text = pages.overview(copy)
-    assert row_of(text, "Table 6")[1] == "not measured"
-    assert pages.stored("table6", copy) == []
-
-
 def test_what_is_stored_is_shown_the_larger_scale_first(copy):
     quantity, github = Quantity("stdlib", "perplexity", 256), Quantity("github", "perplexity", 1024)
     store(copy, "table6", {"TAPE": {quantity: 71.25}})
@@ -78,23 +66,3 @@ def test_what_is_stored_is_shown_the_larger_scale_first(copy):
     rows = [line for line in text.splitlines() if line.startswith("| [Table 6]")]
     assert "--scale paper" in rows[0] and "--scale paper" not in rows[1]
     assert "| TAPE | 51.0 |" in text
-
-
-RECIPES = {
-    "Arithmetic": ("addition_40", []),
-    "C4 pre-training": ("c4_155m_tape", []),
-    "SCROLLS": ("scrolls/qasper", ["--model", "smollm2"]),
-    "Context extension": ("llama2_7b_8k", []),
-}
-
-
-@pytest.mark.parametrize("row", RECIPES)
-def test_settings_are_those_of_the_recipes(row):
-    (ours,) = pages.stored("table5")
-    assert set(ours.rows) == set(published.tables_of("Table 5")[0].rows) == set(RECIPES)
-    name, own = RECIPES[row]
-    recipe = plan.load(name, own, 8)
-    found = {each.metric: value for each, value in ours.rows[row].items()}
-    assert (found["tokens"], found["batch"]) == (recipe.window, recipe.global_batch_size)
-    assert found["steps"] == recipe.trainer_value("max_steps")
-    assert found["learning_rate"] == recipe.trainer_value("learning_rate")

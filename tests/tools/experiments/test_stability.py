@@ -58,13 +58,6 @@ def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(tmp_path, b
     assert list(result.data) == [text] and result.command[0] == "stability.py"
 
 
-def test_an_encoding_without_positions_has_no_figure_for_them(tmp_path, base, text):
-    folder = saved(tiny_model(encoding="nope"), base, tmp_path / "nope")
-    result, rows = written(tmp_path / "out", folder, "--texts", text)
-    assert {row["positions_percent"] for row in rows} == {""}
-    assert result.figures["models"][0]["mean"]["shift_ids"]["layers"]["1"]["positions_percent"] is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [(["--layers", "4"], "--layers"), (["--texts", "TEXT", "--tokens", "61"], "--texts")],
@@ -74,11 +67,6 @@ def test_refusals_write_nothing(tmp_path, base, text, capsys, arguments, field):
     assert stability.main([str(base), *given, "--output", str(tmp_path / "out")]) == 2
     assert f" {field} = " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_two_models_of_one_name_are_refused(base, text, capsys):
-    assert stability.main([str(base), str(base), "--texts", text]) == 2
-    assert "NAME=MODEL" in capsys.readouterr().err
 
 
 def test_files_of_one_name_in_two_folders_are_two_texts(tmp_path, base):
