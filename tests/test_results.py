@@ -32,16 +32,7 @@ def test_saved_and_loaded_result_is_the_same(tmp_path):
     assert finished.figures == {"loss": 2.5, "spans": [1.0, 2.0], "steps": 3}
     assert finished.config == {"window": 1024, "folder": "/data", "rates": [0.1, 0.2]}
     assert finished.started <= finished.finished and finished.started.endswith("+00:00")
-
-
-def test_collect_names_versions_and_hardware():
-    collected = results.collect(command=["x"], processes=2)
-    assert collected.versions["torch"].startswith("2.")
-    assert "pytest" not in collected.versions
-    assert collected.hardware["processes"] == 2
-    assert collected.hardware["cores"] >= 1
-    assert collected.hardware["memory_bytes"] > 2**20
-    assert collected.finished is None
+    assert finished.versions["torch"].startswith("2.") and finished.hardware["processes"] == 2
 
 
 def test_figures_that_are_not_finite_survive_in_valid_json(tmp_path):
@@ -70,19 +61,6 @@ def test_environment_and_credentials_are_never_stored(tmp_path, monkeypatch):
     assert "canary" not in text and token not in text
     assert collected.command[-2:] == ["--window", "1024"]
     assert collected.config["min_document_tokens"] == 5
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_scrap(tmp_path, monkeypatch):
-    path = results.save(make(seed=1), tmp_path / "r.json")
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        results.save(make(seed=2), path)
-    assert results.load(path).seed == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
 
 
 def test_load_names_everything_that_is_wrong_at_once(tmp_path):

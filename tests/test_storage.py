@@ -1,7 +1,6 @@
 """Files are whole or absent, whatever stops the writing; refusals of a disk are recognised."""
 
 import errno
-import json
 import multiprocessing
 import os
 import stat
@@ -28,11 +27,6 @@ def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
         storage.write_text(tmp_path / "deep" / "file", content)
         assert (tmp_path / "deep" / "file").read_text() == content
     assert files(tmp_path) == ["deep", "deep/file"]
-
-
-def test_json_takes_names_that_are_no_unicode(tmp_path):
-    storage.write_json(tmp_path / "file", {"name": "half \udcff", "number": 1})
-    assert json.loads((tmp_path / "file").read_text()) == {"name": "half \udcff", "number": 1}
 
 
 def fails_in_writing(path):
@@ -160,19 +154,6 @@ def test_a_large_file_is_told_from_another_at_both_ends_and_between(tmp_path, pl
         file.seek(place)
         file.write(b"x")
     assert storage.content_identity(copy) == storage.content_identity(one) != storage.content_identity(other)
-
-
-def test_the_same_disk(tmp_path):
-    assert storage.same_disk(tmp_path, tmp_path / "a" / "b")
-    with mounted(tmp_path / "disk") as disk:
-        assert not storage.same_disk(tmp_path, disk / "file")
-
-
-def test_a_file_in_the_way_of_a_folder(tmp_path):
-    (tmp_path / "file").touch()
-    assert storage.in_the_way(tmp_path) is None and storage.in_the_way(tmp_path / "not" / "there") is None
-    assert storage.in_the_way(tmp_path / "file") == tmp_path / "file"
-    assert storage.in_the_way(tmp_path / "file" / "a" / "b") == tmp_path / "file"
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,13 @@ used; of MMLU a subject for each of the four parts. All that is replaced is wher
 name.
 """
 
-import itertools
 import json
 import random
 import re
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import datasets
 import lm_eval.tasks
-import nltk
-import tqdm
-import wonderwords
 import yaml
 from lm_eval.api.model import LM
 
@@ -106,30 +99,6 @@ class Answering(LM):
         raise NotImplementedError
 
     loglikelihood_rolling = loglikelihood
-
-
-def shorten_ruler(patch, samples: int) -> None:
-    """RULER's own code makes ``samples`` texts instead of 500, of fewer words: it pairs and sorts all there are.
-
-    What it fetches is replaced: nltk's table for splitting sentences, and the essays.
-    """
-    known = wonderwords.RandomWord()._categories
-    fewer = {name: list(words)[: 50 if name == "adjectives" else 900] for name, words in known.items()}
-
-    def first(numbers, **shown):
-        return itertools.islice(numbers, samples)
-
-    for file in (THEIRS / "ruler").glob("*.py"):
-        name = f"lm_eval.tasks.ruler.{file.stem}"
-        patch.setitem(sys.modules, name, sys.modules.get(name))  # put back, or taken out, afterwards
-        del sys.modules[name]
-    patch.setattr(wonderwords, "RandomWord", lambda: SimpleNamespace(_categories=fewer))
-    patch.setattr(nltk, "download", lambda name: False)
-    patch.setattr(nltk, "sent_tokenize", lambda text: re.split(r"(?<=\.) ", text))
-    patch.setattr(tqdm, "tqdm", first)
-    load_dataset = datasets.load_dataset
-    essay = {"text": [" ".join(f"Sentence {n} of an essay says little." for n in range(2000))]}
-    patch.setattr(datasets, "load_dataset", lambda path, **k: essay if "essays" in path else load_dataset(path, **k))
 
 
 def _write(folder: Path, config: str | None, splits: dict) -> None:

@@ -186,20 +186,6 @@ def test_a_disk_that_fills_up_keeps_what_was_found(tmp_path, monkeypatch):
     assert work.seen in ([3, 4, 5], [4, 5])  # what was not known to be on the disk may be there all the same
 
 
-def test_a_result_without_room_keeps_the_journal(tmp_path, monkeypatch):
-    begun = evaluation(tmp_path)
-    begun.run_jobs(JOBS, Work())
-
-    def refuse(file):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(DiskError, match="--output"):
-        begun.finish({})
-    assert not begun.path.exists()
-    assert begun.journal.is_dir()
-
-
 def hanging_rank(folder, rank):
     """One of two processes; the second hangs in its second piece."""
     store = distributed.FileStore(str(folder / "store"), 2)

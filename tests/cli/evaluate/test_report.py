@@ -154,16 +154,6 @@ def test_losses_are_those_stored():
     assert steps["last step"]["demo"][1] == repr(logged[-1]["loss"])
 
 
-def test_losses_on_other_documents_share_no_table():
-    runs = {}
-    for name in "ab":
-        runs[name] = {"run": examples.run()}
-        variants = runs[name]["run"].figures["loss_by_position"]
-        (each,) = variants["tape, trained"].values()
-        variants["tape, trained"] = dict.fromkeys(("1.py", "2.py", "3.py", f"{name}.py", "z.py"), each)
-    assert [list(each["mean"]) for each in tables(page(**runs), "Loss by position")] == [["a"], ["b"]]
-
-
 def test_perplexities_are_those_stored():
     one, other = examples.perplexity(), examples.perplexity(0.9)
     for each in one.figures["perplexity"]:

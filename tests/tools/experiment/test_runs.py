@@ -145,16 +145,6 @@ def scoring(monkeypatch):
     monkeypatch.setattr(Fake, "run_command", run_command)
 
 
-def test_a_command_whose_result_is_gone_is_done_again(work, monkeypatch):
-    scoring(monkeypatch)
-    work.run_one(planned[0])
-    assert work.scored(planned[0]) is not None
-    (planned[0].folder / "evaluation/two/perplexity.json").unlink()
-    assert work.scored(planned[0]) is None
-    assert work.run_one(planned[0]) is None and done[3:] == [["python", "two", "o/a"]]
-    assert (planned[0].folder / "evaluation/two/perplexity.json").is_file()
-
-
 def test_a_run_that_was_trained_again_is_scored_again(work, monkeypatch):
     scoring(monkeypatch)
     work.run_one(planned[0])
