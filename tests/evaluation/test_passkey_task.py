@@ -63,12 +63,6 @@ def test_the_two_rules(evaluate, reply, match, ids):
     assert (scores["exact_match,none"], scores["exact_ids,none"]) == (match, ids)
 
 
-def test_lengths_are_scored_apart(evaluate):
-    found, _ = evaluate(lambda prompt: key_in(prompt) if len(prompt) < 600 else "no", tasks=["tape_passkey"])
-    scores = found["results"]["tape_passkey"]
-    assert [scores[f"exact_match{part},none"] for part in ("", "_500", "_700")] == [0.5, 1.0, 0.0]
-
-
 def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
     from transformers import AutoTokenizer
 

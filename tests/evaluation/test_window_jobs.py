@@ -1,7 +1,6 @@
 """How windows are dealt into jobs, and the figures of their results."""
 
 import numpy as np
-import pytest
 
 from tape_ds.scoring.window_jobs import ScoredText, Scoring, figures, plan
 
@@ -10,22 +9,6 @@ BLOCKS = Scoring("blocks", 256, None, False, False, None)
 
 def text(name, size, stream=False):
     return ScoredText(name, np.arange(size, dtype=np.int32), stream)
-
-
-@pytest.mark.parametrize(
-    ("given", "bounds"),
-    [
-        (text("long", 40), [(0, 16, 1)]),
-        (text("short", 9), [(0, 9, 1)]),
-        (text("stream", 40, stream=True), [(0, 16, 1), (16, 32, 17)]),
-        (text("short stream", 9, stream=True), [(0, 9, 1)]),
-        (text("one token", 1), []),
-    ],
-)
-def test_spans_are_of_beginnings_or_of_every_block(given, bounds):
-    jobs = plan({"s": [given]}, [8, 16], Scoring("blocks", 1, None, False, False, spans=4))
-    found = [job.windows[0][1] for job in jobs.values() if job.spans]
-    assert [(window.start, window.end, window.first) for window in found] == bounds
 
 
 def test_golden_figures():

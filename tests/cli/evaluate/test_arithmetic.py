@@ -60,28 +60,6 @@ def test_an_oracle_has_all_right(ask, tmp_path, task):
     }
 
 
-def test_a_model_without_extrapolation(ask, tmp_path):
-    """Right at trained lengths only: a quarter of the grid, nothing beyond."""
-
-    def short_only(prompts):
-        return [
-            answer if len(max(prompt[:-1].split("+"), key=len)) <= 2 else "7"
-            for prompt, answer in zip(prompts, ADD(prompts), strict=True)
-        ]
-
-    ask(Calculator("addition", short_only), *SMALL)
-    found = figures(tmp_path)
-    assert {name: each["value"] for name, each in found["means"].items()} == {
-        "whole": 0.25,
-        "trained": 1.0,
-        "beyond": 0.0,
-        "both_beyond": 0.0,
-        "twice": 0.25,
-    }
-    last = found["cells"][-1]
-    assert last == {"first": 4, "second": 4, "samples": 10, "correct": 0}
-
-
 def test_what_is_asked_is_held_out_and_follows_from_the_seed(ask, tmp_path):
     model = Calculator("addition", ADD)
     ask(model, *SMALL, "--samples", "5", "--seed", "3", "--batch_size", "5")
