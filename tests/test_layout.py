@@ -194,6 +194,10 @@ def test_no_class_name_is_defined_twice():
     assert {name for name in classes if classes.count(name) > 1} == set()
 
 
+def test_every_file_opens_with_a_docstring():
+    assert [path for path in sources("tape_ds", "tests", *SCRIPTS) if not ast.get_docstring(tree_of(path))] == []
+
+
 IMPORT_ALL = """
 import importlib, pkgutil, socket, sys
 

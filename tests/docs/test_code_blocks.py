@@ -13,6 +13,7 @@ from tests.docs.pages import Block
 BLOCKS = pages.all_blocks()
 COMMANDS = list({each.words: each for block in reversed(BLOCKS) for each in commands.commands(block)}.values())
 """Each once, where it comes first."""
+LONG = [pages.ROOT / "CHANGELOG.md", pages.ROOT / "docs" / "fields.md"]
 PYTHON = [block for block in BLOCKS if block.info == "python"]
 
 
@@ -32,6 +33,15 @@ def test_python_blocks_marked_as_running_run(page, tmp_path):
     script.write_text("".join(block.text for block in PYTHON if block.page == page and block.runs), encoding="utf-8")
     done = subprocess.run([sys.executable, script], cwd=pages.ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=pages.name)
+def test_a_page_is_short_and_its_code_fits(page):
+    if page in LONG or page.is_relative_to(pages.ROOT / "docs" / "results"):
+        return
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 250
+    code = "\n".join(block.text for block in pages.blocks(page) if block.info is not None)
+    assert [line for line in code.splitlines() if len(line) > 90] == []
 
 
 def test_commands_are_found():
