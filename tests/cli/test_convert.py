@@ -59,6 +59,8 @@ def test_rows_are_dropped_and_named(tmp_path, capsys):
     [
         (61, ("--rows", 62), "rows are never added"),
         (62, (), "no row for 'last'"),
+        (61, ("--rows", 0, "--position_options", "[3]"), "2 problems"),
+        (61, ("--position_encoding", "ropee"), "did you mean 'rope'"),
     ],
 )
 def test_refusals_come_before_anything_is_written(tmp_path, capsys, has, arguments, words):
@@ -82,6 +84,7 @@ def test_a_reference_checkpoint_with_one_row_more_than_its_base(tmp_path):
     assert run(*whole) == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "whole").config.vocab_size == size + 1
     assert not (tmp_path / "whole" / "tokenizer.json").exists()
+    assert run("reference-to-tape", source, tmp_path / "new") == 2, "no variant"
     cut = ("reference-to-tape", source, tmp_path / "cut", "--variant", "adape", "--rows", size)
     assert run(*cut) == 2
     assert run(*cut, "--tokenizer", tmp_path / "tokenizer") == 0

@@ -36,6 +36,7 @@ def test_a_layout_that_does_not_fit_has_its_exit_code(capsys):
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
+        (["--documents", "0"], "2 problems"),
         (["nonsense"], "no such recipe"),
         (["llama2_7b_8k", "--gpu", "a1000"], "unknown GPU"),
         (["llama2_7b_8k", "--gpus", "8", "--tensor_parallel_size", "3"], "does not divide"),

@@ -104,6 +104,7 @@ def test_refusals_leave_everything_as_it_was(make, tmp_path, capsys):
     text = ("--data", f"text:{tmp_path}/x.txt")
     message = refused("--output", tmp_path / "new.txt", "--min_tokens", 0, "--max_documents", -1)
     assert "4 problems" in message and "does not end in .bin" in message
+    assert "old.bin is a file" in refused("--output", tmp_path / "old.bin" / "new.bin", *text)
     assert "exists" in refused("--output", tmp_path / "old.bin", *text)
     assert "no document has a token" in refused("--output", tmp_path / "new.bin", *text, "--min_tokens", 1000)
     assert sorted(path.name for path in tmp_path.iterdir()) == before

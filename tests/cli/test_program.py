@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from deepspeed.launcher import runner
 
-from tape_ds import installation
+from tape_ds import __version__, installation
 from tape_ds.cli import program
 from tape_ds.cli.program import MODULES
 from tape_ds.config.kinds import KINDS
@@ -116,9 +116,28 @@ def test_deepspeed_replaces_the_process(monkeypatch, variables):
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT) and environment["PYTHONSAFEPATH"] == "1"
 
 
+@pytest.mark.parametrize(("starts", "expected"), [(0, 4), (100, 0)])
+def test_gpus_are_those_that_the_driver_shows(monkeypatch, starts, expected):
+    class Driver:
+        def cuInit(self, flags):  # noqa: N802
+            return starts
+
+        def cuDeviceGetCount(self, place):  # noqa: N802
+            place._obj.value = 4
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    assert program.gpus() == expected
+
+
 def test_without_a_driver_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", mock.Mock(side_effect=OSError))
     assert program.gpus() == 0
+
+
+def test_folders_and_version_are_printed(capsys):
+    assert program.main(["--folder"]) == program.main(["--version"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{ROOT}/launchers/recipes", f"{ROOT}/ds_configs", __version__]
 
 
 def test_a_misspelt_command_is_named(capsys):

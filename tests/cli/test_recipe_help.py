@@ -39,6 +39,7 @@ def test_the_list_has_a_line_for_each_recipe(kind, capsys):
 def test_help_of_one_field(capsys):
     text = said(capsys, ExtensionRecipe, "--help", "pose_chunks", "--learning-rate")
     assert "--pose_chunks" in text and "--learning_rate" in text
+    assert "It stays false here" in said(capsys, ExtensionRecipe, "--help", "remove_unused_columns")
     with pytest.raises(UserError, match="pose_chunk"):
         recipe_help.answered(["--help", "pose_chunk"], ExtensionRecipe)
 

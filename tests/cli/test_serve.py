@@ -145,6 +145,8 @@ def test_other_requests_that_cannot_be_answered_are_refused(folders):
     with serving(folders["plain"]) as client:
         with pytest.raises(openai.BadRequestError, match="no tokens"):
             client.completions.create(model="tiny", prompt="", max_tokens=4)
+        with pytest.raises(openai.BadRequestError, match="ask for 1 token or more"):
+            client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0)
         with pytest.raises(openai.BadRequestError, match="pinned to 'tiny'"):
             client.completions.create(model="another", prompt=PROMPT)
         with pytest.raises(openai.BadRequestError, match="chat_template is not set"):

@@ -45,13 +45,13 @@ def test_the_picture_of_passkeys_has_all_none_and_the_native_length(tmp_path):
     assert near(inside, ORANGE) == 0, "no length is beyond"
 
 
-def grid(tmp_path, reach, trained=(3, 3), samples=lambda i, j: 10):
+def grid(tmp_path, reach, trained=(3, 3), samples=lambda i, j: 10, right=lambda i, j: True):
     """The picture of an evaluation that is right where both operands are at most ``reach`` long."""
     sizes = [(i, j) for i in range(1, 7) for j in range(1, 7)]
-    cells = [
-        {"first": i, "second": j, "samples": samples(i, j), "correct": samples(i, j) * (max(i, j) <= reach)}
-        for i, j in sizes
-    ]
+    cells = []
+    for i, j in sizes:
+        correct = samples(i, j) if max(i, j) <= reach and right(i, j) else 0
+        cells.append({"first": i, "second": j, "samples": samples(i, j), "correct": correct})
     means = {"whole": {"value": 0.5}, "beyond": {"value": None}}
     figures = {"task": "addition", "cells": cells, "trained": list(trained), "sizes": ["first", "second"]}
     return heat_maps.draw_generated({**figures, "means": means}, tmp_path / "map.png", "a title, no $ formula $x^")
@@ -62,6 +62,13 @@ def test_cells_of_a_grid_are_bright_if_right_and_grey_if_unasked(tmp_path):
     assert near(path, YELLOW) / near(path, BLUE) == pytest.approx(1 / 3, abs=0.05), "a quarter of the grid"
     path = grid(tmp_path, 6, samples=lambda i, j: 10 * (i < 4))
     assert near(path, GREY) == pytest.approx(near(path, YELLOW), rel=0.1)
+
+
+def test_the_first_operand_goes_upwards(tmp_path):
+    path = grid(tmp_path, 6, right=lambda i, j: i == 6 and j > 3)
+    pixels = image.imread(path)[:, :450, :3]  # without the colour bar
+    down, across = (abs(pixels - YELLOW).max(axis=-1) < 0.02).nonzero()
+    assert down.max() < pixels.shape[0] / 2 and across.min() > 200
 
 
 def test_trained_lengths_are_framed_within_the_grid(tmp_path):

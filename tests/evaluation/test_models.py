@@ -260,6 +260,9 @@ def test_an_adapter_that_is_no_lora_is_refused(base, tmp_path):
     (folder / "adapter_config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="is not merged into weights"):
         found(folder)
+    (folder / "adapter_config.json").write_text(json.dumps(content | {"peft_type": "UNHEARD_OF"}))
+    with pytest.raises(UserError, match="cannot be read"):
+        found(folder)
 
 
 def flip_a_bit(file):
@@ -303,7 +306,7 @@ def test_the_dtype_is_the_stored_one_unless_asked(base, tmp_path):
 
 def test_all_problems_are_in_one_message():
     with pytest.raises(UserError) as error:
-        found("./nowhere", "--device", "cuda:77")
+        found("./nowhere", "--device", "meta")
     assert [problem.field for problem in error.value.problems] == ["--device", "model"]
 
 

@@ -124,6 +124,15 @@ def test_another_result_in_the_folder_stays(tmp_path):
     assert mine.stored(overwrite=True) is None
 
 
+def test_a_folder_or_file_that_is_something_else_is_refused(tmp_path):
+    (tmp_path / "passkey.json").write_text("[]")
+    with pytest.raises(UserError, match="is not a result"):
+        evaluation(tmp_path).stored()
+    assert evaluation(tmp_path).stored(overwrite=True) is None
+    with pytest.raises(UserError, match="is a file"):
+        evaluation(tmp_path / "passkey.json" / "out").stored()
+
+
 def test_journals_of_two_killed_processes_are_taken(tmp_path):
     """The first of them was killed in the middle of a line."""
     mine = evaluation(tmp_path)

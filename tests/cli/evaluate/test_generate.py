@@ -81,6 +81,14 @@ def test_all_problems_are_in_one_message(base, monkeypatch, capfd):
     assert "4 problems found" in message
 
 
+@pytest.mark.parametrize(
+    ("words", "wrong"), [(["w7", "--chat"], "no chat template"), (["w7 \udcff"], "is not UTF-8"), ([" "], "no text")]
+)
+def test_refusals(base, words, wrong, capfd):
+    assert generate.main([str(base), "--prompt", *words]) == 2
+    assert wrong in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("given", "prompt"), [("w7\n", "w7"), ("w7\n\n", "w7\n"), (" w7 \nw8", " w7 \nw8")])
 def test_a_piped_prompt_loses_its_last_line_end(given, prompt, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(given))

@@ -115,9 +115,13 @@ def test_dynamic_scaling_is_refused_in_batches(base, tmp_path):
     [
         ("loglikelihood", (TEXTS[3], ANSWERS[2]), None, r"request has 12 tokens.*max_length is 8"),
         ("generate_until", ("w5", GREEDY), "left", "the answer alone has 9 tokens"),
+        ("generate_until", ("w5", {**GREEDY, "temperature": "x"}), "left", "could not convert"),
+        ("loglikelihood", ("w5", ""), None, "an empty answer"),
     ],
 )
-def test_a_request_without_room_is_refused_before_the_first_answer(base, monkeypatch, kind, asked, truncate, wrong):
+def test_unanswerable_requests_are_refused_before_the_first_answer(
+    base, monkeypatch, kind, asked, truncate, wrong
+):
     lm = harness_model(base, truncate=truncate, max_length=8)
     lm.tasks = {"fine": SimpleNamespace(instances=[]), "wrong": SimpleNamespace(instances=requests(kind, asked))}
     monkeypatch.setattr(lm, "_model_call", lambda *given: pytest.fail("nothing is asked"))
@@ -246,6 +250,19 @@ def test_a_killed_evaluation_resumes_to_the_same_result(command, tmp_path, monke
     assert not [each for each in (tmp_path / "out").iterdir() if each.name.startswith(".")]
 
 
+def test_cuts_are_counted_again_when_all_answers_are_known(command, tmp_path, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    words = ["--max_length", "7", "--truncate", "left"]
+    with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
+        kill.setattr("lm_eval.loggers.EvaluationTracker.save_results_aggregated", killed)
+        command(*words, tasks=["own_write"])
+    assert command(*words, tasks=["own_write"]) == 0
+    stored = json.loads((tmp_path / "out" / "harness.json").read_text())["figures"]["cut"]
+    assert stored == {"requests": 3, "tokens": 4 + 1 + 8}  # 6, 2, 3 and 10 words with 5 tokens to write
+
+
 def test_another_chat_template_is_another_evaluation(command, monkeypatch, capsys):
     template = {"now": "{% for m in messages %}{{ m.content + ' w5' }}{% endfor %}"}
     real = models.FoundModel.tokenizer
@@ -267,6 +284,7 @@ def test_another_chat_template_is_another_evaluation(command, monkeypatch, capsy
     ("words", "tasks", "said"),
     [
         (["--limit", "0"], ["own_write"], "--limit = 0.0: leaves no question"),
+        (["--num_fewshot", "-2", "--batch_size", "x"], ["own_write"], "2 problems"),
         (["--num_fewshot", "50"], ["mmlu_stem"], "--num_fewshot = 50: mmlu_anatomy has 6 examples"),
     ],
 )

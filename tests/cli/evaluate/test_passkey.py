@@ -1,6 +1,7 @@
 """``tape-ds evaluate passkey``: from the command line to the stored heat map, with models whose answers we know."""
 
 import contextlib
+import csv
 import re
 from types import SimpleNamespace
 
@@ -63,6 +64,8 @@ def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
     assert list(result.data) == ["passkey:longlora"]
     cost = result.figures["cost"]
     assert cost["prompt_tokens"] == 6 * 390 + 6 * 990 and cost["seconds"] > 0 and cost["peak_memory_bytes"] > 2**20
+    table = list(csv.DictReader((tmp_path / "passkey.csv").open()))
+    assert len(table) == 6 and (table[1]["length"], table[1]["depth"], table[1]["correct"]) == ("400", "0.25", "2")
     names = ["passkey.csv", "passkey.json", "passkey.md", "passkey.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 

@@ -1,5 +1,6 @@
 """``tape-ds evaluate perplexity`` on tiny models: its numbers against whole logits, resuming, and refusals."""
 
+import contextlib
 import json
 import math
 import random
@@ -158,6 +159,13 @@ def test_joined_blocks_without_the_last(evaluate, spec, documents, base):
     assert (entry["targets"], entry["windows"]) == (targets, len(sequences))
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
     assert entry["left_out"]["names"] == ["d.txt"]
+
+
+def test_angles_are_those_of_each_length(evaluate, spec, monkeypatch):
+    used = []
+    monkeypatch.setattr(window_jobs, "used_at", lambda model, length: used.append(length) or contextlib.nullcontext())
+    evaluate("--data", spec, "--lengths", 16, 120)
+    assert set(used) == {16, 120}
 
 
 def test_batches_chunks_and_the_size_of_jobs_change_nothing_but_rounding(evaluate, spec, monkeypatch):

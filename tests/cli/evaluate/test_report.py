@@ -98,6 +98,13 @@ def test_columns_with_one_name_are_refused(tmp_path):
     assert set(kinds(tmp_path / "one" / "run", f"mine={tmp_path / 'two' / 'run'}")) == {"run", "mine"}
 
 
+def test_folders_without_results_are_refused(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").touch()
+    assert report.main([f"{tmp_path}/nowhere", f"{tmp_path}/empty", "--output", f"{tmp_path}/taken"]) == 2
+    assert "3 problems" in capsys.readouterr().err
+
+
 def test_files_that_cannot_be_used_are_listed(tmp_path):
     """Other JSON files of a run are not."""
     examples.save(tmp_path / "run", run_result=examples.run())
@@ -152,6 +159,16 @@ def test_losses_are_those_stored():
     logged = tape.figures["train_loss"]
     assert steps["first step"]["demo"][1] == repr(logged[0]["loss"])
     assert steps["last step"]["demo"][1] == repr(logged[-1]["loss"])
+
+
+def test_losses_on_other_documents_share_no_table():
+    runs = {}
+    for name in "ab":
+        runs[name] = {"run": examples.run()}
+        variants = runs[name]["run"].figures["loss_by_position"]
+        (each,) = variants["tape, trained"].values()
+        variants["tape, trained"] = dict.fromkeys(("1.py", "2.py", "3.py", f"{name}.py", "z.py"), each)
+    assert [list(each["mean"]) for each in tables(page(**runs), "Loss by position")] == [["a"], ["b"]]
 
 
 def test_perplexities_are_those_stored():

@@ -83,9 +83,15 @@ def test_a_plan_starts_nothing(machine, capsys):
 
 @pytest.mark.parametrize(
     "words",
-    [["mine.yaml", "--arms", "rpoe"], ["mine.yaml", "--reference", "tpae"], ["mine.yaml", "--", "--learnin_rate", "1"]],
+    [
+        ["mine.yaml", "--arms", "rpoe"],
+        ["mine.yaml", "--reference", "tpae"],
+        ["mine.yaml", "--", "--learnin_rate", "1"],
+        ["mine.yaml", "--jobs", "0", "--processes", "0"],
+        ["mine.yaml", "--launcher", "no_such_program --x"],
+    ],
 )
-def test_a_mistyped_name_starts_nothing(words, machine):
+def test_a_refusal_starts_nothing(words, machine):
     assert experiment.main(words) == 2
     assert not machine.started
 

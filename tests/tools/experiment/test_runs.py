@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,28 @@ def test_command_lines_are_those_that_a_user_would_type(monkeypatch):
     hosts = Starting(3, "deepspeed --hostfile hosts").line(["launch", "--module", "evaluation"])
     assert hosts == [*runner, "--hostfile", "hosts", "--module", "evaluation"]
     assert Starting(1).typed(["launch", "--module", "x", "y"]) == ["python", "-m", "x", "y"]
+
+
+def test_jobs_run_at_the_same_time(work, monkeypatch):
+    both = threading.Barrier(2, timeout=60)
+    monkeypatch.setattr(ExperimentWork, "run_one", lambda self, run: None if both.wait() in (0, 1) else run)
+    two = ExperimentWork("x", work.experiment, Path("o"), work.starting, jobs=2)
+    assert [log for _, log in two.run_all(planned)] == [None, None]
+
+
+def test_commands_are_started_in_this_checkout_and_logged(monkeypatch):
+    calls = []
+
+    def run(command, **options):
+        calls.append(options["env"])
+        options["stdout"].write("what it prints\n")
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert Starting(2).run_command(["launch", "--module", "evaluation"], Path("log.txt")) == 7
+    assert calls[0]["PYTHONPATH"].split(":") == [str(ROOT), "elsewhere"] and calls[0]["DS_ACCELERATOR"] == "cpu"
+    assert Path("log.txt").read_text() == "what it prints\n"
 
 
 def test_a_run_stored_under_a_fields_former_name_is_the_same():

@@ -65,6 +65,11 @@ def test_claims_are_corrected_for_there_being_several():
     assert "Holm's p 0.055" in verdict(found, found.claims[0])
 
 
+def test_an_arm_that_diverged_is_one_of_the_claims():
+    found = study(ROPE, moved("tape", *[-1.0, -2.0] * 4), moved("other", math.nan, *[0.0] * 7)).claims
+    assert [each.p for each in found] == [2 / 256, 1.0] and found[0].p_holm == 2 * 2 / 256
+
+
 def test_single_runs_and_missing_seeds_have_no_verdict():
     assert "no interval" in sentence(ROPE[:1], moved("tape", -1.0))
     assert "no verdict" in sentence(ROPE, rows("tape", [math.nan, 1.0]))

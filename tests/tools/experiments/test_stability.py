@@ -60,7 +60,12 @@ def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(tmp_path, b
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
-    [(["--layers", "4"], "--layers"), (["--texts", "TEXT", "--tokens", "61"], "--texts")],
+    [
+        (["--layers", "4"], "--layers"),
+        (["--texts", "TEXT", "--tokens", "61"], "--texts"),
+        (["--texts", "nothing:here", "--tokens", "1"], "--tokens"),
+        (["again=no/such/folder", "again=no/such/folder"], "model"),
+    ],
 )
 def test_refusals_write_nothing(tmp_path, base, text, capsys, arguments, field):
     given = [text if each == "TEXT" else each for each in arguments]

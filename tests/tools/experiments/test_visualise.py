@@ -75,6 +75,9 @@ def test_chosen_layers_and_heads_are_drawn(tmp_path, base, written):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
+        (["--prompt", "w3"], "--prompt"),
+        (["--text", "nowhere.txt"], "--text"),
+        (["--prompt", f"{PROMPT} " * 60, "--tokens", "4k"], "--tokens"),
         (["--prompt", PROMPT, "--heads", "5"], "--heads"),
         (["--prompt", PROMPT, "--layers", "9"], "--layers"),
         (["--prompt", PROMPT, "--against", "OTHER"], "--against"),
