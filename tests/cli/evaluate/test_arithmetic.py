@@ -72,18 +72,6 @@ def test_what_is_asked_is_held_out_and_follows_from_the_seed(ask, tmp_path):
         assert task.is_test(operands, tuple(map(len, operands)))
 
 
-def test_the_batch_size_changes_nothing(ask, tmp_path):
-    """A cell is a batch, the longest first, or several."""
-    model = Calculator("addition", ADD)
-    ask(model, *SMALL)
-    assert len(model.batches) == 16
-    assert [max(map(len, batch)) for batch in (model.batches[0], model.batches[-1])] == [10, 4]
-    narrow = Calculator("addition", ADD)
-    ask(narrow, *SMALL, "--batch_size", "4", "--output", str(tmp_path / "narrow"))
-    assert figures(tmp_path / "narrow") == figures(tmp_path)
-    assert max(map(len, narrow.batches)) < 10
-
-
 def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
     ask(Calculator("addition", ADD), *SMALL, "--seed", "7", "--digits", "3", "2")
     result = stored(tmp_path)

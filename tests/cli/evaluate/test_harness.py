@@ -119,9 +119,7 @@ def test_dynamic_scaling_is_refused_in_batches(base, tmp_path):
         ("loglikelihood", ("w5", ""), None, "an empty answer"),
     ],
 )
-def test_unanswerable_requests_are_refused_before_the_first_answer(
-    base, monkeypatch, kind, asked, truncate, wrong
-):
+def test_unanswerable_requests_are_refused_before_the_first_answer(base, monkeypatch, kind, asked, truncate, wrong):
     lm = harness_model(base, truncate=truncate, max_length=8)
     lm.tasks = {"fine": SimpleNamespace(instances=[]), "wrong": SimpleNamespace(instances=requests(kind, asked))}
     monkeypatch.setattr(lm, "_model_call", lambda *given: pytest.fail("nothing is asked"))
