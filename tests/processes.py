@@ -293,7 +293,7 @@ def settle() -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -301,6 +301,6 @@ def free_port() -> int:
 
 
 def deepspeed(processes: int = 2) -> list[str]:
-    """The words before the script: DeepSpeed's runner, on a port of its own."""
+    """The words before the script: DeepSpeed's runner, on a free port."""
     runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
     return [*runner, "--num_accelerators", str(processes), "--master_port", str(free_port())]

@@ -1,4 +1,4 @@
-"""Models whose arithmetic is known: they answer what the test says, and record what they are asked."""
+"""Models whose arithmetic is known; they record their prompts."""
 
 import torch
 from torch import nn

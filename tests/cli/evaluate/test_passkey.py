@@ -112,7 +112,7 @@ def test_what_a_protocol_excludes_is_refused(ask, capsys, words, field):
 
 
 def test_published_prompts_past_the_last_position_are_refused(ask):
-    """Their tokens are counted: 3,072 letters of filler and some 250 more, whatever the nominal length says."""
+    """Their tokens are counted: 3,072 letters of filler and some 250 more, not the nominal length."""
     words = ["--protocol", "published", "--lengths", "1000", "--trials", "2"]
     assert ask(Reader(10**6), *words, position_limit=3000)[0] == 2
     assert ask(Reader(10**6), *words, position_limit=3400)[0] == 0

@@ -114,11 +114,11 @@ def test_all_tokens_of_one_file_of_ids(evaluate, stream, documents, base):
     nll, targets = whole(base, sequences)
     assert (entry["targets"], entry["windows"], entry["stride"]) == (targets, len(sequences), 9)
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
-    assert entry["standard_error"] is None, "one text says nothing of how texts differ"
+    assert entry["standard_error"] is None, "one text has no spread"
 
 
 def test_new_tokens_behind_bos(evaluate, spec, documents, base):
-    """PoSE's loop: windows of 39 tokens behind BOS, each token of a document scored once, short documents too."""
+    """PoSE's loop: windows of BOS and 39 tokens, each token of a document scored once, short documents too."""
     arguments = ("--data", spec, "--lengths", 40, "--convention", "new_tokens", "--stride", 11, "--bos")
     (entry,) = evaluate(*arguments)["perplexity"]
     sequences = []

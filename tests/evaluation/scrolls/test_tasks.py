@@ -20,7 +20,7 @@ from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answer
 TASKS = Path(__file__).resolve().parents[3] / "tape_ds" / "scoring" / "tasks" / "scrolls"
 
 
-def says(rule):
+def answering(rule):
     """A model that continues a prompt by a rule."""
     return local_tasks.Answering(lambda request: rule(request.args[0]))
 
@@ -39,7 +39,7 @@ def evaluate(model, manager, *tasks):
 
 def oracle():
     known = known_answers(*DATASETS)
-    return says(lambda prompt: next(answer for text, answer in known.items() if text in prompt))
+    return answering(lambda prompt: next(answer for text, answer in known.items() if text in prompt))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
     asked = [row["input_ids"][: -row["targets"]] for row in trained]
     cut = [row.cut_tokens > 0 for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))]
     assert set(cut) == {room == 120}
-    model, plain = says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
+    model, plain = answering(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
     ours = HarnessModel(test_models.found(llama))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
@@ -93,7 +93,7 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
 
 def test_a_long_prompt_is_cut_from_the_right(manager, llama):
     """lm-eval would cut it from the left, where the question is."""
-    model = says(lambda prompt: "")
+    model = answering(lambda prompt: "")
     evaluate(model, manager(max_tokens=301, tokenizer=str(llama)), "tape_scrolls_qasper")
     rows = examples.read("qasper", "validation", DATA)
     assert [prompt for prompt, _ in model.asked] == [row.input[:99] for row in rows]  # 301 - 201, and <s>

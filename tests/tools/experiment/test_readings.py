@@ -76,7 +76,7 @@ def test_a_run_says_what_it_scored_and_what_it_cost():
 
 
 def test_an_extension_is_read_within_and_past_its_native_length():
-    """A stored run of TAPE: its last variant is the run, the untouched model is a row of its own."""
+    """A stored run of TAPE: its last variant is the run, and the untouched model another row."""
     stored = results.load(ROOT / "docs/results/extend_smollm2_16k/tape.json")
     rows = readings.trained(stored)
     assert set(rows) == {"", "untouched"}

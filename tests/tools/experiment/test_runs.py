@@ -28,8 +28,8 @@ def experiment(**changes):
     return Experiment.build({"about": "x", "recipe": "tiny", "arms": {"a": {}, "b": {"learning_rate": 0.5}}} | changes)
 
 
-def plan(*behind, **changes):
-    return runs.plan(experiment(**changes), behind, Path("o"), 2)
+def plan(*words, **changes):
+    return runs.plan(experiment(**changes), words, Path("o"), 2)
 
 
 def store(run, finished=True, **other):
@@ -38,7 +38,7 @@ def store(run, finished=True, **other):
 
 
 class Fake(Starting):
-    """Does what a command would leave behind: a launcher its result; counts them."""
+    """Leaves what a command would leave, a launcher its result, and counts the commands."""
 
     def run_command(self, words, log):
         done.append(words)

@@ -74,7 +74,7 @@ AFTER = [[1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.6, 0.1, 0.3]]
 
 
 def test_figures_are_those_of_the_definitions():
-    """By hand: a text of two tokens behind one that was added."""
+    """By hand: a text of two tokens after one that was added."""
     behind = [[9.0, 9.0, 9.0], [9.0, 3.0, 9.0], [9.0, 4.0, 0.0]]
     found = stability.layer_changes(view(BEFORE, [[3.0, 7.0], [0.0, 4.0]]), view(AFTER, behind), added=1)
     assert found["attention_l1"] == pytest.approx((0.2 + 0.4 + 0.2) / 2)

@@ -1,4 +1,4 @@
-"""``python -m tools.experiments.stability``: tables of any models beside the published ones, and what it refuses."""
+"""``python -m tools.experiments.stability``: figures of any models, and refusals."""
 
 import csv
 import math
