@@ -85,6 +85,7 @@ def test_a_reference_checkpoint_with_one_row_more_than_its_base(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "whole").config.vocab_size == size + 1
     assert not (tmp_path / "whole" / "tokenizer.json").exists()
     assert run("reference-to-tape", source, tmp_path / "new") == 2, "no variant"
+    assert run("reference-to-tape", tmp_path, tmp_path / "new", "--variant", "adape") == 2, "no checkpoint"
     cut = ("reference-to-tape", source, tmp_path / "cut", "--variant", "adape", "--rows", size)
     assert run(*cut) == 2
     assert run(*cut, "--tokenizer", tmp_path / "tokenizer") == 0

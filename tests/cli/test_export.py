@@ -26,6 +26,7 @@ def test_all_problems_are_in_one_message(tmp_path, capsys):
 def test_name_licence_and_dtype_reach_the_folder(source, tmp_path):
     out = tmp_path / "out"
     assert export.main([str(source), str(out), "--dtype", "bfloat16", "--name", "Tiny", "--license", "mit"]) == 0
+    assert export.main([str(source), str(tmp_path / "a" / "out")]) == 2, "no folder around it"
     card = (out / "README.md").read_text()
     assert "# Tiny\n" in card and "license: mit" in card
     model, original = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (out, source))

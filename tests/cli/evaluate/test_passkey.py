@@ -101,6 +101,7 @@ def test_all_problems_are_in_one_message(ask, tmp_path, capsys):
         (["--protocol", "published", "--form", "pose"], "--form"),
         (["--protocol", "published", "--lengths", "100"], "--lengths"),
         (["--protocol", "multikey", "--trials", "12"], "--trials"),
+        (["--protocol", "multikey", "--seed", "-1"], "--seed"),
         (["--protocol", "multikey", "--lengths", "600", "9000"], "--lengths = 600"),
         (["--protocol", "multikey", "--lengths", "3000", "--use_cache", "false"], "--use_cache"),
     ],
