@@ -41,7 +41,7 @@ def test_a_layout_that_does_not_fit_has_its_exit_code(capsys):
         (["llama2_7b_8k", "--gpu", "a1000"], "unknown GPU"),
         (["llama2_7b_8k", "--gpus", "8", "--tensor_parallel_size", "3"], "does not divide"),
         (["llama2_7b_8k", "--price", "nan"], "not a price"),
-        (["llama2_7b_8k", "--documents", "4", "--attend_across", "true", "--append_eos", "true"], "have no borders"),
+        (["llama2_7b_8k", *["--documents", "4", "--attend_across", "true", "--append_eos", "true"]], "have no borders"),
         (["llama2_7b_8k", "--windoww", "3"], "windoww"),
     ],
 )
