@@ -63,18 +63,3 @@ def test_bytes_of_a_step(case, few):
 @pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK], ids=lambda case: case.name)
 def test_bytes_of_more_steps(case, rest):
     compare(case, rest)
-
-
-def test_the_cases_cover_what_they_must():
-    """Ten runs and more: all stages, both precisions, kept and recomputed, all kinds of training and attention."""
-    assert len(CASES) >= 10
-    assert {case.zero for case in CASES} == {None, 1, 2, 3} and {case.element for case in CASES} == {2, 4}
-    assert {case.layers_again for case in CASES} == {None, 1, "selective"}
-    assert {case.method for case in CASES} == {"full", "frozen", "lora"}
-    assert {case.encoding for case in CASES} == {"rope", "tape", "alibi", "pope", "fox", "repo"} and {
-        case.groups for case in CASES
-    } == {
-        1,
-        2,
-        4,
-    }

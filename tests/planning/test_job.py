@@ -16,16 +16,12 @@ from tests.planning.helpers import job, published
         {"world": 96, "tensor": 3, "global_batch": 96, "zero": 1},
         {"world": 24, "sequence": 3, "global_batch": 8},
         {"tensor": 2, "zero": 3},
-        {"tensor": 2, "zero": None},
         {"tensor": 2, "zero": 1, "quantised": True},
         {"sequence": 2, "attention_span": 4096.0},
     ],
 )
 def test_what_a_recipe_refuses_is_not_possible(changes):
     assert not possible(job(**changes))
-
-
-def test_tensor_parallelism_goes_with_zero_1_and_2():
     assert possible(job(tensor=8, zero=1)) and possible(job(tensor=2, zero=2))
 
 

@@ -134,12 +134,6 @@ def test_offload_is_slower_and_a_disk_much_more():
     assert far > 10 * near
 
 
-def test_one_gpu_talks_to_nobody_and_a_cpu_has_no_time():
-    assert sent(job(world=1, zero=3)) == {}
-    with pytest.raises(ValueError, match="GPUs alone"):
-        _ = Plan(job(gpu=None)).step
-
-
 def test_a_step_is_the_sum_of_its_parts():
     found = Plan(job(zero=3)).step
     parts = found.linear + found.attention + found.memory_bound + found.optimizer + found.waiting

@@ -4,7 +4,6 @@ import pytest
 
 from tape_ds import TapeConfig, TapeForCausalLM, encodings
 from tape_ds.encodings import registry
-from tape_ds.errors import UserError
 from tape_ds.methods.prepare import prepare
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
@@ -30,10 +29,8 @@ def test_all_parameters_of_every_encoding(encoding):
     ("name", "billions"),
     [
         ("llama2-7b", 6.738),
-        ("llama2-13b", 13.016),
         ("llama2-70b", 68.977),
         ("llama3-8b", 8.030),
-        ("meta-llama/Meta-Llama-3-70B", 70.554),
     ],
 )
 def test_published_sizes(name, billions):
@@ -90,8 +87,9 @@ def test_many_layers_take_no_longer_to_count_than_few():
     assert shape.total(shape.tensors(model, TrainedShape())) > 10**13
 
 
-@pytest.mark.parametrize("nope_layers", [None, 2, [0, 4], [5]])
-@pytest.mark.parametrize("encoding", ["tape", "repo", "fox"])
+@pytest.mark.parametrize(
+    ("encoding", "nope_layers"), [("tape", None), ("tape", [0, 4]), ("repo", 2), ("repo", [5]), ("fox", [5])]
+)
 def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     """Only one of each kind is built: those without positions, the last one, and those below RePo's first."""
     options = {} if nope_layers is None else {"nope_layers": nope_layers}
@@ -101,11 +99,6 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     fixed, for_each_key = found.position_work
     counted = [registry.build_layer(config, layer).multiplications_per_token(7.0) for layer in range(6)]
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
-
-
-def test_an_unknown_model_says_what_to_do():
-    with pytest.raises(UserError, match="--model_config"):
-        shape.published("somebody/llama-11b")
 
 
 def test_published_models_have_their_base_frequency():

@@ -37,25 +37,6 @@ def test_samples_are_whole_steps(steps, epochs, sequences, samples):
     assert run.sample_count(recipe, sequences) == samples
 
 
-@pytest.mark.parametrize(
-    "wanted, reason, used", [("auto", None, 1), ("on", None, 1), ("off", None, 0), ("auto", "x", 0)]
-)
-def test_liger_is_used_where_it_is_wanted_and_can_be(wanted, reason, used, monkeypatch, caplog):
-    """Once, on the model as it is trained, and said in the log."""
-    models = []
-    monkeypatch.setattr(run.liger, "why_not", lambda device: reason)
-    monkeypatch.setattr(
-        run.liger_forwards, "use_liger", lambda model: models.append(model) or ["RMSNorm (7)", "SwiGLU (3)"]
-    )
-    model = torch.nn.Linear(1, 1)
-    recipe = SimpleNamespace(model=SimpleNamespace(liger=wanted))
-    with caplog.at_level("INFO", logger="tape_ds"):
-        run.use_liger(SimpleNamespace(recipe=recipe, model=model, arguments=SimpleNamespace(device="cuda:0")))
-    assert models == [model] * used
-    said = [record.message for record in caplog.records if "Liger" in record.message]
-    assert said == ["Liger's kernels in place of: RMSNorm (7), SwiGLU (3)"] * used
-
-
 class TwoRanks:
     """What the ranks of a job share, whose other rank has said something already."""
 

@@ -4,16 +4,11 @@ import json
 
 import datasets
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds.config.extension import load
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences
-from tape_ds.data.order import TrainingSequences
-from tape_ds.data.pack import pack
-from tape_ds.data.tokenized import tokenize
-from tape_ds.errors import UserError
 from tape_ds.training.runs.extension import training_sequences
 
 END = 1
@@ -64,12 +59,6 @@ def test_cut_is_the_default_and_says_what_it_read(recipe, tokenizer):
     assert sequences.pose is None and not sequences.attend_across
 
 
-def test_single_drops_what_fills_no_sequence(recipe, tokenizer):
-    sequences = training_sequences(recipe(packing="single"), tokenizer, BadRows())
-    assert stored(sequences) == [[20] * 8, [40] * 8, [40] * 8, [40] * 8]
-    assert sequences.origin == "2 of 5 documents, 35 of 49 tokens, none below 8; 32 in 4 sequences"
-
-
 def test_whole_pads_instead_of_cutting(recipe, tokenizer):
     sequences = training_sequences(recipe(packing="whole"), tokenizer, BadRows())
     assert stored(sequences) == [
@@ -92,13 +81,6 @@ def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
     assert (item["document_ids"] == 0).all() and (item["labels"][1:] == item["input_ids"][1:]).all()
 
 
-def test_a_tokenizer_without_an_end(recipe, tokenizer):
-    tokenizer.eos_token = None
-    with pytest.raises(UserError, match="no EOS") as caught:
-        training_sequences(recipe(append_eos="true"), tokenizer, BadRows())
-    assert caught.value.problems[0].field == "append_eos"
-
-
 def test_pose_draws_from_the_first_long_documents(recipe, tokenizer):
     sequences = training_sequences(
         recipe(pose_chunks=2, pose_content="contiguous", max_documents=1), tokenizer, BadRows()
@@ -115,18 +97,6 @@ def test_pose_draws_from_the_first_long_documents(recipe, tokenizer):
 def weighted(tmp_path, **weights):
     """``train_data`` of documents by their number: ``n3=0.7`` gives 3.txt so much."""
     return json.dumps([{"source": f"text:{tmp_path}/{n[1:]}.txt", "weight": w} for n, w in weights.items()])
-
-
-def test_a_plain_list_gives_the_sequences_that_it_gave(recipe, tokenizer, tmp_path):
-    """One corpus with the run's own seed, not a mixture of equal weights."""
-    specs = [f"text:{tmp_path}/{n}.txt" for n in (3, 1)]
-    made = recipe(train_data=json.dumps(specs), max_steps=20, seed=5)
-    sequences, cache = training_sequences(made, tokenizer, BadRows()), tmp_path / "cache"
-    packed = pack(tokenize(specs, tokenizer, "train", cache), 8, cache)
-    direct = TrainingSequences(packed, samples=len(sequences), seed=5)
-    assert isinstance(sequences, TrainingSequences)
-    for index in range(len(sequences)):
-        assert all(torch.equal(value, direct[index][name]) for name, value in sequences[index].items())
 
 
 @pytest.mark.parametrize("packing", ["cut", "single", "whole"])
@@ -155,9 +125,3 @@ def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
     short, long = sequences.tokens(20_000).values()
     assert short / (short + long) == pytest.approx(0.5, abs=0.01)
     assert sequences.parts[0].sequences.pose is not None and "through its 1 documents" in sequences.origin
-
-
-def test_a_source_that_fills_no_sequence_is_named(recipe, tokenizer, tmp_path):
-    with pytest.raises(UserError, match=r"documents of text:.*/0\.txt together fill a sequence") as caught:
-        training_sequences(recipe(train_data=weighted(tmp_path, n3=1, n0=1)), tokenizer, BadRows())
-    assert caught.value.problems[0].field == "window"
