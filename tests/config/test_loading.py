@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tape_ds.cli import train
 from tape_ds.config.extension import load
+from tape_ds.config.kinds import KINDS
+from tape_ds.config.loading import load as load_recipe
 from tests.config.helpers import GOOD, json_file, problems_of, write
 
 
@@ -45,6 +48,14 @@ def test_a_wrong_field_silences_only_what_reads_it():
     """A target that is no number cannot be compared with the window; the batch still can be divided."""
     found, _ = problems_of("--recipe", write(target_length="long", window=99999, global_batch_size=7))
     assert set(found) == {"target_length", "global_batch_size"}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_has_a_default_recipe_whose_plan_is_shown(kind, tmp_path):
+    """It needs nothing but what is installed, and looking writes nothing."""
+    recipe = load_recipe([], kind=kind)
+    assert recipe.trainer_value("output_dir") in train.describe(recipe)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_its_base():

@@ -5,7 +5,6 @@ import pytest
 from tape_ds.distributed.layout import Engine
 from tape_ds.planning import activations, memory
 from tape_ds.planning.job import possible
-from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import FROZEN, job
 
 BIG = Engine(persistence=0)
@@ -86,12 +85,6 @@ def test_tensor_parallelism_keeps_gathered_tokens_for_weights_that_are_trained()
     assert split["state of own heads"] == 4096 * 2 / 8
 
 
-def test_a_rank_has_a_whole_key_head_at_least():
-    """70B has 8 of 128 columns."""
-    found = {each.name: each.bytes for each in activations.inside(job("rope", model="llama2-70b", world=16, tensor=16))}
-    assert found["value"] == 128 * 2
-
-
 @pytest.mark.parametrize(("encoding", "bytes_"), [("rope", 131_720), ("tape", 181_256), ("pope", 189_064)])
 def test_what_a_block_of_7b_keeps_of_a_token(encoding, bytes_):
     """Summed by hand: 4,096 columns, 11,008 inside, 32 heads, 128 of the gate; all trained, fused norms, bf16.
@@ -144,11 +137,6 @@ def test_logits_are_those_of_one_chunk():
     chunk = 1024 * (32_000 * 6 + 2 * 4096 * 2)
     assert activations.count(job(trained=FROZEN)).logits == chunk
     assert activations.count(job()).logits == chunk + 32_000 * 4096 * 4
-
-
-def test_a_method_that_trains_nothing_needs_weights_and_logits():
-    (found,) = memory.estimate(job("rope", trained=TrainedShape(), zero=None), reserve=False).moments
-    assert found.moment == "forward" and found.total == found.weights + found.gathered + found.logits
 
 
 def test_a_checkpoint_on_disk_holds_what_is_trained():

@@ -38,13 +38,6 @@ def test_the_recipe_says_all_that_decides():
     assert layout.engine.reduce_bucket == 4096**2 and layout.engine.persistence == 40_960
 
 
-def test_norms_of_our_model_are_fused_on_a_gpu_without_liger():
-    """By torch; not under the autocast of a 16-bit run without an engine, nor on a CPU."""
-    without = ("--recipe", "llama2_7b_8k", "--liger", "off")
-    jobs = [asked(*without), asked(*without, "--deepspeed", "null"), asked(*without, gpu=None)]
-    assert [(each.fused, each.fused_norms) for each in jobs] == [(False, True), (False, False), (False, False)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "trained"),
     [
@@ -58,12 +51,6 @@ def test_the_method_decides_what_is_trained(arguments, trained):
     own = ("--lora_r", "4", "--lora_targets", "q_proj,v_proj") if "lora" in arguments else ()
     found = asked(*arguments, *own, *(("--train_embeddings", "false") if own else ()), world=1).trained
     assert found == (replace(trained, embeddings=False) if own else trained)
-
-
-def test_an_engine_holds_16_bit_weights_and_nobody_else_does():
-    with_engine, without = asked("--bf16", "true"), asked("--bf16", "true", "--deepspeed", "null")
-    assert with_engine.layout.zero == 1 and without.layout.zero is None
-    assert memory.estimate(without).peak.weights > memory.estimate(with_engine).peak.weights
 
 
 @pytest.mark.parametrize("name", [name for name in shipped() if kinds.of(name, ExtensionRecipe).LAUNCHER in PLANNED])

@@ -81,12 +81,6 @@ def test_tensor_parallelism_splits_the_factor_of_an_adapter_that_meets_the_split
     assert [each.split for each in found if each.kind == "adapter"] == [False, True, True, False]
 
 
-def test_many_layers_take_no_longer_to_count_than_few():
-    """A look at a recipe with a number too much must end."""
-    model = shape.sizes(small(num_hidden_layers=10**9))
-    assert shape.total(shape.tensors(model, TrainedShape())) > 10**13
-
-
 @pytest.mark.parametrize(
     ("encoding", "nope_layers"), [("tape", None), ("tape", [0, 4]), ("repo", 2), ("repo", [5]), ("fox", [5])]
 )
@@ -105,10 +99,3 @@ def test_published_models_have_their_base_frequency():
     """A plan passed theta = 2e5 for a Llama 3, which the run refused."""
     for name, theta in {"meta-llama/Meta-Llama-3-8B": 5e5, "smollm2": 1e5, "meta-llama/Llama-2-7b-hf": 1e4}.items():
         assert shape.published(name).rope_parameters["rope_theta"] == theta
-
-
-def test_the_state_lives_with_the_key_value_heads():
-    """70B: 8 groups of 128 columns; nothing of the last layer's."""
-    model = shape.sizes(published("llama2-70b", position_encoding="tape"))
-    assert (model.state, model.carried, model.rank) == (8 * 128, 128, 32)
-    assert shape.sizes(published("llama2-70b")).state == 0

@@ -273,6 +273,17 @@ def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
     assert not (tmp_path / "told").exists()
 
 
+def test_a_second_interrupt_kills(tmp_path, monkeypatch):
+    told = Told(tmp_path, ["lock(); (output / 'locked').touch(); time.sleep(600)"])
+
+    def interrupted(attempt, grace, ask):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keep_alive._Attempt, "end", interrupted)
+    assert stopped_when(told, (told.output / "locked").exists) == 1
+    assert "what was not committed is lost" in told.lines[-1] and nobody_lives(told.output)
+
+
 def test_a_request_while_nothing_runs(tmp_path):
     told = Told(tmp_path, ["save(6); killed()"], backoff=600)
     assert stopped_when(told, lambda: any("restarting in" in line for line in told.lines)) == 0
@@ -329,21 +340,14 @@ def test_what_cannot_be_kept_alive(words, wrong):
         keep_alive.prepare(["python", *words])
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        ["/env/bin/tape-ds"],
-        ["python", "-m", "tape_ds"],
-        ["conda", "run", "-n", "tape-ds", "tape-ds"],
-    ],
-)
+@pytest.mark.parametrize("program", [["/env/bin/tape-ds"], ["python", "-m", "tape_ds"]])
 def test_a_command_of_tape_ds_is_kept_alive(program):
     """DeepSpeed's options may be anywhere in it."""
     words = ["extend", "--recipe", "demo", "--hostfile", "hosts", "--no_ssh", "--output_dir", "here", "--num_gpus=2"]
     kept = keep_alive.prepare([*program, *words])
     assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
     assert kept.output == Path("here")
-    with pytest.raises(UserError, match=r"(?s)no launcher in it.*tape-ds extend, tape-ds pretrain"):
+    with pytest.raises(UserError, match="no launcher in it"):
         keep_alive.prepare([*program, "evaluate", "perplexity"])
 
 

@@ -82,15 +82,6 @@ def test_a_lock_of_another_process_is_seen_named_and_given_back(hold, tmp_path):
     assert run_lock.living(tmp_path) == [] == run_lock.named(tmp_path)
 
 
-def test_a_refusal_names_every_process_and_how_to_end_them(hold, tmp_path):
-    first, second = hold(tmp_path, 0), hold(tmp_path, 1)
-    (problem,) = run_lock.refuse(tmp_path)
-    assert problem.field == "output_dir" and problem.value == str(tmp_path)
-    assert f"rank 0: process {first.pid} on {socket.gethostname()}" in problem.wrong
-    assert f"rank 1: process {second.pid}" in problem.wrong
-    assert f"`kill {first.pid} {second.pid}`" in problem.remedy
-
-
 def test_another_process_s_lock_is_not_taken(hold, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "WAIT_SECONDS", 0.1)
     process = hold(tmp_path, 0)

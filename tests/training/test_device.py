@@ -1,19 +1,16 @@
 """Where a run computes is said, and a CPU that nobody asked for is refused."""
 
-import types
-
 import pytest
 import torch
 
 from tape_ds import installation
 from tape_ds.cli import train
 from tape_ds.config import extension, pretraining
-from tape_ds.distributed import process_info
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
 from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
-from tape_ds.training import device, execution, library_checks, model_config
+from tape_ds.training import device, library_checks, model_config
 
 LARGE = ["--recipe", "llama2_7b_8k"]
 
@@ -90,19 +87,6 @@ def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused():
     refused = out.partition("\nThis machine would refuse the run:\n")[2]
     assert "attention_backend = 'flash'" in refused and "--allow_cpu" in refused
     assert "refuse" not in train.describe(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
-
-
-def test_a_run_is_refused_before_anything_is_assembled():
-    with pytest.raises(UserError, match="B parameters"):
-        execution.launch(extension.load(LARGE), lambda recipe: pytest.fail("assembled"))
-
-
-def test_too_few_gpus_are_named(monkeypatch):
-    with_gpus(monkeypatch, 2)
-    for on_node, words in ((2, "2 x NVIDIA H100 80GB HBM3"), (4, "TOO FEW")):
-        monkeypatch.setattr(process_info, "current", lambda on_node=on_node: types.SimpleNamespace(on_node=on_node))
-        recipe = extension.load(["--global_batch_size", "16"], world_size=on_node)
-        assert words in device.describe(recipe)
 
 
 def test_a_gpu_without_triton_s_kernels_is_said_before_the_run(monkeypatch):

@@ -34,18 +34,6 @@ def spans(*losses, width=2048, last=2048):
     return SpanLosses(width, starts, losses, (width - 1, *[width] * (len(losses) - 2), last)[: len(losses)])
 
 
-def test_loss_by_position_marks_the_native_length(tmp_path, drawn):
-    variants = {"untouched": spans(2.4, 1.9, 2.0, 1.9, 1.6, 3.2, 5.2, 6.0)}
-    path = plots.loss_by_position(variants, tmp_path / "plots" / "positions.png", native_length=8192)
-    assert path.read_bytes().startswith(PNG)
-    (axes,) = drawn[0].axes
-    assert legend(drawn[0]) == ["untouched", "native length 8,192"]
-    native = drawn[0].axes[0].lines[-1]
-    assert list(native.get_xdata()) == [8192, 8192] and native.get_linestyle() == "--"
-    assert list(axes.lines[0].get_xdata())[:3] == [1024, 3072, 5120]
-    assert axes.get_xlim() == (0, 16384)
-
-
 def test_loss_curve_draws_the_loss_and_its_mean(tmp_path, drawn):
     history = [{"step": step, "loss": 3 - step / 50, "epoch": 0.1} for step in range(1, 51)]
     history += [{"train_runtime": 3.0, "step": 50}]
@@ -55,12 +43,6 @@ def test_loss_curve_draws_the_loss_and_its_mean(tmp_path, drawn):
     training, mean = drawn[0].axes[0].lines
     assert len(training.get_xdata()) == 50
     assert mean.get_xdata()[0] == 8 and mean.get_ydata()[0] == pytest.approx(3 - 4.5 / 50)
-
-
-def test_loss_that_is_not_finite_is_marked(tmp_path, drawn):
-    history = [{"step": step, "loss": math.nan if step in (3, 4) else 1.0} for step in range(1, 6)]
-    plots.loss_curve(history, tmp_path / "loss.png")
-    assert [list(line.get_xdata()) for line in drawn[0].axes[0].lines[1:]] == [[3, 3], [4, 4]]
 
 
 def test_compared_losses_are_drawn_apart_from_their_median(tmp_path, drawn):

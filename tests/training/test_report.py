@@ -37,8 +37,7 @@ def trainer_of(history):
 
 def test_a_run_ends_well_without_logs(tmp_path):
     """Nothing logged is no error at the very end; what the run's own scoring found is among the common figures."""
-    run = Nothing(tmp_path)
-    report.conclude(run, trainer_of([{"step": 1, "train_runtime": 1.0}]), results.Result(command=[], started="now"))
+    report.conclude(Nothing(tmp_path), trainer_of([]), results.Result(command=[], started="now"))
     figures = results.load(tmp_path / "results" / "run.json").figures
     assert (figures["tokens"], figures["tokens_per_second"], figures["peak_memory_bytes"]) == (100, None, None)
     assert figures["perplexity"] == {} and figures["train_loss"] == [] and figures["steps"] == 1

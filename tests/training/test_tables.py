@@ -1,24 +1,7 @@
 """The tables a run prints."""
 
-from tape_ds.scoring.losses import Perplexity
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import tables
-
-
-def test_perplexity_is_a_row_per_length(capsys):
-    scores = {
-        128: Perplexity(128, 2.0, 1270, 10),
-        64: Perplexity(64, 1.0, 1260, 20),
-        256: Perplexity(256, 900.0, 255, 1),
-    }
-    tables.print_perplexity(scores, window=128)
-    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    cells = [[cell.strip() for cell in line[1:-1]] for line in lines]
-    assert cells == [
-        ["64", "0.5", "2.72", "1.0000", "1,260", "20"],
-        ["128", "1", "7.39", "2.0000", "1,270", "10"],
-        ["256", "2", "inf", "900.0000", "255", "1"],
-    ]
 
 
 def test_a_credential_is_not_printed(capsys):

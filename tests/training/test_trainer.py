@@ -195,16 +195,6 @@ def test_the_schedule_scales_every_rate_and_both_are_logged(tmp_path):
     )
 
 
-def test_a_run_goes_on_with_another_rate_for_position_parameters(tmp_path):
-    """``resume_anyway``: the group is there whatever its rate was, so its states fit, and the new rate holds."""
-    build(tmp_path, max_steps=3).train()
-    rest = build(tmp_path, optimization=Optimization(position_learning_rate="10x", position_weight_decay=0.3))
-    rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    last = next(entry for entry in reversed(rest.state.log_history) if "loss" in entry)
-    assert last["position_learning_rate"] == pytest.approx(10 * last["learning_rate"]) and last["learning_rate"] > 0
-    assert [group["weight_decay"] for group in rest.optimizer.param_groups] == [0.0, 0.3]
-
-
 def test_progress_stores_every_logging_step(tmp_path):
     trainer = build(tmp_path)
     trainer.add_callback(Progress(trainer, tmp_path / "metrics.jsonl"))

@@ -208,15 +208,10 @@ def test_conversations_beyond_the_native_length_are_refused_unless_forced(place,
     longest = conversation("which?", "return " * 150)
     spec = write(tmp_path / "x.jsonl", [longest, *TALKS[:3]])
     settings = {"train_data": spec, "max_tokens": 2000, "output_dir": tmp_path / "run"}
-    found = problems(place, **settings)["max_tokens"]
     size = len(by_hand(longest, tokenizer())[0])
-    assert f"1 of 4 conversations are longer than the model's native length, 128 tokens (the longest: {size})" in str(
-        found
-    )
-    forced = assemble(recipe(place, force="true", **settings))
-    assert forced.config.max_position_embeddings == size and "native length" in forced.outline()["length"]
-    short = assemble(recipe(place, max_tokens=2000))
-    assert short.config.max_position_embeddings == 128 and "length" not in short.outline()
+    assert f"native length, 128 tokens (the longest: {size})" in problems(place, **settings)["max_tokens"].wrong
+    assert assemble(recipe(place, force="true", **settings)).config.max_position_embeddings == size
+    assert assemble(recipe(place, max_tokens=2000)).config.max_position_embeddings == 128
     assert assemble(recipe(place, "alibi", **settings)).config.max_position_embeddings == size
 
 

@@ -52,13 +52,6 @@ def stored(sequences):
     return [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
 
 
-def test_cut_is_the_default_and_says_what_it_read(recipe, tokenizer):
-    sequences = training_sequences(recipe(), tokenizer, BadRows())
-    assert len(stored(sequences)) == sum(SIZES) // 8 == 6
-    assert sequences.origin == "5 of 5 documents, 49 of 49 tokens; 48 in 6 sequences"
-    assert sequences.pose is None and not sequences.attend_across
-
-
 def test_whole_pads_instead_of_cutting(recipe, tokenizer):
     sequences = training_sequences(recipe(packing="whole"), tokenizer, BadRows())
     assert stored(sequences) == [
@@ -79,16 +72,6 @@ def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
     assert stored(sequences)[:2] == [[10, 10, 10, END, 20, 20, 20, 20], [20, 20, 20, 20, 20, 20, END, 30]]
     item = sequences[0]
     assert (item["document_ids"] == 0).all() and (item["labels"][1:] == item["input_ids"][1:]).all()
-
-
-def test_pose_draws_from_the_first_long_documents(recipe, tokenizer):
-    sequences = training_sequences(
-        recipe(pose_chunks=2, pose_content="contiguous", max_documents=1), tokenizer, BadRows()
-    )
-    assert sequences.origin == "1 of 2 documents, 10 of 13 tokens, none below 8"
-    assert sequences.pose.pose.content == "contiguous"
-    assert all(sequences[index]["input_ids"].tolist() == [20] * 8 for index in range(4))
-    assert len({tuple(sequences[index]["position_ids"].tolist()) for index in range(4)}) == 4
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
