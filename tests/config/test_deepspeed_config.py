@@ -53,7 +53,6 @@ def filled(name, hidden_size=4096):
 
 
 def autos(config):
-    """Every value in a nested mapping that is still "auto"."""
     nested = [autos(value) for value in config.values() if isinstance(value, dict)]
     return [key for key, value in config.items() if value == "auto"] + [key for keys in nested for key in keys]
 

@@ -10,7 +10,6 @@ from tape_ds.fields import run_rules
 
 
 def problems(section=None, window=64, shared_by=1, **trainer):
-    """What the rules say, as {field: text}."""
     values = {"activation_checkpointing": True} | trainer
     recipe = SimpleNamespace(
         scale=Scale(sequence_parallel_size=shared_by),

@@ -9,7 +9,6 @@ from tape_ds.fields import run_rules
 
 
 def problems(max_steps=10, world_size=2, **fields):
-    """Fields that the checks refuse."""
     recipe = SimpleNamespace(
         trainer_value={"max_steps": max_steps}.get,
         world_size=world_size,

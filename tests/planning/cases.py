@@ -22,8 +22,6 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run."""
-
     zero: int | None
     """Stage; None: no engine, fp32 weights, autocast."""
     encoding: str
@@ -63,7 +61,6 @@ class Case:
         )
 
     def job(self) -> Job:
-        """The same as a question to the planner."""
         layout = Layout(
             world=1 if self.zero is None else RANKS,
             zero=self.zero,

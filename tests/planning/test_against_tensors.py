@@ -17,7 +17,6 @@ MODULE = "tests/planning/workers/tensor_bytes.py"
 
 
 def run(folder, cases):
-    """Case -> what was counted."""
     output = folder / "bytes.json"
     ended = forked(MODULE, "--output", str(output), "--cases", *[case.name for case in cases])
     assert ended.code == 0, ended.output[-4000:]
@@ -26,7 +25,6 @@ def run(folder, cases):
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    """One job for the quick cases."""
     return run(tmp_path_factory.mktemp("few"), QUICK)
 
 
@@ -48,7 +46,6 @@ def between_steps(asked):
 
 
 def compare(case, counted):
-    """Both figures of a case."""
     predicted = memory.estimate(case.job(), reserve=False).peak.total
     assert predicted == pytest.approx(counted[case.name]["peak"], rel=WITHIN)
     assert between_steps(case.job()) == pytest.approx(counted[case.name]["idle"], rel=0.01)

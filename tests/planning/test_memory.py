@@ -11,7 +11,6 @@ BIG = Engine(persistence=0)
 
 
 def at(moment, **changes):
-    """One moment of a job's memory."""
     found = memory.estimate(job(engine=BIG, **changes), reserve=False)
     return next(each for each in found.moments if each.moment == moment)
 

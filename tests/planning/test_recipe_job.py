@@ -24,7 +24,6 @@ PLANNED = {"extend_llama": extension.load, "pretrain_c4": pretraining.load}
 
 
 def asked(*argv, world=8, gpu=A100, load=extension.load):
-    """The job of a recipe."""
     recipe = load(list(argv), world_size=world)
     return recipe_job.job_of(recipe, model_config.planned_config(recipe), world, gpu)
 
@@ -64,21 +63,6 @@ def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch
     assert memory.estimate(asked("--recipe", name, *encoding, world=1, load=load)).peak.total > 1e8
 
 
-@pytest.mark.parametrize(
-    ("name", "gpu", "gib", "has"),
-    [
-        ("llama3_8b_32k_qlora_24gb", "rtx4090", 13.6, 23.6),
-        ("llama3_8b_32k_lora_80gb", "h100-80", 53.7, 79.2),
-        ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2),
-    ],
-)
-def test_the_recipes_for_one_gpu_need_what_they_say(name, gpu, gib, has, monkeypatch):
-    has_bitsandbytes(monkeypatch)
-    job = asked("--recipe", name, world=1, gpu=hardware.find(gpu))
-    assert round(memory.estimate(job).peak.total / 2**30, 1) == gib < has
-    assert f"{gib} GiB" in shipped()[name].path.read_text()
-
-
 def test_a_new_model_is_counted_as_it_will_be():
     recipe = pretraining.load([], world_size=1)
     config = model_config.planned_config(recipe)
@@ -109,7 +93,6 @@ def settled(*words, gpu="a100-80", world=8, name="llama2_7b_8k"):
 
 
 def layout_of(recipe):
-    """Stage, recomputation, micro-batch."""
     stage = recipe.deepspeed["zero_optimization"]["stage"]
     return stage, recipe.trainer_value("activation_checkpointing"), recipe.trainer_value("per_device_train_batch_size")
 
@@ -170,7 +153,6 @@ def test_a_batch_that_nobody_gave_does_not_follow_from_the_choice():
 
 
 def checkpoint_of(folder, **identity):
-    """A manifest of ZeRO-2, of these fields."""
     own = {f"recipe.{name}": value for name, value in identity.items()}
     folder.mkdir(parents=True)
     Manifest(step=5, processes=8, stage=2, files={}, identity=own).write(folder)

@@ -17,12 +17,10 @@ PLAIN = Engine(persistence=0)
 
 
 def work(*given, **changes):
-    """Of a job."""
     return roofline.work(job(*given, **changes))
 
 
 def sent(asked):
-    """Kind -> what is sent."""
     return {each.kind: each for each in roofline.traffic(asked, asked.gpu)}
 
 

@@ -14,7 +14,6 @@ SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "nu
 
 
 def small(encoding="tape", **changes):
-    """A configuration of a few thousand parameters."""
     return TapeConfig(**{**SMALL, "position_encoding": encoding, **PLACEHOLDERS.get(encoding, {}), **changes})
 
 
@@ -40,8 +39,6 @@ def test_published_sizes(name, billions):
 
 
 class Settings:
-    """A method section."""
-
     train_position = train_norms = train_embeddings = True
     lora_r, lora_alpha, lora_dropout, lora_targets = 4, 8, 0.0, ["q_proj", "down_proj"]
     group_tokens = 16

@@ -15,7 +15,6 @@ NAN, INF = math.nan, math.inf
 
 
 def samples_of(step, rank):
-    """Two samples a rank."""
     return samples_of_step(step, rank, global_batch=8, micro_batch=2, world=2)
 
 
@@ -25,7 +24,6 @@ def guard(file=None, limit=0) -> NonFinite:
 
 
 def lines(file) -> list[dict]:
-    """What was written."""
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

@@ -37,8 +37,6 @@ def hold_until_told(pipe, output, rank, forks):
 
 
 class Holding:
-    """A process that holds a rank's lock."""
-
     def __init__(self, output, rank, forks=False):
         self.pipe, theirs = FORK.Pipe()
         self.process = FORK.Process(target=hold_until_told, args=(theirs, output, rank, forks))

@@ -84,32 +84,21 @@ def above(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "is_one"),
+    ("line", "is_one", "gpus"),
     [
-        (["python", "/v/bin/deepspeed", "x.py"], True),
-        (["python", "-m", "deepspeed.launcher.runner", "x.py"], True),
-        (["python", "/v/bin/tape-ds", "keep-alive", "tape-ds", "extend"], True),
-        (["/v/bin/torchrun", "x.py"], True),
-        (["python", "-m", "pytest", "tests/deepspeed.py"], False),
-        (["bash", "-c", "deepspeed x.py"], False),
-        (["python", "-m", "my.deepspeed"], False),
+        (["python", "-m", "deepspeed.launcher.runner", "--num_gpus=4", "x.py"], True, "4"),
+        (["python", "/v/bin/deepspeed", "--num_accelerators", "2", "x.py"], True, None),
+        (["python", "/v/bin/tape-ds", "keep-alive", "tape-ds", "extend", "--num_gpus", "2"], True, "2"),
+        (["/v/bin/torchrun", "x.py"], True, None),
+        (["python", "-m", "pytest", "tests/deepspeed.py"], False, None),
+        (["bash", "-c", "deepspeed x.py"], False, None),
+        (["python", "-m", "my.deepspeed"], False, None),
     ],
 )
-def test_which_ancestors_are_launchers(line, is_one, above):
+def test_launchers_above_a_rank_and_what_was_asked_of_them(line, is_one, gpus, above):
     above(LAUNCH, line)
     assert len(stopping.launchers_above()) == 1 + is_one
-
-
-@pytest.mark.parametrize(
-    ("line", "given"),
-    [
-        (["python", "-m", "deepspeed.launcher.runner", "--num_gpus=4", "x.py"], "4"),
-        (["python", "/v/bin/deepspeed", "--num_accelerators", "2", "x.py"], None),
-    ],
-)
-def test_what_was_asked_of_the_runner(line, given, above):
-    above(LAUNCH, line)
-    assert stopping.launcher_option("--num_gpus") == given
+    assert stopping.launcher_option("--num_gpus") == gpus
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tests.training.test_trainer import STEPS, build, losses
 
 
 def train(folder, profile=None, memory=None, **arguments):
-    """A short training, recorded or not."""
     trainer = build(folder, save_strategy="no", gradient_checkpointing=memory is not None, **arguments)
     if memory is not None:
         trainer.add_callback(ApplyMemorySavings(memory))

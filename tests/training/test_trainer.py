@@ -96,15 +96,7 @@ def teacher() -> Teacher:
 
 
 def losses(trainer) -> list[float]:
-    """Loss of every step so far."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def test_samples_come_in_their_own_order(tmp_path):
-    """A shuffling sampler on top would change the data with the number of ranks."""
-    sequences = Sequences()
-    build(tmp_path, sequences).train()
-    assert sequences.asked == list(range(2 * STEPS))
 
 
 @pytest.mark.parametrize("method", ["tape", "lora", "full"])

@@ -39,7 +39,6 @@ def model(tmp_path) -> Path:
 
 
 def recipe(model, /, **changes):
-    """A recipe without an engine."""
     fields = {
         "model": model,
         "method": "tape",

@@ -52,21 +52,6 @@ def stored(sequences):
     return [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
 
 
-def test_whole_pads_instead_of_cutting(recipe, tokenizer):
-    sequences = training_sequences(recipe(packing="whole"), tokenizer, BadRows())
-    assert stored(sequences) == [
-        [20] * 8,
-        [40] * 8,
-        [40] * 8,
-        [40] * 8,
-        [10] * 3 + [20] * 2 + [40],
-        [30] * 4,
-        [50] * 7,
-    ]
-    assert sequences.origin.endswith("; 49 in 7 sequences")
-    assert {len(sequences[index]["input_ids"]) for index in range(7)} == {4, 6, 7, 8}
-
-
 def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
     sequences = training_sequences(recipe(append_eos="true", attend_across="true"), tokenizer, BadRows())
     assert stored(sequences)[:2] == [[10, 10, 10, END, 20, 20, 20, 20], [20, 20, 20, 20, 20, 20, END, 30]]
@@ -74,19 +59,15 @@ def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
     assert (item["document_ids"] == 0).all() and (item["labels"][1:] == item["input_ids"][1:]).all()
 
 
-# --- weights --------------------------------------------------------------------------------------------------------
-
-
 def weighted(tmp_path, **weights):
     """``train_data`` of documents by their number: ``n3=0.7`` gives 3.txt so much."""
     return json.dumps([{"source": f"text:{tmp_path}/{n[1:]}.txt", "weight": w} for n, w in weights.items()])
 
 
-@pytest.mark.parametrize("packing", ["cut", "single", "whole"])
-def test_every_packing_keeps_the_weights(recipe, tokenizer, tmp_path, packing):
-    """A document of 10 tokens against one of 25: with ``whole``, sequences of 8 and 2 against 8, 8, 8 and 1."""
+def test_packing_keeps_the_weights(recipe, tokenizer, tmp_path):
+    """A document of 10 tokens against one of 25: sequences of 8 and 2 against 8, 8, 8 and 1."""
     sequences = training_sequences(
-        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing=packing, max_steps=250), tokenizer, BadRows()
+        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing="whole", max_steps=250), tokenizer, BadRows()
     )
     assert isinstance(sequences, MixedSequences) and len(sequences) == 2000
     given = dict.fromkeys((20, 40), 0)

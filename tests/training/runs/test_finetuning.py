@@ -53,7 +53,6 @@ def save(model, folder):
 
 
 def recipe(place, model="llama", **changes):
-    """A recipe without an engine."""
     fields = {
         "model": place / model,
         "dataset": "qasper",

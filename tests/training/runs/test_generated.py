@@ -36,7 +36,6 @@ LENGTHS = {"look_back": "28 32", "look_ahead": "28 32", "flip_flop": "24 32", "s
 
 
 def recipe(tmp_path, task="addition", lengths=None, **changes):
-    """A recipe without an engine."""
     fields = FIELDS | {"output_dir": tmp_path / "run", "task": task} | changes
     words = []
     if task in LENGTHS:

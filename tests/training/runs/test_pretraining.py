@@ -40,7 +40,6 @@ def texts(tmp_path_factory):
 
 
 def recipe(texts, **changes):
-    """A recipe without an engine."""
     fields = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -162,9 +161,7 @@ def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
     assert found[128].nll != plain[128].nll
 
 
-def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_with_data_that_were_not(
-    texts, tmp_path, monkeypatch
-):
+def test_a_run_goes_on_with_data_that_were_copied(texts, tmp_path, monkeypatch):
     """A large file was known by its date alone: a resume on another disk was refused."""
     monkeypatch.setattr(storage, "HASHED_WHOLE", 3)
     monkeypatch.setattr(storage, "BLOCK_BYTES", 1)
