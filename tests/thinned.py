@@ -51,12 +51,12 @@ ONE_IN = {
     "tests/training/runs/test_pretraining.py::test_resumed_equals_uninterrupted_to_the_last_digit": 2,
     "tests/training/test_ending.py::test_a_malicious_file_is_never_executed": 4,
     "tests/training/test_ending.py::test_a_person_asks_for_a_checkpoint": 3,
-    "tests/training/test_ending.py::test_a_spike_is_said_and_left_out_where_that_is_wanted": 2,
-    "tests/training/test_ending.py::test_a_stop_is_committed_and_gone_on_with_to_the_last_digit": 3,
-    "tests/training/test_ending.py::test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_way": 2,
+    "tests/training/test_ending.py::test_a_spike_is_reported_and_skipped_if_asked": 2,
+    "tests/training/test_ending.py::test_a_stop_is_committed_and_resumed_to_the_last_digit": 3,
+    "tests/training/test_ending.py::test_checkpoints_after_the_resumed_one_are_set_aside": 2,
     "tests/planning/test_recipe_job.py::test_every_shipped_recipe_can_be_planned_without_its_model": 5,
     "tests/methods/test_memory_savings.py::test_a_training_is_the_same": 10,
-    "tests/training/test_samples.py::test_losses_know_nothing_of_it": 2,
+    "tests/training/test_samples.py::test_samples_do_not_change_the_losses": 2,
     "tests/training/test_trainer.py::test_resumed_equals_uninterrupted_to_the_last_digit": 3,
 }
 """A test of many cases -> the first case and every so many-th after it are daily. The number should divide no dimension

@@ -40,7 +40,7 @@ def in_folder(name):
 
 
 def said(name):
-    """What a shipped recipe says itself, and what it builds on, which a variant may leave unsaid."""
+    """The fields that a shipped recipe gives itself, and its base, also of a variant that leaves it out."""
     path, variant = files.shipped()[name]
     content = yaml.safe_load(path.read_text())
     variants = content.pop("variants", {})
@@ -64,6 +64,6 @@ def problems_of(*argv, world_size=1, load=extension.load):
 
 
 def json_file(**changes):
-    """A DeepSpeed JSON of our own: a good one with ``changes``."""
+    """A DeepSpeed JSON: a good one with ``changes``."""
     Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}} | changes))
     return "ds.json"

@@ -12,7 +12,7 @@ from tests.config.helpers import problems_of, write
 
 
 def test_4_bits_are_planned_where_bitsandbytes_is_not_installed():
-    """The dry run says so below its plan; planning was refused."""
+    """The dry run shows it below its plan; planning was refused."""
     words = ["--recipe", write(method="lora", load_in_4bit=True, deepspeed="zero1")]
     found, _ = problems_of(*words)
     assert "bitsandbytes is not installed" in found["load_in_4bit"].wrong
@@ -62,7 +62,7 @@ def test_a_method_brings_its_defaults(method, encoding, position, embeddings, ro
     assert recipe.trains == (method != "ntk") == (recipe.deepspeed is not None)
 
 
-def test_what_is_so_anyway_may_be_said():
+def test_a_default_may_be_given():
     """A base's setting is taken back so; it was a problem whose remedy (remove it) the command line cannot follow."""
     idle = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None}
     recipe = load(["--recipe", write(**idle, method="norms")])
@@ -88,8 +88,8 @@ def test_the_length_is_checked_in_a_local_folder_and_again_by_the_launcher():
     assert check_against_model(recipe, {})[0].field == "model"
 
 
-def test_a_factor_is_checked_without_the_model_where_the_recipe_says_what_it_counts_from():
-    """A hub model that nobody has read yet: 2 x 4,096 tokens passed for 16,384."""
+def test_a_factor_is_checked_without_the_model_if_the_original_length_is_given():
+    """A hub model that is not read yet: 2 x 4,096 tokens passed for 16,384."""
     rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
     found, _ = problems_of("--recipe", write(model="owner/name", rope_parameters=rope))
     assert "4 or more (16,384 / 4,096)" in found["rope_parameters.factor"].remedy
@@ -149,7 +149,7 @@ def test_the_factor_that_is_asked_for_reaches_the_target_and_may_be_left_out():
 
 
 def test_drope_trains_sequences_of_the_native_length():
-    """The target is only for use; a model that nobody has read yet has to be given the window."""
+    """The target is only for use; for a model that is not read yet the window has to be given."""
     fields = {"method": "drope", "rope_parameters": {}, "pose_chunks": 1}
     recipe = load(["--recipe", write(**fields, without=("window",))])
     assert (recipe.window, recipe.model.target_length, recipe.evaluation.eval_length) == (8192, 16384, 16384)
@@ -178,7 +178,7 @@ def test_a_teacher_is_whole_in_every_process(shared):
     assert "processes that share" in found["distill"].wrong, message
 
 
-def test_what_is_not_distilled_says_nothing_of_it():
+def test_a_recipe_without_distillation_stores_none_of_its_fields():
     """So a checkpoint from before there was distillation is of the same run."""
     assert not {"distill", "distill_weight"} & load(["--recipe", write()]).as_dict().keys()
     assert not {"distill", "distill_weight"} & load(["--recipe", write(distill=False)]).as_dict().keys()

@@ -48,7 +48,7 @@ def read(name):
     return {key: (given.value, given.where) for key, given in found.items()}, problems
 
 
-def test_a_variant_builds_on_its_file_and_says_where_each_value_stands(shipped):
+def test_a_variant_builds_on_its_file_and_keeps_the_place_of_each_value(shipped):
     shipped(first=TABLE, other="seed: 9\n")
     found, problems = read("second")
     assert not problems and "about" not in found and "variants" not in found
@@ -103,7 +103,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variant_is_told_with_its_place(shipped, name):
+def test_a_wrong_variant_is_named_with_its_place(shipped, name):
     text, recipe, field, wrong = WRONG[name]
     shipped(first=text)
     _, problems = read(recipe)

@@ -1,4 +1,4 @@
-"""What is read, what overrides what, and that everything wrong is said at once, with its remedy."""
+"""What is read, what overrides what, and that all problems are in one message."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from tape_ds.config.loading import load as load_recipe
 from tests.config.helpers import GOOD, json_file, problems_of, write
 
 
-def test_the_place_of_a_mistake_is_said():
+def test_the_place_of_a_mistake_is_named():
     text = yaml.safe_dump(GOOD | {"zzz": 1})
     found, _ = problems_of("--recipe", write(text=text), "--aaa", "2")
     assert f"mine.yaml line {text.count(chr(10))}" in found["zzz"].wrong and "command line" in found["aaa"].wrong
 
 
-def test_everything_is_said_at_once():
+def test_all_problems_are_in_one_message():
     path = write(
         lerning_rate=1,
         max_steps="ten",
@@ -71,7 +71,7 @@ def test_a_mapping_replaces_that_of_the_base():
     assert load(["--recipe", "top.yaml"]).model.rope_parameters == {"rope_type": "linear", "factor": 2.0}
 
 
-def test_a_base_lies_beside_its_recipe_or_among_the_shipped_ones(tmp_path):
+def test_a_base_is_next_to_its_recipe_or_a_shipped_one(tmp_path):
     Path("sub").mkdir()
     write("sub/base.yaml", seed=5)
     Path("sub/top.yaml").write_text("base: base\n")
@@ -115,7 +115,7 @@ def test_lists_on_the_command_line(argv):
 
 
 def test_the_last_word_counts_on_the_command_line():
-    """A script with flags of its own can pass "$@" on; a list is replaced as a whole, like a number."""
+    """A script with its own flags can pass "$@" on; a list is replaced as a whole, like a number."""
     argv = ["--max_steps", "4", "--eval_data", "stdlib:typing.py", "--max_steps=6", "--eval_data", "stdlib:inspect.py"]
     recipe = load(["--recipe", write(), *argv])
     assert (recipe.trainer.kwargs["max_steps"], recipe.data.eval_data) == (6, ["stdlib:inspect.py"])

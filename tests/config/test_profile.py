@@ -33,5 +33,5 @@ def problems(max_steps=10, world_size=2, **fields):
     ],
 )
 def test_the_window_and_the_ranks(fields, wrong):
-    """A run of epochs has a number of steps that nobody knows yet; off, nothing is refused."""
+    """The steps of a run of epochs are not known yet; off, nothing is refused."""
     assert problems(**fields) == wrong

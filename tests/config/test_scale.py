@@ -18,7 +18,7 @@ def test_batch_and_accumulation_count_groups():
     assert recipe.accumulation() == 8 // (2 * 2)
 
 
-def test_a_batch_that_nobody_writes_is_a_sequence_of_each_group():
+def test_the_default_batch_is_a_sequence_of_each_group():
     file = write(without=["global_batch_size"], sequence_parallel_size=2)
     assert extension.load(["--recipe", file], world_size=8).global_batch_size == 2 * 4
 
@@ -42,7 +42,7 @@ def test_the_engine_counts_a_sequence_once_for_every_process_that_reads_it(field
             assert set(found) == {"deepspeed.train_batch_size"}
 
 
-def test_the_engine_is_told_of_pieces_by_the_recipe_alone():
+def test_the_engine_gets_tensor_parallelism_from_the_recipe():
     """And its own count of sequences is that of whole ones: ranks with pieces of a model are one to it."""
     file = write(deepspeed="zero2", tensor_parallel_size=2)
     given = extension.load(["--recipe", file], world_size=4).training_arguments().deepspeed
@@ -65,7 +65,7 @@ def test_a_model_that_cannot_be_cut_is_named(config, words):
 
 @pytest.mark.parametrize("names", [{"num_key_value_heads": 3}, {"num_key_value_heads": None}, {}])
 def test_a_models_heads_are_checked_once_they_are_known(names):
-    """GPT-J's configuration has no key/value heads of its own."""
+    """GPT-J's configuration has no number of key/value heads."""
     config = SimpleNamespace(num_attention_heads=9, **names)
     assert not check_model(Scale(sequence_parallel_size=3), config)
     (problem,) = check_model(Scale(sequence_parallel_size=2), config)

@@ -8,7 +8,7 @@ from tape_ds.config import deepspeed_config
 
 
 def problems(world_size=1, stage=3, use_cpu=None, **zero):
-    """What the checks say of this ``zero_optimization``, as {field's last name: text}."""
+    """Problems of this ``zero_optimization``, as {field's last name: text}."""
     config = {"zero_optimization": {"stage": stage} | zero}
     wrong = deepspeed_config.check_sharding(config, world_size, bool(use_cpu))
     return {found.field.rpartition(".")[2]: str(found) for found in wrong}

@@ -26,7 +26,7 @@ def test_what_a_recipe_refuses_is_not_possible(changes):
 
 
 @pytest.mark.parametrize("name", ["attention_bias", "mlp_bias"])
-def test_a_bias_behind_a_sum_of_parts_is_not_cut(name):
+def test_a_bias_after_a_sum_of_parts_is_not_cut(name):
     """A search ranked such layouts, which the run then refused."""
     model = shape.sizes(published("llama2-7b", **{name: True}))
     assert possible(replace(job(zero=1), model=model)) and not possible(replace(job(zero=1, tensor=2), model=model))

@@ -30,7 +30,7 @@ def test_without_an_engine_weights_are_fp32_and_their_own_masters():
 
 
 def test_an_untouched_copy_is_one_model_s_weights_in_every_process():
-    """Of the base: without the position updates that are trained beside it."""
+    """Of the base: without the position updates that are trained."""
     for stage in (1, 2):
         more = at("loss", zero=stage, distilled=True).weights - at("loss", zero=stage).weights
         assert more == 2 * job("rope").parameters
@@ -44,7 +44,7 @@ def test_a_checkpointed_block_keeps_its_hidden_and_position_state():
     assert activations.count(job("rope", checkpoint_layers=1)).states == 0
 
 
-def test_a_frozen_base_keeps_nothing_for_weights_that_nobody_trains():
+def test_a_frozen_base_keeps_nothing_for_weights_that_are_not_trained():
     names = {each.name for each in activations.inside(job(trained=FROZEN, zero=1))}
     assert {"input of q, k, v", "input of o", "input of gate and up", "input of down"}.isdisjoint(names)
     assert {"q and k as rotated", "gate, up"} <= names
@@ -75,7 +75,7 @@ def test_sharing_a_row_shares_its_activations(change):
 
 
 def test_tensor_parallelism_keeps_gathered_tokens_for_weights_that_are_trained():
-    """Linear maps read the tokens of all; what is beside them is of own tokens, the position updates' gate too."""
+    """Linear maps read the tokens of all; the rest is of own tokens, the position updates' gate too."""
     whole, split = ({each.name: each.bytes for each in activations.inside(job(tensor=size, zero=1))} for size in (1, 8))
     for name in ("input of q, k, v", "input of gate and up"):
         assert split[name] == whole[name]

@@ -28,7 +28,7 @@ def asked(*argv, world=8, gpu=A100, load=extension.load):
     return recipe_job.job_of(recipe, model_config.planned_config(recipe), world, gpu)
 
 
-def test_the_recipe_says_all_that_decides():
+def test_a_job_is_read_from_the_recipe():
     job = asked("--recipe", "llama2_7b_8k")
     layout = job.layout
     assert (job.length, job.global_batch, job.steps, job.element) == (8192, 64, 1000, 2)
@@ -143,7 +143,7 @@ def test_a_choice_keeps_the_rules_of_recipes():
     assert layout_of(settled("--checkpoint_offload", "true"))[1] is True
 
 
-def test_a_batch_that_nobody_gave_does_not_follow_from_the_choice():
+def test_a_default_batch_does_not_change_with_the_choice():
     words = [word for field, value in OPEN.items() for word in (f"--{field}", value)]
     recipe = pretraining.load(["--recipe", "c4_155m", "--position_encoding", "tape", *words], world_size=8)
     one = replace(recipe, global_batch_size=8)  # what is derived where it is not given
@@ -177,7 +177,7 @@ def test_a_checkpoint_s_micro_batch_that_does_not_divide_is_named(tmp_path):
 
 
 def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
-    """The remedy, typed behind it, makes it fit."""
+    """With the flags of the remedy it fits."""
     words = ["--recipe", "llama2_7b_8k", "--activation_checkpointing", "false"]
     small = hardware.find("a100-40")
     (found,) = search.refusal(Plan(asked(*words, gpu=small)))

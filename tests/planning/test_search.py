@@ -18,7 +18,7 @@ def test_the_fastest_that_fits_comes_first():
     assert steps == sorted(steps) and all(each.memory.peak.total <= 85.0e9 for each in fitting)
 
 
-def test_a_frozen_base_takes_zero_1_and_its_neighbours_say_why():
+def test_a_frozen_base_takes_zero_1_and_its_neighbours_are_shown():
     """Its weights fit, and gathering them would only cost."""
     found = search.search(job(trained=FROZEN))
     best = found[0].job.layout

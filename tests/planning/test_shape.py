@@ -56,7 +56,7 @@ class Settings:
     ],
 )
 def test_what_a_method_trains(method, trained):
-    """Counted on the model that the method really makes; peft keeps a frozen original beside each trained copy."""
+    """Counted on the model that the method really makes; peft keeps a frozen original of each trained copy."""
     config = small(tie_word_embeddings=False, num_key_value_heads=2)
     prepared = prepare(method, TapeForCausalLM(config), Settings)
     parameters = dict(prepared.model.named_parameters())

@@ -43,8 +43,8 @@ def test_the_rank_and_its_samples_are_named(losses, norms, skipped, said):
 
 
 @pytest.mark.parametrize("norms", [[1.0, 1.0], [NAN, NAN]])
-def test_a_finite_step_says_nothing(norms, tmp_path):
-    """NaN stands for a norm that nobody measured."""
+def test_a_finite_step_is_not_reported(norms, tmp_path):
+    """NaN is a norm that was not measured."""
     quiet = guard(tmp_path / "nonfinite.jsonl")
     assert quiet.observe(1, [1.0, 2.0], norms, False) is None
     assert (quiet.total, quiet.in_a_row, list(tmp_path.iterdir())) == (0, 0, [])
@@ -68,7 +68,7 @@ def test_every_bad_step_is_a_line_with_its_samples(tmp_path):
 
 
 def test_so_many_in_a_row_stop_the_run(tmp_path):
-    """A good step between them begins the row anew; the last of them is written down as well."""
+    """A good step between them begins a new row; the last of them is recorded as well."""
     file = tmp_path / "nonfinite.jsonl"
     watched = guard(file, limit=3)
     for step, loss in enumerate([NAN, NAN, 1.0, NAN, NAN], 1):
@@ -100,7 +100,7 @@ def test_the_search_for_a_loss_scale_is_no_fault(tmp_path):
     assert watched.total == 1, "a loss is not scaled: this one is NaN"
 
 
-def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, capsys):
+def test_an_unwritable_journal_is_reported_once_and_stops_nothing(tmp_path, capsys):
     (tmp_path / "run").write_text("a file where the folder should be")
     watched = guard(tmp_path / "run" / "nonfinite.jsonl")
     for step in (1, 2):

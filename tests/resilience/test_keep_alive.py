@@ -55,7 +55,7 @@ def wait(seconds=120, until=lambda: asked):
         time.sleep(0.02)
 
 def orphan(seconds, *more):
-    """Leave a rank behind that lives for so long after us."""
+    """Leave a rank that lives for so long after this process."""
     pid = os.fork()
     if pid == 0:
         lock()

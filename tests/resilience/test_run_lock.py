@@ -19,7 +19,7 @@ from tape_ds.errors import UserError
 from tape_ds.resilience import run_lock
 from tape_ds.resilience.run_lock import RunLock
 
-FORK = multiprocessing.get_context("fork")  # a process that imports everything anew takes seconds
+FORK = multiprocessing.get_context("fork")  # a process that imports everything again takes seconds
 
 
 def hold_until_told(pipe, output, rank, forks):

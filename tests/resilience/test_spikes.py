@@ -67,7 +67,7 @@ def test_a_constant_history_makes_no_spike_of_a_ripple(level, next_loss, found):
 
 
 def test_a_spike_does_not_become_what_losses_are_compared_with():
-    """Else the second one would hide behind the first."""
+    """Else the second one would not be found."""
     whole = detector(steady(100))
     before = whole.state()["history"]
     assert whole.observe(5.0) is not None

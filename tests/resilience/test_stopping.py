@@ -1,4 +1,4 @@
-"""A rank hears why it should stop, and lives on until it has committed: so do its workers, whoever sent what."""
+"""A rank records why it should stop, and lives until it has committed, and so do its workers."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tape_ds.resilience import stopping
 from tape_ds.resilience.stopping import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
-# A process of its own that does not wait for all that the package imports.
+# A process that does not wait for all that the package imports.
 LIGHT = f"""
 import sys, types
 sys.modules["tape_ds"] = types.ModuleType("tape_ds")
@@ -147,7 +147,7 @@ STANDS_BY = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.
 
 
 def test_ranks_hear_of_their_launcher_s_death_and_outlive_its_terminal(tmp_path):
-    """A runner that is killed leaves its ranks alive, their output a pipe that nobody reads."""
+    """A runner that is killed leaves its ranks alive, their output a pipe without a reader."""
     (tmp_path / "deepspeed").write_text(STANDS_BY)
     runner = subprocess.Popen(
         [sys.executable, str(tmp_path / "deepspeed"), LIGHT + ORPHAN, str(tmp_path / "reason")],
@@ -199,7 +199,7 @@ print("went on", request.reason, flush=True)
 
 @pytest.fixture
 def started():
-    """Starts a rank with two workers, in a session of its own, and waits until its loader is at work."""
+    """Starts a rank with two workers, in a new session, and waits until its loader is at work."""
     ranks = []
 
     def start(more, end="sys", seconds=0.01):
@@ -262,7 +262,7 @@ def test_workers_outlive_a_signal_to_the_whole_group(started):
         ("stopping.kill_children()", "os"),
     ],
 )
-def test_workers_end_when_their_rank_says_so(more, end, started):
+def test_workers_end_with_their_rank(more, end, started):
     """Also in the middle of a sequence that takes long."""
     rank = started(more, end, seconds=3600)
     printed, _ = rank.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Processes that really hang: named, their stacks written, ended; and those that go on, left alone."""
+"""Processes that really hang: named, their stacks written, ended; and those that progress, left alone."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ FORK = multiprocessing.get_context("fork")  # everything is imported already; a 
 
 @dataclass
 class Child:
-    """A process of its own, which a test may leave hanging."""
+    """A process that a test may leave hanging."""
 
     process: Any
     folder: Path
@@ -120,7 +120,7 @@ def ended(monkeypatch):
 
 @pytest.mark.parametrize(("who", "phase"), [(0, "data"), (1, "backward")])
 def test_the_rank_that_the_others_wait_for_is_named(start, tmp_path, who, phase):
-    """In a real collective, also when both said the same word last; both leave their stacks, and both end."""
+    """In a real collective, also when both recorded the same phase last; both leave their stacks, and both end."""
     pair = start_pair(start, tmp_path, who, phase)
     hanging, waits = pair[who], pair[1 - who]
     assert (hanging.code(), waits.code()) == (4, 4), hanging.error + waits.error
@@ -134,7 +134,7 @@ def test_the_rank_that_the_others_wait_for_is_named(start, tmp_path, who, phase)
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_is_stopped_holds_nobody_up(start, tmp_path, who, monkeypatch):
+def test_a_stopped_rank_does_not_hold_up_the_others(start, tmp_path, who, monkeypatch):
     """It can neither speak nor answer; rank 0 takes the job's store with it."""
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 1.0)
     pair = start_pair(start, tmp_path, who=None)
@@ -148,7 +148,7 @@ def test_a_rank_that_is_stopped_holds_nobody_up(start, tmp_path, who, monkeypatc
 
 
 def bites_after(dog, monkeypatch, at_each_tick=lambda seconds: None):
-    """Seconds of a clock of our own after which the watchdog ends the process; ``at_each_tick`` may move the clock."""
+    """Seconds of a fake clock after which the watchdog ends the process; ``at_each_tick`` may move the clock."""
     clock = [0.0]
 
     def wait(tick):
@@ -193,7 +193,7 @@ def test_work_on_another_ranks_data_is_progress_of_all(tmp_path, ended, monkeypa
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
-def test_a_watchdog_that_was_closed_or_never_bites_says_nothing(tmp_path, ended, seconds):
+def test_a_closed_or_disabled_watchdog_does_nothing(tmp_path, ended, seconds):
     with Watchdog(tmp_path, 0, 1, seconds) as dog:
         time.sleep(0.5)
     assert ended == [] and list(tmp_path.iterdir()) == []
@@ -243,6 +243,6 @@ def beats(*places) -> list[Beat | None]:
     ],
 )
 def test_who_is_behind(rank, places, text):
-    """The rank that came least far; one of the others says so, and so does that rank itself."""
+    """The rank that came least far is named by one of the others and by itself."""
     found = who_is_behind(rank, beats(*places))
     assert found is None if text is None else text in found

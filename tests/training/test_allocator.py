@@ -9,7 +9,7 @@ from tape_ds.training.environment import ALLOCATOR_VARIABLES, expand_segments
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
-    """An environment that says nothing of it, and forgets what is said in a test."""
+    """An environment without these variables, restored after a test."""
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.setenv(name, "x")  # so that what a test sets is taken back
         monkeypatch.delenv(name)

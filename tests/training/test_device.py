@@ -1,4 +1,4 @@
-"""Where a run computes is said, and a CPU that nobody asked for is refused."""
+"""The device of a run is shown, and a CPU that was not asked for is refused."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ LARGE = ["--recipe", "llama2_7b_8k"]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """A machine without a GPU, and nobody who has said anything."""
+    """A machine without a GPU and without a choice of device."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(stopping, "launcher_option", lambda name: None)
     monkeypatch.setattr(hardware, "gpu_at_hand", lambda: None)
@@ -48,7 +48,7 @@ def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
     "words",
     [[*LARGE, "--allow_cpu"], [*LARGE, "--use_cpu"], ["--model", "meta-llama/Llama-2-7b-hf", "--method", "yarn"]],
 )
-def test_who_says_so_trains_there_and_scoring_is_no_training(words):
+def test_a_forced_run_trains_there_and_scoring_needs_no_gpu(words):
     assert refusals(extension.load(words)) == refusals(extension.load([])) == []
 
 
@@ -63,11 +63,11 @@ def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
     assert problem.wrong.endswith("cannot be counted (Storage size calculation overflowed with sizes=[...])")
 
 
-def test_the_environment_says_so_as_well(monkeypatch):
+def test_the_environment_may_choose_the_cpu(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert refusals(extension.load(LARGE)) == []
     assert device.describe(extension.load([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
-    monkeypatch.setenv(installation.FOUND_NO_GPU, "1")  # tape-ds has set the other, nobody has said anything
+    monkeypatch.setenv(installation.FOUND_NO_GPU, "1")  # tape-ds has set the other, not the user
     assert len(refusals(extension.load(LARGE))) == 1
     assert device.describe(extension.load([])) == "1 process on the CPU (no GPU is visible)"
 
@@ -81,7 +81,7 @@ def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch)
     assert refusals(extension.load([])) == []
 
 
-def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused():
+def test_a_dry_run_shows_its_plan_and_the_refusal():
     """It ended as a recipe with a mistake does, though there is nothing to mend in this one."""
     out = train.describe(extension.load([*LARGE, "--attention_backend", "flash", "--dry_run"]))
     refused = out.partition("\nThis machine would refuse the run:\n")[2]
@@ -89,7 +89,7 @@ def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused():
     assert "refuse" not in train.describe(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
 
 
-def test_a_gpu_without_triton_s_kernels_is_said_before_the_run(monkeypatch):
+def test_a_gpu_without_a_compiler_is_named_before_the_run(monkeypatch):
     """The plain forms take over; what was asked for by name is refused."""
     with_gpus(monkeypatch, 1)
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")

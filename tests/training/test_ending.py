@@ -1,4 +1,4 @@
-"""How a run ends before its last step, and how it goes on: in one process, without an engine."""
+"""How a run ends before its last step, and how it is resumed: in one process, without an engine."""
 
 import dataclasses
 import errno
@@ -29,13 +29,13 @@ FIELDS = {"max_steps": 6, "save_steps": 2, "logging_steps": 4, "report_to": "non
 
 @pytest.fixture(autouse=True)
 def no_process_group(monkeypatch):
-    """The tests' own process goes on after a run."""
+    """The process of the tests continues after a run."""
     monkeypatch.setattr(execution, "leave_process_group", lambda: None)
 
 
 @pytest.fixture
 def train(model):
-    """Carries out a run in a folder beside the model; returns its exit code."""
+    """Carries out a run in a folder next to the model; returns its exit code."""
 
     def execute(output="run", stop=None, **changes):
         asked = recipe(model, **(FIELDS | {"output_dir": str(model.parent / output)} | changes))
@@ -66,7 +66,7 @@ def told(folder):
 
 
 @pytest.mark.parametrize("steps", [(1, 5), (3, 4), (6,)])
-def test_a_stop_is_committed_and_gone_on_with_to_the_last_digit(train, monkeypatch, steps, capsys):
+def test_a_stop_is_committed_and_resumed_to_the_last_digit(train, monkeypatch, steps, capsys):
     """Between logging steps as well: the sums of a mean that is not logged yet come back. Twice in a row."""
     assert train("whole") == 0
     for step in steps:
@@ -159,7 +159,7 @@ def test_steps_that_are_not_finite_end_the_run(train, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("action", ["warn", "skip"])
-def test_a_spike_is_said_and_left_out_where_that_is_wanted(train, monkeypatch, capsys, action):
+def test_a_spike_is_reported_and_skipped_if_asked(train, monkeypatch, capsys, action):
     monkeypatch.setattr(spikes, "FEWEST", 3)
     original = Trainer.compute_loss
 
@@ -185,7 +185,7 @@ class Harm:
 
 @pytest.mark.parametrize(("name", "zipped"), [("optimizer.pt", True), ("rng_state.pth", False)])
 def test_a_malicious_file_is_never_executed(train, name, zipped, capsys):
-    """Also where somebody has sealed the checkpoint anew."""
+    """Also if the manifest was written again."""
     assert train() == 0
     folder = train.folder / "run" / "checkpoint-4"
     torch.save({"state": Harm()}, folder / name, _use_new_zipfile_serialization=zipped)
@@ -214,7 +214,7 @@ def test_a_save_on_its_way_is_committed_when_a_guard_stops_the_run(train, monkey
 
 
 @pytest.mark.parametrize("harm", [False, True])
-def test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_way(train, monkeypatch, harm):
+def test_checkpoints_after_the_resumed_one_are_set_aside(train, monkeypatch, harm):
     """Named older ones, and those that are damaged: the next ``auto`` must not find them, nor retention count them."""
     folder = train.folder / "run"
     assert train(save_total_limit=3) == 0
@@ -234,7 +234,7 @@ def test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_w
 
 
 def test_a_stop_on_a_full_disk_is_no_error_of_another_kind(train, monkeypatch, capsys):
-    """Neither checkpoint nor marker can be written: exit code 1, and it is said."""
+    """Neither checkpoint nor marker can be written: exit code 1, and a message."""
     stop = StopRequest()
 
     def full(*_, **__):

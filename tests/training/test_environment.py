@@ -30,7 +30,7 @@ def test_what_the_user_set_stays(monkeypatch):
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
-def test_a_process_that_nobody_launched_is_a_job_of_one():
+def test_a_process_without_a_launcher_is_a_job_of_one():
     """``python launchers/extend_llama.py`` ended in DeepSpeed's search for MPI."""
     environment.prepare_process()
     assert [os.environ[name] for name in JOB[:4]] == ["0", "0", "1", "127.0.0.1"]
@@ -98,7 +98,7 @@ from tape_ds.training.environment import end_process
 
 class Left:
     def __del__(self, abort=os.abort):
-        abort()  # as a thread does that nobody joined
+        abort()  # as a thread does that was not joined
 
 left = Left()
 atexit.register(print, "at the exit")

@@ -1,4 +1,4 @@
-"""A run from its recipe to what it leaves behind, in one process without an engine; methods that train nothing too."""
+"""A run from its recipe to its files, in one process without an engine; methods that train nothing too."""
 
 import json
 
@@ -19,7 +19,7 @@ __all__ = ["model"]  # the fixture
 
 @pytest.fixture(autouse=True)
 def no_process_group(monkeypatch):
-    """The tests' own process goes on after a run."""
+    """The process of the tests continues after a run."""
     monkeypatch.setattr(execution, "leave_process_group", lambda: None)
 
 
@@ -43,8 +43,8 @@ def test_a_method_that_trains_nothing_scores_and_leaves_a_model(model, method):
 
 
 def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
-    """A second run in the same folder that ends while it scores: its weights lay beside the first one's results, which
-    an export then took for theirs."""
+    """A second run in the same folder that ends while it scores: its weights were next to the results of the first,
+    which an export then took for theirs."""
     (model.parent / "held.txt").write_text("three one two " * 60)
     fields = {"eval_data": f"text:{model.parent}/held.txt", "max_steps": 2, "report_to": "none", "method": "norms"}
     result = model.parent / "run" / "results" / "run.json"
@@ -61,7 +61,7 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
 
 
 def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, capsys):
-    """Its file among those of living ranks stayed behind."""
+    """Its file among those of living ranks was not removed."""
     monkeypatch.setattr(StopRequest, "listen", lambda self: None)
     monkeypatch.setattr(stopping, "watch_launcher", lambda stop: None)
     monkeypatch.setattr(stopping, "tolerate_lost_terminal", lambda: None)

@@ -1,4 +1,4 @@
-"""Which changes of a run are named when it goes on, and which of them somebody may want."""
+"""Which changes of a run are named when it is resumed, and which of them may be forced."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def named(changed, anyway=False):
     ],
 )
 def test_what_changes_no_number_is_not_named(free):
-    """Two of them say what is so anyway, and which rows are bad the data alone decide."""
+    """Two of them give a default; which rows are bad is decided by the data."""
     assert identity.differences(of(), of(*free)) == []
 
 
@@ -87,7 +87,7 @@ def test_a_file_of_the_base_model_that_was_changed_is_named(tmp_path):
     assert found.name == "base.model.safetensors" and not found.safe_to_change
 
 
-def test_versions_may_change_and_a_commit_is_only_said():
+def test_versions_may_change_and_a_commit_is_only_named():
     now = of() | {"code.torch": "9.9", identity.COMMIT: "another"}
     assert named(now) == ["torch"] and named(now, anyway=True) == []
     assert [each.name for each in identity.differences(of(), now)] == [identity.COMMIT, "code.torch"]

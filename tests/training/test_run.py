@@ -21,7 +21,7 @@ def test_weights_are_16_bit_only_under_an_engine():
 
 
 def test_what_is_not_trained_is_scored_in_the_precision_of_what_is():
-    """RoPE scaling alone, without an engine, were scored in fp32 beside sequences in bf16, at twice the memory."""
+    """RoPE scaling alone, without an engine, were scored in fp32 next to sequences in bf16, at twice the memory."""
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=True, fp16=False), trains=False) == torch.bfloat16
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=False, fp16=False), trains=False) == torch.float32
 
@@ -38,7 +38,7 @@ def test_samples_are_whole_steps(steps, epochs, sequences, samples):
 
 
 class TwoRanks:
-    """What the ranks of a job share, whose other rank has said something already."""
+    """What the ranks of a job share, of which the other rank has answered."""
 
     rank, world = 0, 2
 
@@ -53,7 +53,7 @@ class TwoRanks:
 
 
 def test_what_one_rank_is_refused_all_are(tmp_path):
-    """A rank that went on would wait for it for ever; what both say is said once."""
+    """A rank that continued would wait for it for ever; a problem of both is named once."""
     problem = Problem("output_dir", str(tmp_path), "rank 1 lives in it", "wait")
     with pytest.raises(UserError, match=r"(?s)1 problem found.*rank 1 lives in it"):
         assembly.lock(tmp_path, TwoRanks([problem]))

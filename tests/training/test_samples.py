@@ -12,7 +12,7 @@ from tests.training.test_trainer import STEPS, build, losses
 
 
 class Letters:
-    """Letters as ids of the tiny model, with an end behind every text."""
+    """Letters as ids of the tiny model, with an end after every text."""
 
     eos_token_id = 2
     all_special_ids = (2,)
@@ -51,7 +51,7 @@ def writing(trainer):
 
 
 @pytest.mark.parametrize("method", ["tape", "lora"])
-def test_losses_know_nothing_of_it(method, tmp_path, capsys):
+def test_samples_do_not_change_the_losses(method, tmp_path, capsys):
     plain, sampled = train(tmp_path / "a", method=method), train(tmp_path / "b", writing, method=method)
     assert losses(sampled) == losses(plain) and len(losses(plain)) == STEPS
     assert all(module.training for module in sampled.model.modules())

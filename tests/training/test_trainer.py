@@ -36,7 +36,7 @@ LENGTH, STEPS = 16, 6
 
 
 class Sequences(torch.utils.data.Dataset):
-    """Sequence i depends on i alone; says which sequences were asked for."""
+    """Sequence i depends on i alone; records which sequences were asked for."""
 
     def __init__(self):
         self.asked = []
@@ -101,7 +101,7 @@ def losses(trainer) -> list[float]:
 
 @pytest.mark.parametrize("method", ["tape", "lora", "full"])
 def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path, method):
-    """The trained weights come back from whichever files the method saves, and every group goes on."""
+    """The trained weights come back from whichever files the method saves, and every group continues."""
     own = Optimization(position_learning_rate="3x", position_weight_decay=0.2)
     whole = build(tmp_path / "whole", method=method, optimization=own, weight_decay=0.1)
     whole.train()
@@ -135,7 +135,7 @@ def test_a_distilled_run_goes_on_to_the_last_digit(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    """The same parameters with another meaning: every tensor would find its place, and the run go on with the wrong
+    """The same parameters with another meaning: every tensor would find its place, and the run continue with the wrong
     model. So of adapters of another scale."""
     build(tmp_path / "one", max_steps=3).train()
     other = build(tmp_path / "other")
@@ -313,7 +313,7 @@ def test_ranks_go_on_alike_whatever_their_number_was(tmp_path, world):
         assert trainer.nonfinite.state() == {"total": 3, "in_a_row": 2}
 
 
-def test_ranks_without_stored_random_numbers_begin_anew_each_with_its_own(tmp_path, monkeypatch):
+def test_ranks_without_stored_random_states_draw_different_numbers(tmp_path, monkeypatch):
     """A checkpoint that was made for another number of ranks holds none."""
     trainer, drawn = build(tmp_path / "new"), []
     trainer._resumed = tmp_path

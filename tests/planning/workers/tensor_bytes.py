@@ -136,9 +136,7 @@ def main() -> int:
     PartialState(cpu=True)
     deepspeed.init_distributed("gloo")
     found = {}
-    for case in sorted(
-        CASES, key=lambda each: each.zero or 0
-    ):  # zero.Init puts a linear map of its own in place for good
+    for case in sorted(CASES, key=lambda each: each.zero or 0):  # zero.Init replaces torch's linear map for good
         if case.name in options.cases:
             found[case.name] = count(case)
             gc.collect()

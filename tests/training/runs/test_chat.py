@@ -83,7 +83,7 @@ def gradients(model, batches):
 
 
 def one_by_one(item):
-    """The conversations of a packed sequence, each as a sequence of its own."""
+    """The conversations of a packed sequence, each as a separate sequence."""
     for owner in item["document_ids"].unique():
         mine = {name: values[item["document_ids"] == owner] for name, values in item.items()}
         yield mine | {"document_ids": torch.zeros_like(mine["document_ids"])}
@@ -104,7 +104,7 @@ def test_packed_is_one_by_one(place, model):
 
 
 def test_held_out_answers_are_scored_as_they_are_learnt(place):
-    """Each behind its own prompt gives the loss that the whole conversation's labels give."""
+    """Each after its prompt gives the loss that the whole conversation's labels give."""
     run = assemble(recipe(place, eval_data=f"jsonl:{place}/held_out.jsonl", eval_examples=1))
     assert len(run.asked) == 2
     found = answers.score(run.model, run.asked)

@@ -25,7 +25,7 @@ TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
 
 @pytest.fixture
 def model(tmp_path) -> Path:
-    """A tiny rope model with a tokenizer of words, and text beside it."""
+    """A tiny rope model with a tokenizer of words, and text next to it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = sorted(set(TEXT.split()))
@@ -70,7 +70,7 @@ def test_epochs_are_counted_once(model):
 
 
 def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, monkeypatch):
-    """A hub id without a revision names another model tomorrow, and a path whatever lies there."""
+    """A hub id without a revision names another model tomorrow, and a path whatever is there."""
     (file,) = weight_files.files(model)
     own = assemble(recipe(model)).record
     assert (own.base, own.base_commit) == (str(model), None)
@@ -110,7 +110,7 @@ def test_a_trained_folder_is_no_base(model):
         assemble(recipe(model))
 
 
-def test_held_out_documents_of_one_name_are_told_apart(model):
+def test_held_out_documents_of_one_name_get_different_names(model):
     """Scores are kept by name: of two files called long.txt one vanished."""
     specs = []
     for folder in ("a", "b"):

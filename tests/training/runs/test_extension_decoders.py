@@ -16,7 +16,7 @@ from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
 from tape_ds.training.runs.assembly import assemble
 from tests.training.runs.test_extension import TEXT, recipe
-from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
+from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
 
 SIZES = {
     "hidden_size": 32,

@@ -28,7 +28,7 @@ def tokenizer():
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe of packed sequences of 8 over documents of 3, 10, 4, 25 and 7 tokens; document n says w(10 n + 10)."""
+    """A recipe of packed sequences of 8 over documents of 3, 10, 4, 25 and 7 tokens; document n has w(10 n + 10)."""
     datasets.disable_progress_bars()
     for n, size in enumerate(SIZES):
         (tmp_path / f"{n}.txt").write_text(" ".join([f"w{10 * n + 10}"] * size))
@@ -48,7 +48,7 @@ def recipe(tmp_path):
 
 
 def stored(sequences):
-    """Ids of the sequences as they lie in the cache."""
+    """Ids of the sequences in the cache."""
     return [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
 
 

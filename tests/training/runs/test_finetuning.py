@@ -114,7 +114,7 @@ def test_position_parameters_have_a_rate_where_the_model_has_any(place):
 
 @pytest.mark.parametrize("model", ["llama", "tape", "randpe", "alibi"])
 def test_a_model_keeps_its_encoding_and_its_weights(place, model):
-    """Sequences are longer than any of these was made for, which its configuration then says."""
+    """Sequences are longer than any of these was made for, which its configuration then has."""
     run = assemble(recipe(place, model))
     assert run.config.position_encoding == ("rope" if model == "llama" else model)
     assert run.config.max_position_embeddings == 80
