@@ -92,6 +92,12 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
 
 
+def test_the_state_is_as_wide_as_the_key_value_heads():
+    """70B: 8 groups of 128 columns."""
+    model = shape.sizes(published("llama2-70b", position_encoding="tape"))
+    assert (model.state, model.carried, model.rank) == (8 * 128, 128, 32)
+
+
 def test_published_models_have_their_base_frequency():
     """A plan passed theta = 2e5 for a Llama 3, which the run refused."""
     for name, theta in {"meta-llama/Meta-Llama-3-8B": 5e5, "smollm2": 1e5, "meta-llama/Llama-2-7b-hf": 1e4}.items():

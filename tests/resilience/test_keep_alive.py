@@ -58,9 +58,9 @@ def orphan(seconds, *more):
     """Leave a rank that lives for so long after this process."""
     pid = os.fork()
     if pid == 0:
+        above = os.getppid()
         lock()
         (output / "orphan").write_text(str(os.getpid()))
-        above = os.getppid()
         wait(until=lambda: os.getppid() != above)
         time.sleep(seconds)
         for each in more:

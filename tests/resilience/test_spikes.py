@@ -84,6 +84,13 @@ def test_another_level_is_accepted_after_some_spikes_in_a_row():
     assert changed.observe(8.0) is not None
 
 
+def test_spikes_with_good_losses_between_them_never_make_a_level():
+    kept = detector(steady(100))
+    for loss in steady(50):
+        assert kept.observe(5.0) is not None
+        assert kept.observe(loss) is None
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_losses_that_are_not_finite_are_passed_over(bad):
     """They neither count as spikes nor end a row of them."""

@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_is_the_same_run_to_its_trackers(tmp_path, monkeypatc
         ids.append(os.environ["WANDB_RUN_ID"])
         assert os.environ["WANDB_RESUME"] == "allow"
         assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
-        assert os.environ["WANDB_DIR"] == str(tmp_path)
+        assert (os.environ["WANDB_DIR"], os.environ["WANDB_MODE"]) == (str(tmp_path), "offline")
     assert ids[0] == ids[1] == ids[2] != ids[3]
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     environment.keep_trackers_in(tmp_path)

@@ -7,15 +7,12 @@ from collections import Counter
 import pytest
 
 from tape_ds.config.sections import Profile
-from tape_ds.training.callbacks import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tests.training.test_trainer import STEPS, build, losses
 
 
-def train(folder, profile=None, memory=None, **arguments):
-    trainer = build(folder, save_strategy="no", gradient_checkpointing=memory is not None, **arguments)
-    if memory is not None:
-        trainer.add_callback(ApplyMemorySavings(memory))
+def train(folder, profile=None):
+    trainer = build(folder, save_strategy="no")
     if profile is not None:
         trainer.add_callback(StepProfiler(trainer, profile, folder))
     trainer.train()

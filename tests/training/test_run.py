@@ -14,16 +14,12 @@ from tape_ds.training.runs import assembly
 
 
 def test_weights_are_16_bit_only_under_an_engine():
-    """AdamW on bf16 weights loses steps of 2e-5 on a norm's weight of 1 whole; a gradient scaler refuses fp16."""
+    """AdamW on bf16 weights loses steps of 2e-5 on a norm's weight of 1 whole; a gradient scaler refuses fp16. What is
+    only scored has the precision of what is trained."""
     half = {"bf16": True, "fp16": False}
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, **half)) == torch.float32
     assert run.weights_dtype(SimpleNamespace(deepspeed={"bf16": {}}, **half)) == torch.bfloat16
-
-
-def test_what_is_not_trained_is_scored_in_the_precision_of_what_is():
-    """RoPE scaling alone, without an engine, were scored in fp32 next to sequences in bf16, at twice the memory."""
-    assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=True, fp16=False), trains=False) == torch.bfloat16
-    assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=False, fp16=False), trains=False) == torch.float32
+    assert run.weights_dtype(SimpleNamespace(deepspeed=None, **half), trains=False) == torch.bfloat16
 
 
 @pytest.mark.parametrize(

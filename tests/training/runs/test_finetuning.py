@@ -170,6 +170,10 @@ def test_the_end_of_an_answer_is_an_end_of_generation(place, tmp_path):
     shutil.copytree(place / "llama", tmp_path / "model")
     GenerationConfig(eos_token_id=7).save_pretrained(tmp_path / "model")
     assert assemble(recipe(place, tmp_path / "model")).model.generation_config.eos_token_id == [7, 1]
+    endless = build_tokenizer()
+    endless.eos_token = None
+    endless.save_pretrained(tmp_path / "model")
+    assert "no EOS" in problems(place, model=tmp_path / "model")["model"].wrong
 
 
 def test_an_encoding_that_is_scaled_at_a_length_is_so_trained(place):

@@ -19,6 +19,7 @@ from tape_ds.scoring.losses import score_blocks
 from tape_ds.training.held_out import perplexities
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs.assembly import assemble
+from tape_ds.training.runs.pretraining import SCORES
 from tests.training.runs.helpers import complete, flags
 
 FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"
@@ -112,6 +113,9 @@ def test_held_out_documents_are_whole_blocks_of_the_longest_length(texts):
 
 
 def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path):
+    """Scores of an earlier run in its folder are not among its own."""
+    (tmp_path / SCORES).parent.mkdir()
+    (tmp_path / SCORES).write_text('{"9": {}}')
     run = assemble(recipe(texts, output_dir=tmp_path, position_encoding="tape"))
     trainer, stored = complete(run)
     figures = stored["figures"]
