@@ -18,7 +18,7 @@ from tests.attention import varlen_on_cpu
 from tests.models.helpers import HEADS, gradients, tiny_model, tokens
 
 LENGTHS = [5, 1, 9, 4]
-ENCODINGS = ["rope", "tape", "alibi", "fire"]
+ENCODINGS = ["rope", "tape", "fire"]
 FLATTENING = {
     "positions": {},
     "flash arguments": {"return_flash_attn_kwargs": True, "return_position_ids": False},
@@ -45,8 +45,7 @@ def check(model, batch, texts):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("told", FLATTENING)
 def test_transformers_flattening_collator(encoding, told):
-    """Only its position ids said where documents begin, and nobody read them: the second document's logits were off by
-    2.0 (RoPE) to 2.3 (TAPE), without a word."""
+    """Its position ids alone may mark where documents begin."""
     texts, model = documents(), tiny_model(encoding=encoding)
     options = FLATTENING[told]
     if not model.model.encoding.translation_invariant:  # then positions that run on over documents are others
@@ -56,14 +55,15 @@ def test_transformers_flattening_collator(encoding, told):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("everything", [True, False], ids=["all it says", "positions alone"])
-def test_trl_s_packing_collator(encoding, everything):
+def test_trl_s_packing_collator(encoding):
     texts = documents()
     halves = ((texts[:2], LENGTHS[:2]), (texts[2:], LENGTHS[2:]))
     packed = [{"input_ids": [*chain(*some)], "seq_lengths": lengths} for some, lengths in halves]
-    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(packed)
-    names = batch if everything else ("input_ids", "position_ids")
-    check(tiny_model(encoding=encoding), {name: batch[name] for name in names}, texts)
+    check(
+        tiny_model(encoding=encoding),
+        DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(packed),
+        texts,
+    )
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -77,7 +77,7 @@ def test_jumps_that_go_forward_are_never_a_border(encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_padding_on_the_left_is_no_border(encoding):
-    """Generation repeats a position in padding; a mask is there, and says all there is to say."""
+    """Generation repeats a position in padding; the mask decides."""
     model, ids = tiny_model(encoding=encoding), tokens(2, 8)
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
     positions = torch.tensor([[1, 1, 1, 0, 1, 2, 3, 4], [*range(8)]])
@@ -86,44 +86,22 @@ def test_padding_on_the_left_is_no_border(encoding):
     torch.testing.assert_close(logits[1], model(ids[1:]).logits[0], rtol=0, atol=2e-5)
 
 
-def test_what_a_collator_says_needs_no_cache_and_its_longest_document():
-    model, ids, starts = tiny_model(), tokens(1, 6), torch.tensor([0, 2, 6])
-    with pytest.raises(ValueError, match="needs max_length_q"):
-        model(ids, cu_seq_lens_q=starts)
+def test_borders_that_cannot_be_applied_are_refused():
+    model, ids = tiny_model(), tokens(1, 6)
     cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="use_cache=False"):
-        model(ids, cu_seq_lens_q=starts, max_length_q=4, past_key_values=cache)
-
-
-def test_nothing_that_is_said_of_documents_goes_unread():
-    """Beside a mask of ones, borders were taken unchecked, and behind a cache the mask was cut to the oldest keys."""
-    model, ids, mask = tiny_model(), tokens(1, 6), torch.ones(1, 6, dtype=torch.int64)
-    with pytest.raises(ValueError, match="cu_seq_lens_q = "):
-        model(ids, attention_mask=mask, cu_seq_lens_q=torch.tensor([0, 3, 99]), max_length_q=96)
-    with pytest.raises(ValueError, match="seq_idx has 4 columns"):
-        model(ids, seq_idx=torch.zeros(1, 4, dtype=torch.int32))
-    cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="use_cache=False"):
-        more = torch.ones(1, 8, dtype=torch.int64)
-        model(
-            ids[:, :2], attention_mask=more, cu_seq_lens_q=torch.tensor([0, 2]), max_length_q=2, past_key_values=cache
-        )
-
-
-def test_one_row_of_borders_serves_all_sequences():
-    model, ids, owners = tiny_model(), tokens(3, 6), torch.tensor([[0, 0, 1, 1, 1, 1]])
-    assert torch.equal(model(ids, document_ids=owners).logits, model(ids, document_ids=owners.expand(3, -1)).logits)
-
-
-def test_a_collator_says_nothing_of_interleaved_documents():
-    """Their runs are no documents."""
-    sequence = {name: torch.arange(6) for name in ("input_ids", "labels", "position_ids")}
-    batch = collate([{**sequence, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}])
-    assert "cu_seq_lens_q" not in batch
+    refused = {
+        "needs max_length_q": {"cu_seq_lens_q": torch.tensor([0, 2, 6])},
+        "cu_seq_lens_q = ": {"cu_seq_lens_q": torch.tensor([0, 3, 99]), "max_length_q": 96},
+        "seq_idx has 4 columns": {"seq_idx": torch.zeros(1, 4, dtype=torch.int32)},
+        "use_cache=False": {"cu_seq_lens_q": torch.tensor([0, 6]), "max_length_q": 6, "past_key_values": cache},
+    }
+    for words, arguments in refused.items():
+        with pytest.raises(ValueError, match=words):
+            model(ids, attention_mask=None if "past_key_values" in arguments else torch.ones_like(ids), **arguments)
 
 
 def test_selective_recomputation_keeps_packed_attention(monkeypatch):
-    """Its operator was missing from the list: attention ran again, or the run ended at its first step."""
+
     monkeypatch.setattr(backends, "missing", lambda name, device: None)
     monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
     monkeypatch.setenv("TAPE_DS_ATTENTION", "varlen")

@@ -1,4 +1,4 @@
-"""What is said of sizes without torch is what ``TapeConfig`` refuses."""
+"""Sizes that are refused without torch are those that ``TapeConfig`` refuses, all problems at once."""
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
@@ -24,28 +24,20 @@ FIELDS = {
     [
         ({}, []),
         ({"initializer_range": 1}, []),
-        ({"state_dtype": "bfloat16", "attention_backend": "sdpa"}, []),
-        ({"position_encoding": "bipe_rope", "position_options": {"separators": [3]}}, []),
         ({"hidden_size": 30}, ["hidden_size"]),
         ({"hidden_size": 0}, ["hidden_size"]),
-        ({"num_hidden_layers": -1}, ["num_hidden_layers"]),
         ({"vocab_size": 61.0}, ["vocab_size"]),
-        ({"intermediate_size": "48"}, ["intermediate_size"]),
         ({"num_hidden_layers": True}, ["num_hidden_layers"]),
-        ({"head_dim": 7}, ["head_dim"]),
         ({"num_key_value_heads": 3, "head_dim": 7}, ["head_dim", "num_key_value_heads"]),
         ({"num_key_value_heads": 8}, ["num_key_value_heads"]),
         ({"initializer_range": 1.5}, ["initializer_range"]),
-        ({"initializer_range": -0.1}, ["initializer_range"]),
         ({"state_dtype": "half", "attention_backend": "flash3"}, ["state_dtype", "attention_backend"]),
         ({"position_encoding": "tap"}, ["position_encoding"]),
         ({"position_options": {"rank": 0}}, ["position_options.rank"]),
-        ({"position_encoding": "bipe_rope"}, ["position_options.separators"]),
-        ({"position_encoding": "yarn"}, ["position_encoding"]),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, ["rope_parameters.factor"]),
     ],
 )
-def test_both_say_the_same(changes, fields):
+def test_both_refuse_the_same(changes, fields):
     assert [problem.field for problem in sizes.problems(sizes.Fields(**FIELDS | changes))] == fields
     given = FIELDS | changes | {"initializer_range": float(changes.get("initializer_range", 0.02))}
     try:
@@ -54,9 +46,3 @@ def test_both_say_the_same(changes, fields):
         assert fields
     else:
         assert not fields
-
-
-def test_a_configuration_has_all_the_fields():
-    config = TapeConfig(**FIELDS)
-    assert sizes.Fields.__dataclass_fields__.keys() <= config.to_dict().keys()
-    assert sizes.problems(config) == []

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.models.loading import extendable, model_folder
-from tests import hub_cache
 from tests.models.helpers import tokens
 
 D, H, LAYERS, WIDTH, ROWS = 32, 4, 2, 48, 300
@@ -110,16 +109,12 @@ def publish(folder, changes=None, save="bin", dtype=torch.float32):
     shards = [first, {name: x for name, x in tensors.items() if name not in first}]
     if save == "bin":
         torch.save(tensors, folder / "pytorch_model.bin")
-    elif save == "old bin":
-        torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     else:
         where = {}
         for number, shard in enumerate(shards):
-            name = f"{'model' if save == 'safetensors' else 'pytorch_model'}-{number}.{save.split()[0]}"
-            save_file(shard, folder / name) if save == "safetensors" else torch.save(shard, folder / name)
-            where |= dict.fromkeys(shard, name)
-        whole = "model.safetensors" if save == "safetensors" else "pytorch_model.bin"
-        (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": where}))
+            save_file(shard, folder / f"model-{number}.safetensors")
+            where |= dict.fromkeys(shard, f"model-{number}.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return tensors
 
 
@@ -141,14 +136,12 @@ def train_sentencepiece(file):
     file.write_bytes(model.getvalue())
 
 
-@pytest.mark.parametrize("encoding", ["rope", "tape"])
-@pytest.mark.parametrize("save", ["bin", "old bin", "bin shards", "safetensors"])
-def test_the_converted_model_is_the_published_formula(tmp_path, save, encoding):
+@pytest.mark.parametrize("save", ["bin", "safetensors"])
+def test_the_converted_model_is_the_published_formula(tmp_path, save):
     """Through ``resolve``, as a run does it; whatever the files, and without a line of its code."""
     tensors = publish(tmp_path / "published", save=save)
     folder = model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
-    config = convert.tape_config(extendable.read(folder), position_encoding=encoding)
-    model = convert.load(folder, config)
+    model = convert.load(folder, convert.tape_config(extendable.read(folder)))
     ids = tokens(1, 50)
     with torch.no_grad():
         expected = published_logits(tensors, ids[0])
@@ -157,18 +150,11 @@ def test_the_converted_model_is_the_published_formula(tmp_path, save, encoding):
 
 
 def test_what_comes_out_is_an_ordinary_llama_folder(tmp_path):
-    tensors = publish(tmp_path / "published", dtype=torch.bfloat16)
+    publish(tmp_path / "published", dtype=torch.bfloat16)
     folder = model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model) is LlamaForCausalLM
     assert {x.dtype for x in model.state_dict().values()} == {torch.bfloat16}
-    assert model.config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
-    assert (model.config.vocab_size, model.config.max_position_embeddings) == (ROWS, 64)
-    lengths = model.lm_head.weight.float().norm(dim=1)
-    torch.testing.assert_close(lengths, torch.ones(ROWS), rtol=0, atol=2**-7)  # of bf16 numbers
-    packed = tensors["model.layers.1.self_attn.W_pack.weight"]
-    for part, rows in zip("qkv", packed.split(D), strict=True):
-        assert torch.equal(model.get_parameter(f"model.layers.1.self_attn.{part}_proj.weight"), rows)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     reference = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/tokenizer.model")
     text = "the lazy  fox\n日本 12"
@@ -184,23 +170,8 @@ def test_it_is_converted_once_and_anew_when_it_changes(tmp_path):
     written = {path.name: path.stat().st_mtime_ns for path in os.scandir(first)}
     assert model_folder.resolve(str(published), models) == first == model_folder.resolve(first, models)
     assert written == {path.name: path.stat().st_mtime_ns for path in os.scandir(first)}
-    tensors = published_tensors()
-    torch.save(tensors, published / "pytorch_model.bin")
-    second = model_folder.resolve(str(published), models)
-    assert second != first
-    embeddings = AutoModelForCausalLM.from_pretrained(second).model.embed_tokens.weight
-    assert torch.equal(embeddings, tensors["model.embed_tokens.weight"])
-    assert not [name for name in os.listdir(models) if name.endswith(".partial")]
-
-
-def test_its_configuration_is_read_before_it_is_converted(tmp_path):
-    publish(tmp_path / "published")
-    config = extendable.read(tmp_path / "published")
-    assert (config.model_type, config.num_key_value_heads) == ("llama", H)
-    ours = convert.tape_config(config)
-    assert (ours.vocab_size, ours.max_position_embeddings, ours.model_type) == (ROWS, 64, "tape")
-    with pytest.raises(UserError, match="tensors missing"):
-        convert.load(tmp_path / "published", ours)
+    torch.save(published_tensors(), published / "pytorch_model.bin")
+    assert model_folder.resolve(str(published), models) != first
 
 
 @pytest.mark.parametrize(
@@ -209,10 +180,8 @@ def test_its_configuration_is_read_before_it_is_converted(tmp_path):
         ({"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}, "positions are ALiBi's"),
         ({"max_position_embeddings": None}, "positions are ALiBi's"),
         ({"architectures": ["BaiChuanForCausalLM"]}, "the first Baichuan-7B, whose head is not normalised"),
-        ({"architectures": None}, r"architectures is \[\]"),
         ({"tie_word_embeddings": True}, "head is tied to its embeddings"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
-        ({"rms_norm_eps": None}, "has no rms_norm_eps"),
     ],
 )
 def test_another_baichuan_is_refused_with_the_reason(tmp_path, changes, words):
@@ -227,74 +196,18 @@ def test_another_baichuan_is_refused_with_the_reason(tmp_path, changes, words):
 
 
 @pytest.mark.parametrize(
-    "damage, words",
+    "tensors, words",
     [
-        (lambda folder: (folder / "tokenizer.model").unlink(), "no tokenizer.model"),
-        (lambda folder: (folder / "pytorch_model.bin").unlink(), "no weights in it"),
+        ({"model.norm.weight": torch.ones(D)}, r"missing: lm_head\.weight"),
         (
-            lambda folder: (
-                (folder / "pytorch_model.bin").unlink(),
-                (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "a.bin"}}'),
-            ),
-            r"weights are missing: a\.bin",
-        ),
-        (
-            lambda folder: torch.save({"model.norm.weight": torch.ones(D)}, folder / "pytorch_model.bin"),
-            r"missing: lm_head\.weight",
-        ),
-        (
-            lambda folder: torch.save(
-                published_tensors() | {"model.layers.0.self_attn.W_pack.weight": torch.ones(2 * D, D)},
-                folder / "pytorch_model.bin",
-            ),
+            published_tensors() | {"model.layers.0.self_attn.W_pack.weight": torch.ones(2 * D, D)},
             r"of another shape: model\.layers\.0\.self_attn\.W_pack\.weight",
         ),
     ],
 )
-def test_a_damaged_folder_is_refused_and_leaves_no_half_model(tmp_path, damage, words):
+def test_tensors_that_do_not_fit_are_refused_and_leave_no_half_model(tmp_path, tensors, words):
     publish(tmp_path / "published")
-    damage(tmp_path / "published")
+    torch.save(tensors, tmp_path / "published" / "pytorch_model.bin")
     with pytest.raises(UserError, match=words):
         model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
     assert not [name for name in os.listdir(tmp_path / "models") if not name.startswith(".") and "partial" not in name]
-
-
-def test_a_torch_file_that_would_run_code_is_not_read(tmp_path):
-    publish(tmp_path / "published")
-
-    class Trap:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "ran"), "w"))
-
-    torch.save({"model.norm.weight": Trap()}, tmp_path / "published" / "pytorch_model.bin")
-    with pytest.raises(UserError, match="could not be read"):
-        model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_hub_id_is_converted(tmp_path, monkeypatch):
-    tensors = publish(tmp_path / "published")
-    hub_cache.put(
-        monkeypatch,
-        tmp_path / "hub",
-        "baichuan-inc/Baichuan2-7B-Base",
-        {"a" * 40: tmp_path / "published"},
-        {"main": "a" * 40},
-    )
-    folder = model_folder.resolve("baichuan-inc/Baichuan2-7B-Base", tmp_path / "models")
-    assert "baichuan-inc--Baichuan2-7B-Base-llama-" in folder
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert torch.equal(model.model.norm.weight, tensors["model.norm.weight"])
-
-
-@pytest.mark.parametrize("save", ["bin", "safetensors"])
-def test_weights_that_are_no_part_of_the_model_are_not_read(tmp_path, save):
-    publish(tmp_path / "published", save=save)
-    save_file({"stray": torch.ones(1)}, tmp_path / "published" / "adapter_model.safetensors")
-    model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
-
-
-def test_frequencies_that_a_checkpoint_stores_are_left_out(tmp_path):
-    tensors = publish(tmp_path / "published") | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    torch.save(tensors, tmp_path / "published" / "pytorch_model.bin")
-    model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
