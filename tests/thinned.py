@@ -60,7 +60,7 @@ ONE_IN = {
     "tests/training/test_ending.py::test_a_stop_is_committed_and_gone_on_with_to_the_last_digit": 3,
     "tests/training/test_ending.py::test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_way": 2,
     "tests/planning/test_recipe_job.py::test_every_shipped_recipe_can_be_planned_without_its_model": 5,
-    "tests/methods/test_memory_savings.py::test_a_training_is_the_same": 10,
+    "tests/methods/test_memory_savings.py::test_a_training_is_the_same": 3,
     "tests/training/test_samples.py::test_losses_know_nothing_of_it": 2,
     "tests/training/test_trainer.py::test_resumed_equals_uninterrupted_to_the_last_digit": 3,
 }

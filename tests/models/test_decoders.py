@@ -1,7 +1,6 @@
 """Every decoder of transformers with rotary positions: computed as transformers' eager attention does, or refused."""
 
 import copy
-import json
 import math
 import pathlib
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, Gemma2ForCausalLM, Gemma3Config
+from transformers import AutoModelForCausalLM, Gemma3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds.encodings import scaling, trained_rope
@@ -361,21 +360,3 @@ def test_what_nothing_here_computes_is_refused_before_weights_are_read(reason, t
     REFUSED[reason].save_pretrained(tmp_path)  # config.json alone
     (problem,) = extendable.check(extendable.read(tmp_path))
     assert problem.field == "model" and reason in problem.wrong
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_code_in_a_folder_is_never_run(known, tmp_path):
-    eager, _ = pair("gemma2")
-    eager.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["auto_map"] = {"AutoConfig": "code.OwnConfig", "AutoModelForCausalLM": "code.OwnModel"}
-    config["model_type"] = "gemma2" if known else "own"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    if known:
-        model = decoder.load(tmp_path, decoder_configuration.configure(extendable.read(tmp_path)))
-        assert type(model).native is Gemma2ForCausalLM
-    else:
-        with pytest.raises(UserError, match="no configuration could be read"):
-            extendable.read(tmp_path)
-    assert not (tmp_path / "ran").exists()

@@ -54,7 +54,9 @@ QWEN3 = {
 }
 MISTRAL = {"model_type": "mistral", **SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64}
 PUBLISHED = {
-    "llama 2": LLAMA | {"max_position_embeddings": 64, "pretraining_tp": 1, "rope_scaling": None},
+    "llama 3": LLAMA
+    | {"num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 5e5}
+    | {"pretraining_tp": 1, "rope_scaling": None},
     "llama 3.1": LLAMA
     | {"num_key_value_heads": 2, "max_position_embeddings": 256, "rope_theta": 5e5}
     | {"rope_scaling": {**LLAMA3, "rope_type": "llama3"}, "eos_token_id": [2, 3], "attention_bias": False},
@@ -66,10 +68,10 @@ PUBLISHED = {
     | {"rope_interleaved": False, "is_llama_config": True},
     "with every bias": LLAMA | {"attention_bias": True, "mlp_bias": True, "max_position_embeddings": 64},
     "mistral, heads of their own size": MISTRAL | {"sliding_window": None, "rope_theta": 1e6, "head_dim": 16},
-    "qwen2, heads of their own size": QWEN2 | {"head_dim": 16},
-    "qwen2 with yarn, tied": QWEN2
+    "qwen2": QWEN2,
+    "qwen2 with yarn, tied, heads of their own size": QWEN2
     | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}
-    | {"tie_word_embeddings": True},
+    | {"tie_word_embeddings": True, "head_dim": 16},
     "qwen3, tied, with biases": QWEN3 | {"tie_word_embeddings": True, "attention_bias": True},
     "qwen2, a window no layer uses": QWEN2 | {"use_sliding_window": True, "max_window_layers": 3},
 }
