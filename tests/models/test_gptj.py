@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM
+from transformers import GPTJConfig, GPTJForCausalLM
 
 from tape_ds import ScaledGPTJConfig, ScaledGPTJForCausalLM
 from tape_ds.errors import UserError
@@ -101,30 +101,6 @@ def test_scaled_angles_are_the_published_ones(kind):
 
 
 @torch.no_grad()
-def test_far_positions_keep_their_precision():
-    """Rotary scores follow from distances alone: in fp32 angles, 100,000 further on, logits would be off by 1e-2."""
-    model, ids = ours(theirs()), tokens(1, 20)
-    far = model(ids, position_ids=torch.arange(20)[None] + 100_000).logits
-    torch.testing.assert_close(far, model(ids).logits, rtol=0, atol=2e-5)
-
-
-@torch.no_grad()
-def test_folders_there_and_back(tmp_path):
-    other = theirs()
-    other.save_pretrained(tmp_path / "native")
-    native = extendable.read(tmp_path / "native")
-    config = extendable.configure(native, rope_parameters=ANGLES["ntk"], max_position_embeddings=256)
-    model, ids = extendable.load(tmp_path / "native", config).eval(), tokens(1, 12)
-    assert model.state_dict().keys() == other.state_dict().keys()
-    model.save_pretrained(tmp_path / "scaled")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "scaled", dtype=torch.float32)
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
-    onward = extendable.configure(again.config, rope_parameters=native.rope_parameters)
-    plain = extendable.load(tmp_path / "scaled", onward).eval()
-    torch.testing.assert_close(plain(ids).logits, other(ids).logits, rtol=0, atol=2e-5)
-
-
-@torch.no_grad()
 def test_an_older_folder_is_loaded(tmp_path):
     """With the fields of the earlier class in its configuration, and masks of older checkpoints in its weights."""
     other = theirs()
@@ -159,3 +135,8 @@ def test_what_is_impossible_is_named(changes, field):
 def test_dropout_on_attention_is_refused():
     (problem,) = extendable.check(with_rope(GPTJConfig(**SIZES, attn_pdrop=0.1)))
     assert "attn_pdrop is 0.1" in problem.wrong
+
+
+def test_a_gptj_takes_no_other_encoding():
+    with pytest.raises(UserError, match="whose positions are RoPE"):
+        extendable.configure(with_rope(GPTJConfig()), position_encoding="tape")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from tape_ds import TapeForCausalLM, TapeModel
+from tape_ds import TapeForCausalLM
 from tests.models.helpers import randomised, rounding, tiny_config, tiny_model, tokens
 
 
@@ -104,14 +104,6 @@ def test_trained_weights_are_never_reset_on_load(tmp_path):
                 assert torch.equal(weight, model.get_parameter(name)), name
         if ".position." in absent:
             assert (part.get_parameter(absent) == 0).all()
-
-
-def test_a_body_alone_loads_the_same_weights(tmp_path):
-    model, ids = tiny_model(), tokens(1, 6)
-    model.save_pretrained(tmp_path)
-    body = AutoModel.from_pretrained(tmp_path)
-    assert type(body) is TapeModel
-    assert torch.equal(body(ids).last_hidden_state, model.model(ids).last_hidden_state)
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")

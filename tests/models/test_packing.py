@@ -202,21 +202,3 @@ def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, se
         scale = single[1][name].abs().max().clamp_min(0.03)
         torch.testing.assert_close(gradient / scale, single[1][name] / scale, rtol=0, atol=2e-4, msg=name)
     assert bool(varlen_on_cpu.CALLS) or backend != "varlen"
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_documents_go_on_behind_a_cache(monkeypatch, backend, encoding):
-    """A chunk behind cached tokens: of the last cached document, and of new ones."""
-    if backend in ("varlen", "triton") and encoding in ("alibi", "fire"):
-        pytest.skip("adds no bias to the scores: auto takes sdpa there")
-    model = tiny_model(encoding=encoding, head_dim=16 if backend == "triton" else 8)
-    sequence = sequence_of([6, 9, 20], jumps=False)
-    ids, owners, positions = (sequence[name][None] for name in ("input_ids", "document_ids", "position_ids"))
-    first = model(ids[:, :12], document_ids=owners[:, :12], position_ids=positions[:, :12], use_cache=True)
-    second = model(
-        ids[:, 12:], document_ids=owners, position_ids=positions[:, 12:], past_key_values=first.past_key_values
-    )
-    logits = torch.cat((first.logits, second.logits), dim=1)[0]
-    monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
-    singles = torch.cat([model(piece(sequence, number)["input_ids"]).logits[0] for number in range(3)])
-    torch.testing.assert_close(logits, singles, rtol=0, atol=3e-5)

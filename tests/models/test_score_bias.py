@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.attention import sdpa
 from tape_ds.attention.score_bias import ContentBias
@@ -112,24 +111,6 @@ def test_within_a_window(name, documents, places, blocks):
 @pytest.mark.parametrize("name", BIASED)
 def test_odd_lengths(name, length, blocks):
     check(*biased(name, length, keys=length), None, 0, tolerance=4e-6)
-
-
-@pytest.mark.parametrize("name", BIASED)
-def test_blocks_inside_a_checkpointed_layer(name, blocks):
-    """Recomputing within what is recomputed: nothing is lost or counted twice."""
-    qkv, bias, learned = biased(name)
-    outcomes = []
-    for checkpointed in (False, True):
-
-        def forward(q, k, v):
-            return attend(q, k, v, score_bias=bias, backend="sdpa")
-
-        out = checkpoint(forward, *qkv, use_reentrant=False) if checkpointed else forward(*qkv)
-        loss = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
-        outcomes.append(torch.autograd.grad(loss, [*qkv, *learned], retain_graph=True))
-    for mine, expected in zip(*outcomes, strict=True):
-        assert expected.abs().max() > 0
-        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("documents", ["left", "holes"])

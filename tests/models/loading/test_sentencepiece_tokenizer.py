@@ -71,17 +71,6 @@ def test_letters_never_merge_into_a_special_token(tmp_path):
     assert ids == processor.encode("<s> bold </s>") and not {0, 1, 2} & set(ids)
 
 
-def test_neither_begin_nor_end_is_added_unless_asked_for(tmp_path):
-    file = tmp_path / "tokenizer.model"
-    train(file, **SETTINGS["llama"])
-    plain = sentencepiece_tokenizer.load(file)
-    assert (plain.bos_token, plain.eos_token, plain.unk_token, plain.pad_token) == ("<s>", "</s>", "<unk>", None)
-    ids = plain("the fox")["input_ids"]
-    assert 1 not in ids
-    begun = sentencepiece_tokenizer.load(file, add_bos_token=True, pad_token="<unk>")
-    assert begun("the fox")["input_ids"] == [1, *ids] and begun.pad_token_id == 0
-
-
 @pytest.mark.parametrize(
     "settings, words",
     [

@@ -107,13 +107,6 @@ def test_a_torch_file_is_read_unless_it_is_damaged(published):
         load(published)
 
 
-def test_a_torch_file_of_something_else_is_refused(published):
-    """What training scripts save is often a dictionary of dictionaries."""
-    torch.save({"model": {"x": torch.ones(1)}}, published / "pytorch_model.bin")
-    with pytest.raises(UserError, match="something else than tensors"):
-        weight_files.read(published / "pytorch_model.bin")
-
-
 def test_shards_without_their_index_are_refused(tmp_path):
     save_file({"x": torch.ones(8)}, tmp_path / "model-00001-of-00002.safetensors")
     (problem,) = weight_files.check_folder(tmp_path)
