@@ -1,7 +1,6 @@
 """GPT-J with RoPE scaling: transformers' own logits at its own RoPE parameters, and the published formulas at scaled
 ones. What it shares with every decoder is in :mod:`tests.models.test_decoders`."""
 
-import json
 import math
 
 import numpy as np
@@ -98,23 +97,6 @@ def test_scaled_angles_are_the_published_ones(kind):
         plain = model(ids).logits
     torch.testing.assert_close(plain, ours(other)(ids).logits, rtol=0, atol=0)
     assert torch.equal(model(ids, position_ids=places).logits, found)
-
-
-@torch.no_grad()
-def test_an_older_folder_is_loaded(tmp_path):
-    """With the fields of the earlier class in its configuration, and masks of older checkpoints in its weights."""
-    other = theirs()
-    old = {f"transformer.h.{layer}.attn.bias": torch.ones(1, 1, 64, 64) for layer in range(3)}
-    old |= {f"transformer.h.{layer}.attn.masked_bias": torch.tensor(-1e9) for layer in range(3)}
-    other.save_pretrained(tmp_path, state_dict=other.state_dict() | old)
-    fields = json.loads((tmp_path / "config.json").read_text())
-    fields |= {"model_type": "tape_gptj", "rope_parameters": ANGLES["yarn"]}
-    fields |= {"position_encoding": "rope", "position_options": None, "attention_backend": "auto"}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    config, ids = extendable.read(tmp_path), tokens(1, 12)
-    assert not hasattr(config, "attention_backend")
-    expected = ours(other, rope_parameters=fields["rope_parameters"])(ids).logits
-    assert torch.equal(extendable.load(tmp_path, config).eval()(ids).logits, expected)
 
 
 @pytest.mark.parametrize(

@@ -66,26 +66,6 @@ def test_trl_s_packing_collator(encoding):
     )
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_jumps_that_go_forward_are_never_a_border(encoding):
-    """PoSE's chunks are of one text, however far apart it puts them."""
-    model, ids = tiny_model(encoding=encoding), tokens(2, 8)
-    posed = torch.tensor([[0, 1, 2, 9, 10, 30, 31, 32], [4, 5, 6, 7, 8, 9, 50, 51]])
-    one = torch.zeros(2, 8, dtype=torch.int32)
-    assert torch.equal(model(ids, position_ids=posed).logits, model(ids, position_ids=posed, document_ids=one).logits)
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_padding_on_the_left_is_no_border(encoding):
-    """Generation repeats a position in padding; the mask decides."""
-    model, ids = tiny_model(encoding=encoding), tokens(2, 8)
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
-    positions = torch.tensor([[1, 1, 1, 0, 1, 2, 3, 4], [*range(8)]])
-    logits = model(ids, attention_mask=mask, position_ids=positions).logits
-    torch.testing.assert_close(logits[0, 3:], model(ids[:1, 3:]).logits[0], rtol=0, atol=2e-5)
-    torch.testing.assert_close(logits[1], model(ids[1:]).logits[0], rtol=0, atol=2e-5)
-
-
 def test_borders_that_cannot_be_applied_are_refused():
     model, ids = tiny_model(), tokens(1, 6)
     cache = model(ids, use_cache=True).past_key_values
@@ -98,19 +78,6 @@ def test_borders_that_cannot_be_applied_are_refused():
     for words, arguments in refused.items():
         with pytest.raises(ValueError, match=words):
             model(ids, attention_mask=None if "past_key_values" in arguments else torch.ones_like(ids), **arguments)
-
-
-def test_selective_recomputation_keeps_packed_attention(monkeypatch):
-
-    monkeypatch.setattr(backends, "missing", lambda name, device: None)
-    monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
-    monkeypatch.setenv("TAPE_DS_ATTENTION", "varlen")
-    model = tiny_model().train()
-    recompute = use_recompute(model, "selective")
-    varlen_on_cpu.CALLS.clear()
-    batch = collate([sequence_of([5, 3, 9], jumps=False)])
-    model(**batch, use_cache=False).loss.backward()
-    assert recompute.kept == len(varlen_on_cpu.CALLS) == 2 * 2 + 1  # the last layer carries no state
 
 
 # Every backend that takes borders. Thresholds of the sdpa backend make each of its ways answer; packed kernels of a GPU

@@ -43,14 +43,3 @@ def test_a_prefix_without_positions_or_states_is_refused_by_name(encoding):
     model, ids = prefixed(encoding)
     with pytest.raises(ValueError, match=r"keeps \d+, positions or position states among them.*prefix tuning"):
         model(ids)
-
-
-@pytest.mark.skipif(not hasattr(peft, "ShadowConfig"), reason="peft has it since 0.21")
-@pytest.mark.parametrize("encoding", ["rope", "tape", "alibi"])
-def test_a_shadow_shares_the_embeddings(encoding):
-    """peft takes ``embed_tokens`` from the decoder that it mirrors and gives embeddings."""
-    model = peft.get_peft_model(tiny_model(encoding=encoding), peft.ShadowConfig(task_type="CAUSAL_LM"))
-    ids = tokens(2, 9)
-    model(input_ids=ids, labels=ids).loss.backward()
-    grads = [weight.grad for name, weight in model.named_parameters() if "shadow_backbone" in name and "proj" in name]
-    assert grads and all(grad is not None and bool((grad != 0).any()) for grad in grads)

@@ -107,28 +107,6 @@ def test_within_a_window(name, documents, places, blocks):
     check(*biased(name, queries, offset), DOCUMENTS[documents], offset, window=4)
 
 
-@pytest.mark.parametrize("length", [1, 65])
-@pytest.mark.parametrize("name", BIASED)
-def test_odd_lengths(name, length, blocks):
-    check(*biased(name, length, keys=length), None, 0, tolerance=4e-6)
-
-
-@pytest.mark.parametrize("documents", ["left", "holes"])
-@pytest.mark.parametrize("name", ["alibi", "t5", "cope"])
-def test_nothing_leaves_padding(name, documents, blocks):
-    ids = torch.tensor(DOCUMENTS[documents])
-    padding = (ids < 0)[:, None, :, None]
-    clean, bias, learned = biased(name)
-    dirty = [x.detach().masked_fill(padding, float("nan")).requires_grad_() for x in clean]
-    direction, results = torch.randn(B, 4, S, V), []
-    for tensors in (clean, dirty):
-        out = attend(*tensors, document_ids=ids, score_bias=bias, backend="sdpa")
-        results.append([out, *torch.autograd.grad(out, [*tensors, *learned], direction, retain_graph=True)])
-    for mine, expected in zip(results[1], results[0], strict=True):
-        assert mine.isfinite().all()
-        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", BIASED)
 def test_half_precision_keeps_the_bias_in_fp32(name, dtype, blocks):
@@ -156,19 +134,6 @@ def test_a_distance_of_thousands_is_not_rounded_in_bf16():
     weights = attend(*(x.bfloat16() for x in (q, k, v)), score_bias=bias, backend="sdpa")[0, 0, 0]
     expected = torch.softmax(torch.arange(4.0), 0)
     torch.testing.assert_close(weights.float(), expected, rtol=0.01, atol=0)
-
-
-@pytest.mark.parametrize("name", BIASED)
-def test_autocast_does_not_reach_what_is_fp32_on_purpose(name):
-    """It turns matrix products to bf16: FIRE's network, TAPE's inner products, and the scores that a bias joins."""
-    qkv, bias, learned = biased(name, dtype=torch.bfloat16)
-    direction, outcomes = torch.randn(B, 4, S, V), []
-    for autocast in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            out = attend(*qkv, score_bias=bias, backend="sdpa")
-        gradients = torch.autograd.grad(out, [*qkv, *learned], direction.to(out.dtype), retain_graph=True)
-        outcomes.append([out, *gradients])
-    assert all(torch.equal(*each) for each in zip(*outcomes, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

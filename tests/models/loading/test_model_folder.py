@@ -7,9 +7,8 @@ import pytest
 from gguf import GGUFWriter
 
 from tape_ds.encodings import scaling
-from tape_ds.errors import DiskError, UserError
+from tape_ds.errors import UserError
 from tape_ds.models.loading import model_folder
-from tests.disks import files
 
 
 @pytest.fixture
@@ -78,19 +77,6 @@ def test_a_gguf_file_s_own_scaling_is_read(tmp_path):
     assert model_folder.gguf_scaling(gguf_file(tmp_path / "plain.gguf", {"type": "none"}), 1e4) == {}
     with pytest.raises(UserError, match="not Llama 3's"):
         model_folder.gguf_scaling(gguf_file(tmp_path / "long.gguf", divisors=[1.0, 2.5, 4.0, 4.0]), 1e4)
-
-
-def test_a_full_disk_leaves_no_half_of_a_model(tmp_path, monkeypatch):
-    def write(file, folder):
-        folder.mkdir()
-        (folder / "content").write_bytes(bytes(8))
-        raise RuntimeError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(model_folder, "_write_gguf", write)
-    (tmp_path / "x.gguf").write_text("weights")
-    with pytest.raises(DiskError, match="is full"):
-        model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
-    assert [name for name in files(tmp_path / "models") if not name.endswith(".lock")] == []
 
 
 def test_a_gguf_file_without_a_tensor_is_refused(tmp_path, monkeypatch):
