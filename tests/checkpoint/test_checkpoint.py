@@ -166,16 +166,6 @@ def test_a_checkpoint_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch)
     assert (tmp_path / "checkpoint-3" / "a.txt").read_text() == "old one"
 
 
-def test_of_a_link_only_the_link_goes(tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    sealed(elsewhere, 2)
-    (tmp_path / "checkpoint-2").symlink_to(elsewhere / "checkpoint-2")
-    sealed(tmp_path, 4)
-    checkpoint.retain(tmp_path, 1)
-    assert names(tmp_path) == ["checkpoint-4", "elsewhere"] and names(elsewhere) == ["checkpoint-2"]
-
-
 def test_later_checkpoints_are_moved_and_none_is_lost(tmp_path):
     """Twice, as after going back twice; named ones as well, and never the one that training continues from."""
     for _ in range(2):

@@ -77,17 +77,6 @@ def test_shards_fit_every_stage_and_other_jobs_are_refused(tmp_path, saved, job,
         load.require_fitting(load.Resumed(tmp_path, manifest), *job)
 
 
-def test_verification_of_a_stage_3_checkpoint_grows_with_its_files_alone():
-    """And not with the square of the ranks."""
-    ranks = range(8)
-    stage_3 = [f"global_step3/zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in ranks]
-    read = [load.read_by(rank, 8, stage_3) for rank in ranks]
-    assert all(stage_3[rank] in read[rank] and len(read[rank]) <= 2 for rank in ranks)
-    assert {name for own in read for name in own} == set(stage_3)
-    shared = "global_step3/mp_rank_00_model_states.pt"
-    assert all(shared in load.read_by(rank, 8, [shared, *stage_3]) for rank in ranks)
-
-
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
     """What one rank alone meets on its machine is no error of its own: the others would wait for it."""
     for step in (8, 16):
