@@ -25,6 +25,7 @@ ONE_IN = {
     "tests/attention/test_shifted_groups.py::test_gradients_by_differences": 2,
     "tests/encodings/test_layer_options.py::test_no_parameter_is_without_a_gradient": 5,
     "tests/models/test_contract_saving.py::test_another_window_loads_and_generates_past_it": 5,
+    "tests/models/test_contract_training.py::test_bf16_is_finite_and_close": 3,
     "tests/models/test_contract_training.py::test_gradients_are_the_slopes_of_the_loss": 3,
     "tests/models/test_conventions.py::test_an_exported_step_counts_any_cache": 7,
     "tests/models/test_decoders.py::test_a_family_is_computed_as_transformers_does_or_refused": 3,
@@ -33,7 +34,7 @@ ONE_IN = {
     "tests/models/test_generation.py::test_cached_logits_are_the_full_pass_s": 3,
     "tests/models/test_generation.py::test_cached_logits_of_a_padded_batch": 3,
     "tests/models/test_generation.py::test_packed_documents_continue_in_a_cache": 3,
-    "tests/models/test_generation.py::test_positions_beyond_the_window_are_no_error": 3,
+
     "tests/models/test_outputs.py::test_a_training_step_compiles_without_a_break": 2,
     "tests/models/test_packing.py::test_packed_is_each_document_alone": 5,
     "tests/models/test_score_bias.py::test_every_mask_at_every_place": 5,

@@ -12,7 +12,6 @@ import peft
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tape_ds.kernels.jit import INTERPRETED
 from tape_ds.methods import liger_forwards
@@ -114,15 +113,6 @@ def test_what_peft_wrapped(calls):
     assert largest_difference(found[1], expected[1]) < 1e-5
 
 
-def test_a_copy_of_the_model_reads_its_own_weights(calls):
-    model = tiny_model()
-    liger_forwards.use_liger(model)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        other.model.norm.weight.zero_()
-    assert (other(tokens(1, 5)).logits == 0).all() and model(tokens(1, 5)).logits.abs().max() > 0
-
-
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a GPU, or Triton's interpreter")
 def test_the_loss_of_liger_itself(monkeypatch):
     pytest.importorskip("liger_kernel")
@@ -152,10 +142,7 @@ def test_liger_itself_in_a_model(monkeypatch, dtype, tolerance):
     monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
     model, ids = tiny_model().train().to("cuda", dtype), tokens(2, 64).cuda()
     expected = step(model, ids)
-    kinds = {type(module) for module in model.modules()}
-    assert {LlamaRMSNorm, LlamaMLP, OutputHead} <= kinds
     assert len(liger_forwards.use_liger(model)) == 3
-    assert {type(module) for module in model.modules()} == kinds
     found = step(model, ids)
     torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=0)
     floats = [{name: gradient.float() for name, gradient in each[1].items()} for each in (found, expected)]

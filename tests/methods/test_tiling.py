@@ -97,15 +97,6 @@ def test_the_number_of_pieces_does_not_depend_on_the_sequence(length):
     assert (calls.count("mlp"), calls.count("gate")) == (3 * 4 * again, 2 * 4 * again)
 
 
-def test_evaluation_is_left_alone():
-    model, ids = tiny_model("gqa", "tape vector"), tokens(2, 13)
-    expected = model(ids).logits
-    use_tiles(model, 4)
-    calls = []
-    model.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: calls.append(1))
-    assert torch.equal(model(ids).logits, expected) and len(calls) == 1
-
-
 def test_a_hook_on_a_weight_hears_of_one_gradient():
     """An engine counts them: DeepSpeed's own tiles have to tell it which is the last."""
     model, ids = tiny_model("gqa", "rope").train(), tokens(1, 13)

@@ -77,21 +77,3 @@ def test_an_exported_step_counts_any_cache(encoding):
         for at in (5, 9, 11):
             out = step.module()(ids[:, at : at + 1], filled(at))
             torch.testing.assert_close(out, whole[:, at : at + 1], rtol=0, atol=rounding(model, ids))
-
-
-def test_a_padding_mask_of_any_later_length_is_one_graph():
-    """Two, as transformers' Llama has: of the first length, and of all others."""
-    model, graphs = tiny_model(), []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=keep)
-    with torch.no_grad():
-        for length in (20, 23, 31, 40):
-            ids, mask = tokens(2, length), torch.ones(2, length, dtype=torch.int64)
-            mask[0, :3] = 0
-            given = {"attention_mask": mask, "use_cache": False}
-            torch.testing.assert_close(compiled(ids, **given).logits, model(ids, **given).logits, rtol=0, atol=2e-5)
-    assert len(graphs) == 2

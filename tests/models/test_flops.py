@@ -5,13 +5,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tape_ds.models import flops
-from tests.models.helpers import ENCODINGS, HEADS, tiny_model, tokens
+from tests.models.helpers import MODELS, tiny_model, tokens
 
 LENGTH = 64
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("heads, encoding", MODELS)
 def test_multiply_adds_are_those_that_are_executed(heads, encoding):
     """The plain form computes the whole T x S matrix, which is the convention ``causal=False``."""
     model = tiny_model(heads, encoding, attention_backend="reference")

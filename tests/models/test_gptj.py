@@ -28,12 +28,7 @@ SIZES = {
     "eos_token_id": 2,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
-ANGLES = {
-    "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
-    "ntk": {"rope_type": "ntk", "rope_theta": 10_000.0, "factor": 4.0},
-    "yarn": YARN,
-    "yarn_revised": YARN | {"rope_type": "yarn_revised"},
-}
+ANGLES = {"ntk": {"rope_type": "ntk", "rope_theta": 10_000.0, "factor": 4.0}, "yarn": YARN}
 
 
 def theirs(**changes) -> GPTJForCausalLM:
@@ -65,16 +60,12 @@ def test_logits_are_transformers_own(changes):
 def published(kind, dim, factor, window=32):
     """Frequencies as PoSE's GPT-J code computes them, and YaRN's factor on cosine and sine; base 10,000."""
     plain = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
-    if kind == "linear":
-        return plain / factor, 1.0
     if kind == "ntk":
         return (10_000.0 * factor ** (dim / (dim - 2))) ** (-np.arange(0, dim, 2) / dim), 1.0
     low, high = (dim * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(10_000.0)) for turns in (32, 1))
     low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
     kept = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
-    if kind == "yarn":
-        return plain / factor * (1 - kept) + plain * kept, 0.1 * math.log(factor) + 1
-    return plain / ((1 - kept) * factor + kept), 0.1 * math.log(factor) + 1
+    return plain / factor * (1 - kept) + plain * kept, 0.1 * math.log(factor) + 1
 
 
 @pytest.mark.parametrize("kind", ANGLES)

@@ -1,19 +1,18 @@
 """The model of a recipe, looked at before anything is loaded: its family, its files, and what the hub says of it."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, errors
 from safetensors.numpy import save_file
 
 from tape_ds.cli import train
 from tape_ds.config import extension
-from tape_ds.models.loading import config_file
-from tape_ds.models.loading import hub as hub_module
+from tape_ds.models.loading import config_file, hub
 from tests.config.conftest import in_a_folder_of_its_own  # noqa: F401
 from tests.config.helpers import problems_of, write
 
@@ -91,95 +90,56 @@ def test_files_that_are_damaged_are_found_before_a_run(folder, damage, wrong):
     assert set(found) == {"model"} and wrong in found["model"].wrong
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as one small file needs."""
-
-    protocol_version = "HTTP/1.1"
-    asked: list[str] = []
-    refusals = {"private": (401, "RepoNotFound"), "moved": (404, "RevisionNotFound"), "busy": (503, "")}
-
-    def do_GET(self):
-        self.asked.append(f"{self.command} {self.path}")
-        name = self.path.split("/")[2]
-        content = json.dumps(LLAMA).encode()
-        status, code = self.refusals.get(name, (200, ""))
-        self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.send_header("ETag", '"1234"')
-        self.send_header("Content-Length", str(len(content) if status == 200 else 0))
-        self.end_headers()
-        if self.command == "GET" and status == 200:
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *words):
-        pass
+REFUSALS = {
+    "private": errors.RepositoryNotFoundError,
+    "moved": errors.RevisionNotFoundError,
+    "gated": errors.GatedRepoError,
+    "busy": errors.HfHubHTTPError,
+}
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub on this machine, which the libraries may ask."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    place = f"http://127.0.0.1:{server.server_port}"
-    for name, value in {
-        "ENDPOINT": place,
-        "HUGGINGFACE_CO_URL_TEMPLATE": place + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_OFFLINE": False,
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-        "AGENT_HARNESSES_PATH": str(tmp_path / "harnesses"),  # of the library's own, asked for once a day
-    }.items():
-        monkeypatch.setattr(constants, name, value)
-    hub_module.config.cache_clear()
-    Hub.asked.clear()
-    yield server
-    hub_module.config.cache_clear()
-    server.shutdown()
-    server.server_close()
+def asked(tmp_path, monkeypatch):
+    """Files that were asked of a hub, in place of which these two functions of its library answer."""
+    files = []
+
+    def metadata(url, timeout):
+        _, name, _, revision, file = url.removeprefix(f"{constants.ENDPOINT}/").split("/")
+        files.append((name, revision, file))
+        if name in REFUSALS:
+            raise REFUSALS[name]("no", response=SimpleNamespace(headers={}, request=None, status_code=503))
+
+    def download(repository, file, revision, etag_timeout):
+        (tmp_path / file).write_text(json.dumps(LLAMA))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    hub.config.cache_clear()
+    yield files
+    hub.config.cache_clear()
 
 
 def plan_of(name):
     return train.describe(extension.load(["--recipe", write(model=name), "--dry_run"]))
 
 
-def test_a_dry_run_reads_one_file_of_a_hub_id(hub):
-    for name, revision in (("owner/llama", "main"), ("owner/llama@v1", "v1")):
-        Hub.asked.clear()
+def test_a_dry_run_reads_one_file_of_a_hub_id(asked):
+    for name in ("owner/llama", "owner/llama@v1"):
         assert f"{name}, 8,192 -> 16,384 positions" in plan_of(name)
-        files = {line.split()[1] for line in Hub.asked if "/api/" not in line}
-        assert files == {f"/owner/llama/resolve/{revision}/config.json"}
-    Hub.asked.clear()
-    hub_module.config.cache_clear()
-    assert "8,192 -> 16,384" in plan_of("owner/llama")
-    assert not Hub.asked, "what is in the hub's cache is not asked for again"
+    assert asked == [("llama", "main", "config.json"), ("llama", "v1", "config.json")]
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"), [("private", "neither on the hub nor"), ("moved@v9", "no revision 'v9'"), ("a--b", "not a name")]
 )
-def test_a_name_that_the_hub_does_not_have_is_refused(hub, name, wrong):
+def test_a_name_that_the_hub_does_not_have_is_refused(asked, name, wrong):
     found, _ = problems_of("--recipe", write(model=f"owner/{name}"), "--dry_run")
     assert set(found) == {"model"} and wrong in found["model"].wrong
 
 
-@pytest.mark.parametrize(("online", "why"), [(True, "the hub answers 503"), (False, "offline")])
-def test_a_hub_that_is_busy_or_out_of_reach_is_no_mistake(hub, online, why):
-    if not online:
-        hub.shutdown()
-        hub.server_close()
-    shown = plan_of("owner/busy")
-    assert f"its config.json was not read: {why}" in shown and "extended to 16,384 positions" in shown
-
-
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [("a/b", True), ("a/b@v1", True), ("a/b.gguf", False), (config_file.SMOLLM2, False), ("a", False)],
-)
-def test_what_can_only_be_a_hub_id(name, is_one):
-    assert config_file.is_on_hub(name) is is_one
-    Path("a/b").mkdir(parents=True)
-    assert not config_file.is_on_hub("a/b")
+@pytest.mark.parametrize(("name", "why"), [("gated", "accept its licence"), ("busy", "the hub answers 503")])
+def test_a_hub_that_does_not_answer_is_no_mistake(asked, name, why):
+    shown = plan_of(f"owner/{name}")
+    assert "its config.json was not read: " in shown and why in shown and "extended to 16,384 positions" in shown
