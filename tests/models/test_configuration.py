@@ -7,18 +7,9 @@ from transformers import LlamaConfig
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.models import sizes
-from tests.models.helpers import tiny_config
+from tests.models.helpers import HEADS, SIZES, tiny_config
 
-FIELDS = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
+FIELDS = {name: value for name, value in (SIZES | HEADS["gqa"]).items() if name in sizes.Fields.__dataclass_fields__}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 

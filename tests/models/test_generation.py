@@ -192,12 +192,6 @@ def test_a_static_cache_can_be_used_again_after_a_reset(kind):
     torch.testing.assert_close(found, kind(ids).logits, rtol=0, atol=rounding(kind, ids))
 
 
-def test_generation_from_embeddings():
-    model, ids = tiny_model(), tokens(2, 7)
-    out = generate(model, None, inputs_embeds=model.get_input_embeddings()(ids))
-    assert torch.equal(out, greedy_by_full_passes(model, ids)[:, 7:])
-
-
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_dynamic_scaling_is_exact_within_its_window(cache):
     """Beyond it the base that the prompt fixed stays, which the full pass would not use: see positions/test_rope.py."""
