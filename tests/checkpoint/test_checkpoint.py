@@ -138,7 +138,7 @@ def test_tidy_removes_what_was_not_finished(tmp_path):
     [
         ({"limit": None}, [2, 4, 6, 8, 10]),
         ({"limit": 2}, [6, 8, 10]),
-        ({"limit": 1, "every": 4, "steps": [2, 3]}, [2, 4, 6, 8, 10]),
+        ({"limit": 1, "every": 8, "steps": [2, 3]}, [2, 6, 8, 10]),
     ],
 )
 def test_what_is_kept(tmp_path, rules, kept):

@@ -83,9 +83,12 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
 
 
 def test_tape_carries_its_code(run, tmp_path):
-    out = tmp_path / "out"
-    write(run(), out, dtype=torch.bfloat16)
+    made, out = run(), tmp_path / "out"
+    own = json.loads((made / "trained" / "config.json").read_text()) | {"attention_backend": "triton"}
+    (made / "trained" / "config.json").write_text(json.dumps(own))
+    folder.write(source_model.find(str(made)), out, "test", dtype=torch.bfloat16)
     config = config_of(out)
+    assert config["attention_backend"] == "auto", "Triton's kernels are not exported"
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_tape.TapeForCausalLM"
     assert config["dtype"] == "bfloat16" and config["use_cache"] is True and config["model_type"] == "tape"
     assert "class TapeForCausalLM" in (out / "modeling_tape.py").read_text()
