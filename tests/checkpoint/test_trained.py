@@ -19,7 +19,7 @@ from tape_ds.methods.prepare import prepare
 from tape_ds.models.loading import model_folder
 from tests import hub_cache
 from tests.methods.test_methods import settings
-from tests.models.helpers import VOCABULARY, randomised, rounding, tiny_config
+from tests.models.helpers import VOCABULARY, randomised, tiny_config
 
 IDS = torch.randint(3, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(2))
 
@@ -49,22 +49,6 @@ def trained_folder(base, tmp_path, method, **changes):
     record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trained.save_trained(tmp_path / "trained", prepared.model, record)
     return prepared.model.eval(), tmp_path / "trained"
-
-
-@pytest.mark.parametrize("embeddings", [False, True])
-@pytest.mark.parametrize("method", ["tape", "lora", "full"])
-def test_what_was_trained_comes_back(base, tmp_path, method, embeddings):
-    """Loaded, and merged, the model computes what the trained one does; its embeddings are tied to the head. Only the
-    folder of a whole model needs no base."""
-    changes = {"train_position": method != "lora", "train_embeddings": embeddings}
-    model, folder = trained_folder(base, tmp_path, method, **changes)
-    with_origin(folder, base, base)
-    if method == "full":
-        (base / "model.safetensors").unlink()
-    elif method == "tape":
-        assert set(load_file(folder / trained.WEIGHTS)) == set(trained.read_record(folder).names)
-    assert torch.equal(logits(trained.load_trained(folder)), logits(model))
-    torch.testing.assert_close(logits(merging.merge(folder)), logits(model), atol=rounding(model, IDS), rtol=0)
 
 
 def with_origin(folder, model, base):
@@ -112,6 +96,17 @@ def test_the_commit_that_was_trained_on_is_loaded(base, tmp_path, monkeypatch):
     (tmp_path / "hub" / "models--org--tiny" / "refs" / "main").write_text("b" * 40)
     assert torch.equal(logits(trained.load_trained(folder)), logits(model))
     assert not torch.allclose(logits(trained.load_trained(folder, base_anyway=True)), logits(model), atol=1e-3)
+
+
+def test_only_a_whole_model_needs_no_base(base, tmp_path):
+    """A tape folder holds what was trained alone."""
+    _, folder = trained_folder(base, tmp_path, "tape")
+    assert set(load_file(folder / trained.WEIGHTS)) == set(trained.read_record(folder).names)
+    model, folder = trained_folder(base, tmp_path, "full")
+    with_origin(folder, base, base)
+    (base / "model.safetensors").unlink()
+    assert merging.original_dtype(folder) == torch.float32
+    assert torch.equal(logits(merging.merge(folder)), logits(model))
 
 
 @pytest.mark.parametrize("damage", [{}, {"model.layers.9.weight": torch.zeros(1)}], ids=["missing", "extra"])

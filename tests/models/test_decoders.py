@@ -329,7 +329,7 @@ def test_deepseek_s_factors_follow_the_new_scaling():
 
 
 def test_ministral_s_factor_on_queries_stays():
-    """It was read as an unknown parameter of YaRN."""
+    """Transformers' class applies it to the scores of far queries."""
     native = tiny_config("ministral3")
     own = trained_rope.read(native.to_dict(), "ministral3")
     config = decoder_configuration.configure(native, rope_parameters=trained_rope.extended(own, {}, 4 * int(own.reach)))
