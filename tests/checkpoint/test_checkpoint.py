@@ -178,3 +178,12 @@ def test_later_checkpoints_are_moved_and_none_is_lost(tmp_path):
     assert names(tmp_path) == [
         *("checkpoint-2", "checkpoint-4", "checkpoint-6.abandoned", "checkpoint-6.abandoned-2"),
     ]
+
+
+def test_of_a_link_only_the_link_is_removed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    sealed(tmp_path / "elsewhere", 2)
+    (tmp_path / "checkpoint-2").symlink_to(tmp_path / "elsewhere" / "checkpoint-2")
+    sealed(tmp_path, 4)
+    checkpoint.retain(tmp_path, 1)
+    assert names(tmp_path) == ["checkpoint-4", "elsewhere"] and names(tmp_path / "elsewhere") == ["checkpoint-2"]

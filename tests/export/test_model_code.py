@@ -167,3 +167,8 @@ CHANGED = [
 def test_a_source_that_a_change_does_not_fit_is_refused(module):
     with pytest.raises(CopyError):
         model_code.changed(module, 'x = "tape_ds::rotate"\n', "tape")
+
+
+def test_an_import_that_has_no_relative_form_is_refused():
+    with pytest.raises(CopyError, match=r"'import tape_ds\.errors' cannot be written"):
+        model_code.relative("tape_ds.x", "import tape_ds.errors\n", {})

@@ -1,5 +1,6 @@
 """What the untouched model says of a batch, and the loss that takes it in."""
 
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -55,7 +56,10 @@ def test_tape_begins_without_divergence():
     assert 0 <= abs(float(found.divergence)) < 1e-6 and torch.equal(found.cross_entropy, alone.detach())
     torch.testing.assert_close(found.loss, 0.5 * alone, rtol=0, atol=1e-6)
     randomised(student)
-    assert student(**batch, teacher=teacher.tokens(batch)).divergence > 1e-2
+    taught = teacher.tokens(batch)
+    assert student(**batch, teacher=taught).divergence > 1e-2
+    with pytest.raises(ValueError, match="needs labels"):
+        student(**batch | {"labels": None}, teacher=taught)
 
 
 def test_the_loss_is_the_plain_formula(monkeypatch):

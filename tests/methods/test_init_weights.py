@@ -69,3 +69,10 @@ def test_tied_embeddings_stay_tied():
     assert tied.lm_head.weight is tied.model.embed_tokens.weight
     assert torch.equal(tied.model.embed_tokens.weight, free.model.embed_tokens.weight)
     assert not torch.equal(free.lm_head.weight, free.model.embed_tokens.weight)
+
+
+def test_a_parameter_without_a_value_is_noticed(monkeypatch):
+    """What _init_weights leaves out would hold whatever memory held."""
+    monkeypatch.setattr(TapeForCausalLM, "_init_weights", lambda self, module: None)
+    with pytest.raises(RuntimeError, match=r"gives no value to model\.embed_tokens\.weight"):
+        build()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tape_ds.methods import liger_forwards
+from tape_ds.methods import liger, liger_forwards
 from tape_ds.models.output_head import OutputHead
 from tests.models.helpers import gradients, largest_difference, tiny_model, tokens
 
@@ -55,6 +55,12 @@ def step(model, ids):
     loss = model(ids, labels=ids).loss
     loss.backward()
     return loss.detach(), gradients(model)
+
+
+def test_it_needs_the_package_and_a_gpu(calls, monkeypatch):
+    assert "need a CUDA device, not 'cpu'" in liger.why_not(torch.device("cpu"))
+    monkeypatch.setattr(liger.importlib.util, "find_spec", lambda name: None)
+    assert liger.why_not(torch.device("cuda")) == "the package liger-kernel is not installed"
 
 
 @pytest.mark.parametrize("from_tokens", [24, 25])

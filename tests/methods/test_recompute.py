@@ -54,3 +54,8 @@ def test_another_family_has_blocks_too(layers):
     recompute = use_recompute(model, layers)
     assert_equal(outcome(model, ids), expected)
     assert recompute.blocks == 3 and recompute.kept == (3 if layers == "selective" else 0)
+
+
+def test_a_model_without_such_blocks_is_refused():
+    with pytest.raises(ValueError, match="no blocks"):
+        use_recompute(torch.nn.Linear(2, 2), 1)

@@ -108,3 +108,19 @@ def test_a_hook_on_a_weight_hears_of_one_gradient():
     weight.register_post_accumulate_grad_hook(lambda _: heard.append(1))
     model(ids, labels=ids).loss.backward()
     assert len(heard) == 1
+
+
+def test_evaluation_is_left_alone():
+    model, ids = tiny_model("gqa", "tape vector"), tokens(2, 13)
+    expected = model(ids).logits
+    use_tiles(model, 4)
+    calls = []
+    model.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(model(ids).logits, expected) and len(calls) == 1
+
+
+def test_what_cannot_be_tiled_is_refused():
+    with pytest.raises(ValueError, match="1 or more"):
+        use_tiles(tiny_model("gqa", "rope"), 0)
+    with pytest.raises(ValueError, match="no feed-forward"):
+        use_tiles(torch.nn.Linear(2, 2), 2)

@@ -36,6 +36,7 @@ def test_defaults_are_llama_s_and_tape():
         ({"initializer_range": 1.5}, ["initializer_range"]),
         ({"state_dtype": "half", "attention_backend": "flash3"}, ["state_dtype", "attention_backend"]),
         ({"position_encoding": "tap"}, ["position_encoding"]),
+        ({"position_encoding": "yarn"}, ["position_encoding"]),
         ({"position_options": {"rank": 0}}, ["position_options.rank"]),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, ["rope_parameters.factor"]),
         ({"rope_parameters": DYNAMIC}, ["rope_parameters.original_max_position_embeddings"]),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
-from tape_ds import ScaledGPTJConfig, ScaledGPTJForCausalLM
+from tape_ds import ScaledGPTJConfig, ScaledGPTJForCausalLM, register
 from tape_ds.errors import UserError
 from tape_ds.models import decoder
 from tape_ds.models.gptj import with_rope
@@ -51,10 +51,14 @@ def ours(other: GPTJForCausalLM, **changes) -> decoder.ExtendedDecoder:
 
 @pytest.mark.parametrize("changes", [{}, {"rotary_dim": 12}, {"rotary_dim": 2, "n_head": 2, "n_inner": None}])
 @torch.no_grad()
-def test_logits_are_transformers_own(changes):
+def test_logits_and_attention_are_transformers_own(changes):
     """A part of each head rotated, and all of it (12 columns). Tolerance: their table is of fp32 angles."""
     other, ids = theirs(**changes), tokens(2, 60)
-    torch.testing.assert_close(ours(other)(ids).logits, other(ids).logits, rtol=0, atol=2e-5)
+    found = ours(other, attention_backend="reference")(ids, output_attentions=True)
+    expected = other(ids, output_attentions=True)
+    torch.testing.assert_close(found.attentions, expected.attentions, rtol=0, atol=2e-5)
+    for logits in (found.logits, ours(other)(ids).logits):
+        torch.testing.assert_close(logits, expected.logits, rtol=0, atol=2e-5)
 
 
 def published(kind, dim, factor, window=32):
@@ -106,6 +110,7 @@ def test_what_is_impossible_is_named(changes, field):
 
 
 def test_dropout_on_attention_is_refused():
+    register()
     (problem,) = extendable.check(with_rope(GPTJConfig(**SIZES, attn_pdrop=0.1)))
     assert "attn_pdrop is 0.1" in problem.wrong
 

@@ -84,6 +84,8 @@ def test_logits_are_there_whenever_they_are_wanted(chunked_calls):
     model, ids = tiny_model(), tokens(2, 12)
     assert model(ids, labels=ids).logits is not None
     assert model(ids, labels=ids, skip_logits=True).logits is None
+    with pytest.raises(ValueError, match="needs labels"):
+        model(ids, skip_logits=True)
     chunked_calls.clear()
     model.train()
     assert model(ids).logits is not None

@@ -169,3 +169,9 @@ def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, se
         scale = single[1][name].abs().max().clamp_min(0.03)
         torch.testing.assert_close(gradient / scale, single[1][name] / scale, rtol=0, atol=2e-4, msg=name)
     assert bool(varlen_on_cpu.CALLS) or backend != "varlen"
+
+
+def test_interleaved_documents_have_no_borders():
+    sequence = {name: torch.arange(6) for name in ("input_ids", "labels", "position_ids")}
+    batch = collate([{**sequence, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}])
+    assert "cu_seq_lens_q" not in batch

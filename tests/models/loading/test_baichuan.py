@@ -48,6 +48,7 @@ def packed(llama):
         start = f"model.layers.{layer}.self_attn."
         tensors[f"{start}W_pack.weight"] = torch.cat([tensors.pop(f"{start}{part}_proj.weight") for part in "qkv"])
     tensors["lm_head.weight"] = tensors["lm_head.weight"] * (1 + 3 * torch.rand(ROWS, 1))
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # stored, and not read
     return tensors
 
 
@@ -113,6 +114,8 @@ def test_what_comes_out_is_an_ordinary_llama_folder_made_once(tmp_path):
         ({"max_position_embeddings": None}, "positions are ALiBi's"),
         ({"architectures": ["BaiChuanForCausalLM"]}, "the first Baichuan-7B, whose head is not normalised"),
         ({"tie_word_embeddings": True}, "head is tied to its embeddings"),
+        ({"architectures": None}, r"architectures is \[\]"),
+        ({"rms_norm_eps": None}, "has no rms_norm_eps"),
     ],
 )
 def test_another_baichuan_is_refused_with_the_reason(tmp_path, changes, words):

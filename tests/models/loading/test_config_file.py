@@ -79,6 +79,7 @@ def empty(folder):
     [
         (empty, "no weights in it"),
         (lambda folder: (folder / "config.json").write_text("["), "config.json is not readable"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "config.json is not readable"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer"),
         (lambda folder: (folder / "model-1.safetensors").write_text(POINTER), "git-lfs pointer"),
     ],

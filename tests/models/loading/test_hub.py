@@ -36,6 +36,7 @@ def test_a_revision_leads_to_its_commit(tmp_path, monkeypatch):
     hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": NEW, "v1": OLD})
     found = {name: model_folder.resolve(name) for name in ("org/tiny", "org/tiny@v1", f"org/tiny@{OLD}")}
     assert [hub.commit_of(folder) for folder in found.values()] == [NEW, OLD, OLD]
+    assert hub.config.__wrapped__("org/tiny@v1").file.parent.name == OLD
     assert hub.commit_of(tmp_path / "old") is None
     with pytest.raises(UserError, match=r"org/tiny@v2.*no such folder, and not reachable"):
         model_folder.resolve("org/tiny@v2")

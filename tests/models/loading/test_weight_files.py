@@ -93,6 +93,9 @@ def test_a_torch_file_is_read_unless_it_is_damaged(published):
     (published / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + b"0" * 200)
     with pytest.raises(UserError):
         load(published)
+    torch.save({"model": {"x": torch.ones(1)}}, published / "pytorch_model.bin")  # as training scripts save it
+    with pytest.raises(UserError, match="something else than tensors"):
+        weight_files.read(published / "pytorch_model.bin")
 
 
 def test_shards_without_their_index_are_refused(tmp_path):
