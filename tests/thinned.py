@@ -34,7 +34,6 @@ ONE_IN = {
     "tests/models/test_generation.py::test_cached_logits_are_the_full_pass_s": 3,
     "tests/models/test_generation.py::test_cached_logits_of_a_padded_batch": 3,
     "tests/models/test_generation.py::test_packed_documents_continue_in_a_cache": 3,
-
     "tests/models/test_outputs.py::test_a_training_step_compiles_without_a_break": 2,
     "tests/models/test_packing.py::test_packed_is_each_document_alone": 5,
     "tests/models/test_score_bias.py::test_every_mask_at_every_place": 5,

@@ -1,4 +1,4 @@
-"""What a tool reads is whole, or refused with what to give instead; what it writes lies where nothing else does."""
+"""A tool reads whole checkpoints alone and writes into new folders."""
 
 import pytest
 

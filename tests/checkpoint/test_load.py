@@ -1,4 +1,4 @@
-"""What can be gone on with is told from what only looks like it, before a run starts."""
+"""A run resumes from the newest whole checkpoint, or is refused before it starts."""
 
 import contextlib
 import errno
@@ -51,7 +51,7 @@ def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
     ("harm", "given", "said"),
     [(None, True, "holds no committed checkpoint"), (flip, "auto", "none of its checkpoints is whole")],
 )
-def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
+def test_where_nothing_can_be_resumed(tmp_path, harm, given, said):
     """Damaged checkpoints alone are no reason to start anew over them."""
     if harm is not None:
         harm(sealed(tmp_path, 3))
@@ -78,7 +78,7 @@ def test_shards_fit_every_stage_and_other_jobs_are_refused(tmp_path, saved, job,
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
-    """What one rank alone meets on its machine is no error of its own: the others would wait for it."""
+    """An error on one rank alone would make the others wait."""
     for step in (8, 16):
         sealed(tmp_path, step)
     missing_files = checkpoint.missing_files

@@ -1,4 +1,4 @@
-"""What keeps an engine from taking shards of others. That it goes on: ``tests/integration/test_resharding.py``."""
+"""Engines that cannot take shards of others. That they continue: ``tests/integration/test_resharding.py``."""
 
 from types import SimpleNamespace
 

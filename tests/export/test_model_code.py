@@ -16,7 +16,7 @@ from tests.models.helpers import ENCODINGS, VOCABULARY, randomised, tiny_model, 
 
 _IDENTITY = ("model_type", "architectures", "transformers_version")
 MAY_NEED = {"torch", "transformers", "huggingface_hub", "numpy"}
-"""What an exported file imports beside the standard library."""
+"""What an exported file imports, the standard library left out."""
 
 
 def needed(text):
@@ -38,7 +38,7 @@ def code(encoding, model_type="tape"):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The module with the model's class, of an encoding, imported once in a package of its own."""
+    """The module with the model's class, of an encoding, imported once in a package."""
     folder = tmp_path_factory.mktemp("code")
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(folder)
@@ -133,7 +133,7 @@ def test_what_is_not_needed_stays_at_home(encoding):
 
 @pytest.mark.parametrize("model_type, encoding", [("tape", "tape"), ("tape", "t5"), ("tape_gptj", "rope")])
 def test_transformers_finds_every_file_from_those_that_the_configuration_names(model_type, encoding, tmp_path):
-    """It looks for lines ``from .name import``, in files beside one another, and copies what it finds, no more."""
+    """It looks for lines ``from .name import``, in files of one folder, and copies what it finds, no more."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
     for name, text in code(encoding, model_type).items():

@@ -10,7 +10,7 @@ from tape_ds.export import folder
 
 
 class Hub:
-    """Remembers what it is asked, and refuses the calls it is told to."""
+    """Keeps its calls, and refuses those in ``refused``."""
 
     def __init__(self):
         self.asked, self.refused = [], set()
@@ -40,7 +40,7 @@ def test_a_new_model_is_private_and_gets_the_folder(hub, tmp_path):
     assert uploaded == "upload_folder" and what["repo_id"] == "me/tiny" and what["folder_path"] == tmp_path
 
 
-def test_a_refused_upload_says_that_the_folder_is_there(hub, tmp_path):
+def test_a_refused_upload_names_the_folder(hub, tmp_path):
     hub.refused = {"upload_folder"}
     with pytest.raises(UserError, match=f"hf upload tiny {tmp_path}"):
         folder.push("tiny", tmp_path)

@@ -1,4 +1,4 @@
-"""What the untouched model says of a batch, and the loss that takes it in."""
+"""Distillation from the untouched model: its predictions, and the loss with them."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def sequence(length, documents=None, positions=None):
 
 
 def packed():
-    """Two sequences: documents of 4 and 12 tokens, and one of 16 whose positions skip ahead behind the fifth."""
+    """Two sequences: documents of 4 and 12 tokens, and one of 16 whose positions skip ahead after the fifth."""
     return collate([sequence(16, [0] * 4 + [1] * 12), sequence(16, positions=[*range(5), 7, 8, *range(30, 39)])])
 
 

@@ -49,7 +49,7 @@ def test_hidden_and_position_state_of_every_block_are_moved(keep_last):
     assert offload.held_bytes == 0
 
 
-def test_a_forward_without_a_backward_leaves_nothing_behind():
+def test_a_forward_without_a_backward_leaves_nothing():
     model, ids = tiny_model("gqa", "tape").train(), tokens(SEQUENCES, LENGTH)
     offload = InputOffload(CPU, keep_last=0)
     use_recompute(model, 1, offload)

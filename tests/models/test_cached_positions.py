@@ -1,4 +1,4 @@
-"""Integers kept in a cache as digits beside the keys: exact in every dtype, and where the cache is, they are."""
+"""Integers kept in a cache as digits in columns of the keys: exact in every dtype."""
 
 import pytest
 import torch

@@ -145,7 +145,7 @@ def fire(ids, w, x):
 
 
 def fox(ids, w, x):
-    """The sum of log f over the tokens behind the key, up to the query."""
+    """The sum of log f over the tokens after the key, up to the query."""
 
     def bias(part, y, *_):
         f = 1 / (1 + np.exp(-(y @ part["position.gates.weight"].T + part["position.gates.bias"])))

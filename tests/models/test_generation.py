@@ -12,7 +12,7 @@ NEW = 12
 
 
 def generate(model, ids, **arguments):
-    """Greedy unless told otherwise, always NEW tokens, so that outputs can be compared."""
+    """Greedy by default, always NEW tokens, so that outputs can be compared."""
     settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     return model.generate(ids, **(settings | arguments))
 

@@ -1,4 +1,4 @@
-"""The loss without logits: it is transformers' own, taken in training alone, whoever replaces or wraps the head."""
+"""The loss without logits is transformers' own, taken in training alone, also where the head is replaced or wrapped."""
 
 import logging
 
@@ -120,7 +120,7 @@ def test_a_bias_is_part_of_the_loss():
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_a_foreign_head_gives_its_logits_and_says_so_once(chunked_calls, caplog):
+def test_a_foreign_head_gives_its_logits_and_warns_once(chunked_calls, caplog):
     model, ids = tiny_model().train(), tokens(2, 12)
     expected = model(ids, labels=ids).loss
     head = nn.Linear(32, VOCABULARY, bias=False)

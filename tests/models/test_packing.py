@@ -1,4 +1,4 @@
-"""Documents packed into sequences, however they are told: each is computed as if it were alone, forward and backward.
+"""Documents packed into sequences, by every collator: each is computed as if it were alone, forward and backward.
 
 The collators are the real ones: transformers', TRL's and ours.
 """
@@ -32,7 +32,7 @@ def documents(lengths=LENGTHS):
 
 
 def alone(model, texts):
-    """Logits [tokens of all documents, V], each document in a call of its own."""
+    """Logits [tokens of all documents, V], a call for each document."""
     return torch.cat([model(torch.tensor([ids])).logits[0] for ids in texts])
 
 
@@ -43,11 +43,11 @@ def check(model, batch, texts):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("told", FLATTENING)
-def test_transformers_flattening_collator(encoding, told):
+@pytest.mark.parametrize("kind", FLATTENING)
+def test_transformers_flattening_collator(encoding, kind):
     """Its position ids alone may mark where documents begin."""
     texts, model = documents(), tiny_model(encoding=encoding)
-    options = FLATTENING[told]
+    options = FLATTENING[kind]
     if not model.model.encoding.translation_invariant:  # then positions that run on over documents are others
         options = options | {"return_position_ids": True}
     batch = DataCollatorWithFlattening(**options)([{"input_ids": ids} for ids in texts])
@@ -121,7 +121,7 @@ def sequence_of(lengths, jumps):
 
 
 def piece(sequence, number):
-    """One document of a sequence, as a batch of its own."""
+    """One document of a sequence, as a batch."""
     own = sequence["document_ids"] == number
     return {name: column[own][None] for name, column in sequence.items() if name != "document_ids"}
 
@@ -147,7 +147,7 @@ def outcome(model, batches):
     ids=["64 documents", "two sequences, PoSE's jumps, recomputed", "one of them padded"],
 )
 def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, sequences, jumps, recompute):
-    """Forward and every gradient: of documents of 1 and odd lengths, with and without padding behind them."""
+    """Forward and every gradient: of documents of 1 and odd lengths, with and without padding after them."""
     if backend == "triton" and (heads != "gqa" or encoding != "tape"):
         pytest.skip("the interpreter takes its time: one kind of heads, and the encoding whose kernels these are")
     width = 16 if backend == "triton" else 8

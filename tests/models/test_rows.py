@@ -65,7 +65,7 @@ def test_what_must_not_be_cut_is_refused(kept, size, changes, words):
 
 
 def test_a_reference_checkpoint_with_a_row_for_padding(caplog):
-    """Its training adds [PAD]; a configuration that still says the old number does not keep the weights out."""
+    """Its training adds [PAD]; a configuration with the old number does not keep the weights out."""
     from tests.models.loading.test_reference_checkpoint import golden
 
     _, config, weights = golden("adape")

@@ -138,7 +138,7 @@ def test_a_distance_of_thousands_is_not_rounded_in_bf16():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torch_s_kernels_get_a_bias_in_the_query_s_own_dtype_only(dtype, monkeypatch):
-    """CUDA's take an fp32 mask beside bf16 queries and read its bytes as bf16 (cuDNN) or refuse it (memory-efficient).
+    """CUDA's take an fp32 mask with bf16 queries and read its bytes as bf16 (cuDNN) or refuse it (memory-efficient).
     On a CPU no number shows that."""
     monkeypatch.setattr(sdpa, "FEW_QUERIES", 0)
     masks, inner = [], sdpa._sdpa

@@ -1,4 +1,4 @@
-"""The model of a recipe, looked at before anything is loaded: its family, its files, and what the hub says of it."""
+"""The model of a recipe, checked before anything is loaded: its family, its files, and its name on the hub."""
 
 import json
 from pathlib import Path

@@ -78,7 +78,7 @@ PUBLISHED = {
 
 
 def publish(folder, content):
-    """A random model of this configuration, saved beside the configuration as it stands; no parameter is silent."""
+    """A random model of this configuration, saved with the configuration unchanged; no parameter is silent."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()

@@ -25,7 +25,7 @@ def unpacked(monkeypatch):
     return files
 
 
-def test_gguf_files_of_one_name_are_told_apart(tmp_path, unpacked):
+def test_gguf_files_of_one_name_are_two_models(tmp_path, unpacked):
     """Converters call every file ggml-model-f16.gguf."""
     found = {}
     for name in ("one", "other"):

@@ -146,7 +146,7 @@ def test_reference_configurations_are_read_strictly():
 
 
 def test_reference_scaling_is_translated():
-    """Its TAPE divides positions by the factor whatever the type says; its rope does so for ``linear`` alone."""
+    """Its TAPE divides positions by the factor whatever the type; its rope does so for ``linear`` alone."""
     for variant, kind in (("adape", "yarn"), ("adattention", "linear"), ("rope", "linear")):
         _, config, weights = golden(variant)
         scaled = from_reference(weights, config | {"rope_scaling": {"type": kind, "factor": 2.0}}, variant)

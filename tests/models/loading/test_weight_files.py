@@ -41,7 +41,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
         ({"weight_map": ["x"]}, "could not be read"),
     ],
 )
-def test_an_index_names_files_that_lie_beside_it(tmp_path, content, wrong):
+def test_an_index_names_files_of_its_folder(tmp_path, content, wrong):
     save_file({"x": torch.ones(8)}, tmp_path / "model-1.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
     (problem,) = weight_files.check_folder(tmp_path)
