@@ -1,4 +1,4 @@
-"""Which backend answers: the one asked for, the one the environment names, or the one a stored measurement prefers."""
+"""The choice of a backend: the one asked for, the one the environment names, or the one a measurement prefers."""
 
 import json
 
@@ -12,7 +12,6 @@ from tape_ds.attention.backends import Chip, StoredChoice, choose
 from tape_ds.attention.call import complete
 from tape_ds.attention.document_layout import layout_of_ids
 from tape_ds.attention.score_bias import ScoreBias
-from tests.attention.by_ids import attend
 from tests.models.helpers import tiny_model, tokens
 
 ELEMENTWISE = ScoreBias(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), lambda q, k: q, element=lambda q, k, h: q)
@@ -46,18 +45,10 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(backends.jit, "no_compiler", lambda: None)
 
 
-def test_it_says_once_what_it_picked_and_why(said):
+def test_without_a_measurement_of_this_chip_torch_s_own_is_chosen_and_logged_once(on_a_gpu, monkeypatch, said):
+    monkeypatch.setattr(backends, "ROWS", (ROW._replace(device="sm_80"),))
     assert choose("auto", call()) == choose("auto", call()) == "sdpa"
-    assert choose("reference", call()) == "reference"
-    assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
-    assert [each.split(" (")[0] for each in said()] == ["attention: sdpa", "attention: reference", "attention: sdpa"]
-    assert "padded" in said()[0] and "block of queries" in said()[2]
-
-
-def test_without_a_measurement_torch_s_own_is_chosen(on_a_gpu, said):
-    assert backends.ROWS == () or all(row.source for row in backends.ROWS)
-    assert choose("auto", call(dtype=torch.float32)) == "sdpa"
-    assert "no measurement on this chip is stored" in said()[0]
+    assert len(said()) == 1
 
 
 @pytest.mark.parametrize(
@@ -69,32 +60,17 @@ def test_without_a_measurement_torch_s_own_is_chosen(on_a_gpu, said):
         ({"width": 12}, "sdpa"),
         ({"queries": 1}, "sdpa"),
         ({"bias": BY_BLOCKS}, "sdpa"),
-        ({"window": 4}, "varlen"),
         ({"window": 4, "documents": 1}, "varlen"),
         ({"window": 4, "documents": 1, "dtype": torch.float32}, "sdpa"),
         ({"window": 4, "documents": 1, "queries": 1}, "sdpa"),
         ({"window": 40, "documents": 1}, "sdpa"),
         ({"softcap": 1.0}, "sdpa"),
     ],
-    ids=[
-        "packed",
-        "one document",
-        "fp32",
-        "odd heads",
-        "a step of decoding",
-        "a bias",
-        "a window and documents",
-        "a window",
-        "a window in fp32",
-        "a window in decoding",
-        "a window over everything",
-        "a soft cap on a short text",
-    ],
+    ids=str,
 )
-def test_packed_rows_in_16_bit_take_varlen_on_a_gpu(on_a_gpu, said, changes, chosen):
+def test_packed_rows_in_16_bit_take_varlen_on_a_gpu(on_a_gpu, changes, chosen):
     """Document by document they cost a call for each, forward and backward, in every layer."""
     assert choose("auto", call(**{"queries": 40, "keys": 40, "documents": 3, **changes})) == chosen
-    assert (changes.get("documents") == 1) or "document" in said()[0] or "bias" in said()[0]
 
 
 def test_a_window_is_not_counted_over_padding_inside_a_document(on_a_gpu):
@@ -106,8 +82,7 @@ def test_a_window_is_not_counted_over_padding_inside_a_document(on_a_gpu):
         assert choose("auto", made) == chosen
 
 
-def test_a_measurement_of_dense_rows_says_nothing_of_packed_ones(on_a_gpu, monkeypatch):
-    """A win over one document would lock packed training into whatever won it."""
+def test_a_measurement_of_dense_rows_does_not_decide_for_packed_ones(on_a_gpu, monkeypatch):
     packed = ROW._replace(packed=True, backend="flex")
     monkeypatch.setattr(backends, "ROWS", (ROW, packed))
     assert choose("auto", call(queries=40, keys=40)) == "triton"
@@ -131,34 +106,21 @@ def test_what_cannot_be_worked_out_in_a_compiled_graph_is_left_to_masks(on_a_gpu
         ({"value_width": 8}, "sdpa"),
         ({"bias": BY_BLOCKS}, "sdpa"),
         ({"window": 4}, "sdpa"),
-        ({"softcap": 1.0}, "sdpa"),
-        ({"sinks": torch.zeros(4)}, "sdpa"),
     ],
-    ids=["its own", "too few queries", "another dtype", "another value", "a bias", "a window", "a soft cap", "sinks"],
+    ids=str,
 )
-def test_a_stored_measurement_decides_for_its_own_shapes(on_a_gpu, monkeypatch, said, changes, chosen):
+def test_a_stored_measurement_decides_for_its_own_shapes(on_a_gpu, monkeypatch, changes, chosen):
     monkeypatch.setattr(backends, "ROWS", (ROW,))
     assert choose("auto", call(**changes)) == chosen
-    assert (ROW.source in said()[0]) == (chosen == "triton")
 
 
-def test_the_row_for_the_longest_fitting_text_decides(on_a_gpu, monkeypatch):
-    monkeypatch.setattr(backends, "ROWS", (ROW, ROW._replace(min_tokens=8, backend="sdpa")))
-    assert choose("auto", call(queries=7)) == "triton"
-    assert choose("auto", call(queries=8)) == "sdpa"
-
-
-def test_a_measured_backend_that_is_missing_here_is_named_in_the_log(on_a_gpu, monkeypatch, said):
-    monkeypatch.setattr(backends, "ROWS", (ROW._replace(backend="flash"),))
-    monkeypatch.setattr(backends, "missing_flash", lambda: "needs the package flash-attn")
-    assert choose("auto", call()) == "sdpa"
-    assert "flash" in said()[0] and "needs the package flash-attn" in said()[0]
-
-
-def test_another_chip_s_measurement_says_nothing(monkeypatch):
-    monkeypatch.setattr(backends, "ROWS", (ROW,))
-    monkeypatch.setattr(backends, "chip_of", lambda device: Chip("cuda", "sm_80"))
-    assert choose("auto", call()) == "sdpa"
+def test_the_row_for_the_longest_fitting_text_decides_where_its_backend_is_there(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(backends, "ROWS", (ROW, ROW._replace(min_tokens=8, backend="flash")))
+    for lacking, chosen in ((None, "flash"), ("needs the package flash-attn", "sdpa")):
+        monkeypatch.setattr(backends, "missing_flash", lambda lacking=lacking: lacking)
+        monkeypatch.setattr(backends, "why_not_flash", lambda call: None)
+        assert choose("auto", call(queries=7)) == "triton"
+        assert choose("auto", call(queries=8)) == chosen
 
 
 def test_texts_with_a_bias_take_flex_on_a_gpu(on_a_gpu, monkeypatch):
@@ -171,13 +133,10 @@ def test_texts_with_a_bias_take_flex_on_a_gpu(on_a_gpu, monkeypatch):
     assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
 
 
-def test_a_machine_without_a_compiler_refuses_what_needs_one_and_auto_goes_without(on_a_gpu, monkeypatch):
-    """Both ended a run in its first forward."""
+def test_without_a_compiler_auto_chooses_what_needs_none(on_a_gpu, monkeypatch):
     long = {"queries": backends.FLEX_QUERIES, "keys": backends.FLEX_QUERIES}
-    assert missing("triton", "cuda") is missing("flex", "cuda") is None
     monkeypatch.setattr(backends.jit, "no_compiler", lambda: "Triton needs a C compiler")
     for name in ("triton", "flex"):
-        assert "Triton needs a C compiler" in missing(name, "cuda").wrong
         with pytest.raises(ValueError, match="Triton needs a C compiler"):
             choose(name, call(**long))
     assert missing("sdpa", "cuda") is missing("varlen", "cuda") is None
@@ -194,8 +153,8 @@ def test_a_learned_bias_takes_flex_only_without_gradients(on_a_gpu):
         assert choose("auto", call(bias=learned, **long)) == "flex"
 
 
-def test_the_environment_overrides_the_configuration(monkeypatch, said):
-    """For one run, whatever the checkpoint says; the model's own weights-returning route follows it too."""
+def test_the_environment_overrides_the_configuration(monkeypatch):
+    """For one run, whatever the checkpoint names; the model's own weights-returning route follows it too."""
     monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
     assert choose("sdpa", call()) == "reference"
     model, weights = tiny_model(), []
@@ -206,17 +165,16 @@ def test_the_environment_overrides_the_configuration(monkeypatch, said):
     assert choose("sdpa", call()) == "sdpa"
 
 
-def test_unknown_names_are_named_where_they_come_from(monkeypatch):
+def test_unknown_names_are_refused(monkeypatch):
     assert check_backend("auto") == check_backend("sdpa") == []
     assert [(each.field, each.value) for each in check_backend("spda")] == [("attention_backend", "spda")]
     monkeypatch.setenv("TAPE_DS_ATTENTION", "tirton")
-    (problem,) = check_backend("sdpa")
-    assert (problem.field, problem.value) == ("TAPE_DS_ATTENTION", "tirton") and "triton" in problem.remedy
+    assert [(each.field, each.value) for each in check_backend("sdpa")] == [("TAPE_DS_ATTENTION", "tirton")]
     with pytest.raises(ValueError, match=r"'tirton' is unknown; did you mean 'triton'"):
         choose("sdpa", call())
 
 
-def test_what_a_machine_lacks_is_known_before_a_run(monkeypatch):
+def test_missing_parts_of_a_machine_are_known_before_a_run(monkeypatch):
     monkeypatch.setattr(backends.jit, "no_compiler", lambda: None)
     assert missing("auto", "cpu") is missing("reference", "cpu") is missing("flex", "cuda") is None
     for name in ("flash", "flex", "varlen"):
@@ -225,38 +183,18 @@ def test_what_a_machine_lacks_is_known_before_a_run(monkeypatch):
     assert missing("flash", "cuda").wrong == "needs the package flash-attn"
     monkeypatch.setattr(backends.jit, "INTERPRETED", False)
     assert missing("triton", "cpu").wrong == "needs a CUDA device"
-    monkeypatch.setenv("TAPE_DS_ATTENTION", "flex")
-    assert missing("sdpa", "cpu").field == "TAPE_DS_ATTENTION"
 
 
 @pytest.mark.parametrize(
     "backend, changes, reason",
     [
-        ("flash", {"bias": ELEMENTWISE}, "cannot compute a bias on scores"),
-        ("triton", {"bias": ELEMENTWISE}, "cannot compute a bias on scores"),
         ("flash", {"offset": torch.tensor(0)}, "offset that is a tensor"),
         ("flash", {"dtype": torch.float32}, "is for fp16 and bf16, not float32"),
-        ("varlen", {"bias": ELEMENTWISE}, "cannot compute a bias on scores"),
-        ("varlen", {"dtype": torch.float32}, "is for fp16 and bf16, not float32"),
         ("varlen", {"width": 12}, "takes heads of a multiple of 8 up to 256, not 12"),
         ("flex", {"bias": BY_BLOCKS}, "cannot compute this encoding's bias"),
-        ("varlen", {"softcap": 1.0, "sinks": torch.zeros(4)}, "a soft cap on scores and attention sinks"),
-        ("flash", {"sinks": torch.zeros(4)}, "cannot compute attention sinks"),
-        ("triton", {"window": 4}, "cannot compute a sliding window"),
+        ("triton", {"bias": ELEMENTWISE}, "cannot compute a bias on scores"),
     ],
-    ids=[
-        "flash with a bias",
-        "triton with a bias",
-        "flash in a graph",
-        "flash in fp32",
-        "varlen with a bias",
-        "varlen in fp32",
-        "varlen with odd heads",
-        "flex by blocks",
-        "varlen with a soft cap and sinks",
-        "flash with sinks",
-        "triton with a window",
-    ],
+    ids=str,
 )
 def test_a_backend_that_cannot_compute_the_call_refuses_it(on_a_gpu, monkeypatch, backend, changes, reason):
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
@@ -264,7 +202,7 @@ def test_a_backend_that_cannot_compute_the_call_refuses_it(on_a_gpu, monkeypatch
         choose(backend, call(**changes))
 
 
-@pytest.mark.parametrize("needs", [("window",), ("softcap",), ("sinks",), ("window", "sinks")], ids=" and ".join)
+@pytest.mark.parametrize("needs", [("window",), ("softcap",), ("sinks",)], ids=" and ".join)
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkeypatch, backend, needs):
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
@@ -280,10 +218,6 @@ def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkey
         assert [each.field for each in check_backend("auto", needs)] == ["TAPE_DS_ATTENTION"]
     else:
         choose(backend, made)
-
-
-def test_every_backend_can_be_named():
-    assert available() == ["flash", "flex", "reference", "sdpa", "triton", "varlen"]
 
 
 def test_the_stored_table_is_readable_and_names_its_measurements():
@@ -302,14 +236,14 @@ class FusedKernels:
             setattr(self, f"can_use_{name}_attention", lambda asked, name=name: name in able)
 
 
-@pytest.mark.parametrize("able", ["flash", "cudnn", "efficient"])
-def test_a_long_input_is_never_left_to_torch_s_matrices_unasked(monkeypatch, able):
+def test_a_long_input_is_never_left_to_torch_s_matrices_unasked(monkeypatch):
     """On CUDA torch falls back to a [B, H, T, S] matrix without a word: 32 heads of 32,768 tokens are 128 GiB."""
     q, k, v = (torch.zeros(1, 2, 9, 8) for _ in range(3))
-    monkeypatch.setattr(sdpa.torch.backends, "cuda", FusedKernels(able))
-    sdpa.refuse_unfused(q, k, v, None, True, False)
+    for able in ("flash", "cudnn", "efficient"):
+        monkeypatch.setattr(sdpa.torch.backends, "cuda", FusedKernels(able))
+        sdpa.refuse_unfused(q, k, v, None, True, False)
     monkeypatch.setattr(sdpa.torch.backends, "cuda", FusedKernels())
-    with pytest.raises(ValueError, match=r"9 queries and 9 keys: none of torch's fused kernels takes float32.*bf16"):
+    with pytest.raises(ValueError, match="none of torch's fused kernels takes float32"):
         sdpa.refuse_unfused(q, k, v, None, True, False)
 
 
@@ -374,12 +308,6 @@ def test_autocast_comes_before_the_choice_among_torch_s_kernels(calls):
     assert calls == [(torch.bfloat16, 4, False), (torch.float64, 4, False)]
 
 
-def test_short_inputs_are_not_asked_about(monkeypatch):
-    monkeypatch.setattr(sdpa, "refuse_unfused", lambda *arguments: pytest.fail("asked"))
-    q = torch.randn(1, 2, 9, 8)
-    attend(q, q, q, backend="sdpa")
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_step_of_decoding_on_cuda_reads_the_cache_once_for_all_heads_of_a_group(calls, masked):
     """Two calls for the two halves of TAPE's value, each over as many heads as the cache has; behind a padding mask, a
@@ -413,7 +341,3 @@ def test_lengths_that_change_take_flash_before_cudnn(monkeypatch):
     assert order[0] == torch._C._get_sdp_priority_order()
     assert order[1].index(flash) < order[1].index(cudnn)
     assert order[1][0] == flash
-
-
-def test_every_backend_has_its_name():
-    assert list(backends._FUNCTIONS) == list(BACKENDS)

@@ -12,9 +12,10 @@ def case(dtype, heads=4, shared=1):
     return start, torch.randn(2, heads, 5, 6).to(dtype).requires_grad_()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("deviation_dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shared", [1, 4])
+@pytest.mark.parametrize(
+    "dtype, deviation_dtype, shared",
+    [(torch.float64, torch.float64, 4), (torch.float32, torch.bfloat16, 1), (torch.bfloat16, torch.float32, 4)],
+)
 def test_it_is_the_sum_rounded_once(dtype, deviation_dtype, shared):
     start, deviation = case(deviation_dtype, shared=shared)
     expected = (start + deviation).to(dtype)
