@@ -1,13 +1,12 @@
 """The flash backend with a stand-in for the package.
 
-The stand-in computes flash-attn's own definition (bottom-right causal mask, one width for q, k and v) in plain
-matrices; on a GPU with the package the last test runs the real one.
+It computes flash-attn's own definition (bottom-right causal mask, one width for q, k and v) in plain matrices; on a GPU
+with the package the last test runs the real one.
 """
 
 import contextlib
 import importlib
 import importlib.util
-import itertools
 import sys
 from importlib.metadata import PackageNotFoundError
 from types import ModuleType
@@ -18,24 +17,9 @@ import torch
 from tape_ds.attention import backends, flash
 from tape_ds.attention.call import complete
 from tape_ds.attention.document_layout import layout_of_ids
+from tests.attention import varlen_on_cpu
 from tests.attention.by_ids import attend
 from tests.attention.test_attend import DOCUMENTS, MASKS, PLACES, check, inputs, needs_of
-
-
-def attention(q, k, v, softmax_scale, causal, window_size=(-1, -1), softcap=0.0):
-    """[T, H, K], [S, G, K], [S, G, K] -> [T, H, K]."""
-    assert q.shape[-1] == k.shape[-1] == v.shape[-1], "flash-attn takes one width"
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    scores = torch.einsum("thk,shk->hts", q, k) * softmax_scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if causal:
-        queries, keys = scores.shape[1:]
-        hidden = torch.ones(queries, keys).triu(keys - queries + 1).bool()
-        if window_size[0] >= 0:
-            hidden |= torch.ones(queries, keys).tril(keys - queries - window_size[0] - 1).bool()
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return torch.einsum("hts,shk->thk", scores.softmax(-1), v)
 
 
 class Package(ModuleType):
@@ -45,26 +29,21 @@ class Package(ModuleType):
         super().__init__("flash_attn")
         self.__spec__, self.with_lse, self.calls = object(), False, []
 
+    @staticmethod
+    def attention(q, k, v, softmax_scale, causal, window_size=(-1, -1), softcap=0.0):
+        return varlen_on_cpu.attention(q, k, v, softmax_scale, (window_size[0], 0 if causal else -1), softcap)
+
     def flash_attn_func(self, q, k, v, **options):
         self.calls.append("dense")
         self.options = options
-        out = torch.stack([attention(*row, **options) for row in zip(q, k, v, strict=True)])
+        out = torch.stack([self.attention(*row, **options) for row in zip(q, k, v, strict=True)])
         return (out, None) if self.with_lse else out
 
     def flash_attn_varlen_func(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
         self.calls.append("varlen")
         self.options = options
-        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-        queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-        assert (queries[-1], keys[-1]) == (len(q), len(k))
-        assert max_seqlen_q == max((b - a for a, b in itertools.pairwise(queries)), default=0)
-        assert max_seqlen_k == max((b - a for a, b in itertools.pairwise(keys)), default=0)
-        outs = [
-            attention(q[a:b], k[c:d], v[c:d], **options)
-            for (a, b), (c, d) in zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
-            if b > a
-        ]
-        return torch.cat(outs) if outs else q.new_zeros(0, q.shape[1], v.shape[2])
+        borders = varlen_on_cpu.documents_of(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return torch.cat([self.attention(q[a:b], k[c:d], v[c:d], **options) for (a, b), (c, d) in borders])
 
 
 @pytest.fixture
@@ -170,16 +149,15 @@ def test_capability_and_version_choose_the_release(monkeypatch, capability, dist
 
 def test_a_broken_release_is_left_out_with_a_warning(monkeypatch, caplog):
     """Built for another torch, an extension raises ImportError (an undefined symbol), not ModuleNotFoundError."""
-    modules = {"flash_attn_interface": fake("flash_attn_interface"), "flash_attn": fake("flash_attn")}
-    original = importlib.import_module
+    modules = {name: fake(name) for name in ("flash_attn_interface", "flash_attn")}
 
-    def broken(name):
+    def imported(name):
         if name == "flash_attn_interface":
             raise ImportError("undefined symbol: _ZN3c10")
-        return original(name)
+        return modules[name]
 
     with releases(monkeypatch, (9, 0), modules, {"flash-attn": "2.8.3"}):
-        monkeypatch.setattr(importlib, "import_module", broken)
+        monkeypatch.setattr(importlib, "import_module", imported)
         assert flash.flash_functions()[0] == "flash_attn dense"
     assert "undefined symbol" in caplog.text
 

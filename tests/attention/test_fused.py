@@ -33,10 +33,7 @@ def taken(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize(
-    "places, documents",
-    [("full", "none"), ("full", "holes"), ("chunk", "scattered"), ("step", "left"), ("unused end", "packed")],
-)
+@pytest.mark.parametrize("places, documents", [("full", "holes"), ("chunk", "scattered"), ("unused end", "none")])
 def test_forward_and_gradients_are_the_definition_s(taken, places, documents):
     queries, offset = PLACES[places]
     qkv = inputs(queries=queries, key_width=16, value_width=32)
@@ -52,11 +49,9 @@ def test_a_step_of_decoding_has_a_kernel_of_its_own(taken):
     assert taken == ["decode_attention", "decode_attention"]
 
 
-@pytest.mark.parametrize("scale", [None, -1.0])
-def test_a_value_no_wider_than_the_key_is_torch_s(taken, scale):
+def test_a_value_no_wider_than_the_key_is_torch_s(taken):
     q, k, v = inputs(key_width=16, value_width=16)
-    expected = attend(q, k, v, scale=scale, backend="reference")
-    torch.testing.assert_close(attend(q, k, v, scale=scale, backend="triton"), expected)
+    torch.testing.assert_close(attend(q, k, v, backend="triton"), attend(q, k, v, backend="reference"))
     assert taken == ["attention_by_sdpa"]
 
 
@@ -81,14 +76,14 @@ def test_calls_without_a_kernel_are_refused(changes):
 
 
 def test_a_whole_model_trains_and_generates_on_it(monkeypatch, taken):
-    model, ids = tiny_model(head_dim=16), tokens(1, 21)
+    model, ids = tiny_model(head_dim=16, num_hidden_layers=2), tokens(1, 11)
     outcomes = []
     for backend in ("sdpa", "triton"):
         monkeypatch.setenv("TAPE_DS_ATTENTION", backend)
         model.zero_grad()
         model(ids, labels=ids).loss.backward()
         gradients = [weight.grad.clone() for weight in model.parameters()]
-        outcomes.append((gradients, model.generate(ids, max_new_tokens=4, do_sample=False)))
+        outcomes.append((gradients, model.generate(ids, max_new_tokens=3, do_sample=False)))
     assert {"tape_attention", "decode_attention", "attention_by_sdpa"} <= set(taken)
     assert torch.equal(outcomes[0][1], outcomes[1][1])
     for a, b in zip(outcomes[0][0], outcomes[1][0], strict=True):

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tape_ds.attention import backends
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.shifted_groups import attend_in_groups, attention_span, use_groups
-from tape_ds.models import flops, llama
+from tape_ds.models import llama
 from tests.attention import varlen_on_cpu  # noqa: F401 (registers the kernels)
 from tests.attention.group_masks import allowed, in_groups_by_mask, masked
 from tests.models.helpers import gradients, largest_difference, tiny_model, tokens
@@ -87,42 +87,10 @@ def test_documents_in_groups_by_packed_kernels(monkeypatch, documents):
     assert torch.equal(attend_in_groups(q, k, v, group=6, layout=layout, backend="varlen"), out)
 
 
-@pytest.mark.parametrize("documents", [DOCUMENTS, [DOCUMENTS[0]] * 3], ids=["padded", "packed"])
-def test_no_layer_works_borders_out(documents):
-    """It would wait for the device: a model has done it before its layers."""
-    model, layout = tiny_model().train(), []
-    use_groups(model, 6)
-    model.model.layers[0].register_forward_pre_hook(
-        lambda module, args, given: layout.append(
-            [made.known for made in given["inputs"].layout._made.values() if isinstance(made, DocumentLayout)]
-        ),
-        with_kwargs=True,
-    )
-    model(tokens(3, 17), document_ids=torch.tensor(documents))
-    assert layout == [[True] * 5]  # groups of 6: 6 6 5, and shifted 3 12 2
-
-
 def test_gradients_by_differences():
-    q, k, v = inputs(3, 3, length=7, batch=2, width=2, value_width=3, dtype=torch.float64)
+    q, k, v = inputs(2, 1, length=7, batch=2, width=1, value_width=2, dtype=torch.float64)
     layout = DocumentLayout(torch.tensor([[0, 0, 0, 0, 1, 1, 1], [-1, -1, 0, 0, 0, 0, 0]]), 7)
     assert torch.autograd.gradcheck(lambda *x: attend_in_groups(*x, group=4, layout=layout), (q, k, v))
-
-
-@pytest.mark.parametrize("heads, length", [("mha", 19), ("gqa", 16), ("straddling", 19), ("one", 16)])
-def test_a_token_reaches_only_later_ones_of_its_groups(heads, length):
-    """Every token, every group, both halves, every sequence of the batch: outputs it cannot reach stay bit-equal, and
-    those it can reach change."""
-    q, k, v = (x.detach() for x in inputs(*HEADS[heads], length))
-    before = attend_in_groups(q, k, v, group=6)
-    mask = allowed(q.shape[1], length, 6)[0]
-    for place in range(length):
-        changed = [x.clone() for x in (q, k, v)]
-        for x in changed:
-            x[1, :, place] += 1
-        after = attend_in_groups(*changed, group=6)
-        same = (after == before).all(-1)
-        assert same[0].all() and same[2].all()
-        assert torch.equal(same[1], ~mask[:, :, place])
 
 
 def test_no_work_grows_with_the_square_of_the_length():
@@ -171,9 +139,8 @@ def test_model_equals_one_with_an_explicit_mask(monkeypatch, encoding, backend, 
     assert largest_difference(mine[1], theirs[1]) < 2e-4
 
 
-@pytest.mark.parametrize("encoding", ["rope", "tape"])
-def test_evaluation_is_over_everything(encoding):
-    model, ids = tiny_model(encoding=encoding), tokens(2, 17)
+def test_evaluation_is_over_everything():
+    model, ids = tiny_model(), tokens(2, 17)
     plain = model(ids).logits
     use_groups(model, 4)
     assert torch.equal(model(ids).logits, plain)
@@ -200,16 +167,3 @@ def test_a_bias_on_the_scores_is_refused():
     use_groups(model, 4)
     with pytest.raises(ValueError, match="alibi adds a bias"):
         model(tokens(1, 8), use_cache=False)
-
-
-def test_counted_flops_are_those_that_are_executed():
-    model = tiny_model(attention_backend="reference").train()
-    use_groups(model, 8)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(tokens(1, 64), use_cache=False)
-    span = attention_span(64, 8, 4)
-    expected = 2 * flops.multiply_adds(model.config, 64, causal=False, attention_span=span)
-    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-6)
-    whole = flops.training_flops_per_token(model.config, 64, 0.1)
-    assert flops.training_flops_per_token(model.config, 64, 0.1, attention_span=64) == whole
-    assert flops.training_flops_per_token(model.config, 64, 0.1, attention_span=span) < whole

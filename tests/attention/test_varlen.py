@@ -19,7 +19,7 @@ from tape_ds.attention.call import AttentionCall
 from tape_ds.methods.recompute import use_recompute
 from tests.attention import varlen_on_cpu
 from tests.attention.by_ids import attend
-from tests.attention.test_attend import DOCUMENTS, MASKS, PLACES, check, inputs
+from tests.attention.test_attend import DOCUMENTS, MASKS, PLACES, check, check_padding, inputs
 from tests.models.helpers import tiny_config
 
 
@@ -61,18 +61,7 @@ def test_one_call_per_width_of_the_key(on_a_gpu, value_width, calls, heads, grou
 
 
 def test_nothing_leaves_padding(on_a_gpu):
-    ids = torch.tensor(DOCUMENTS["holes"])
-    padding = (ids < 0)[:, None, :, None]
-    clean = inputs(key_width=8, value_width=16)
-    dirty = [x.detach().masked_fill(padding, torch.nan).requires_grad_() for x in clean]
-    direction = torch.randn(2, 4, 9, 16)
-    results = []
-    for tensors in (clean, dirty):
-        out = attend(*tensors, document_ids=ids, backend="varlen")
-        results.append([out, *torch.autograd.grad(out, tensors, direction)])
-    for mine, expected in zip(*results, strict=True):
-        assert torch.equal(mine, expected)
-    assert (results[0][0].masked_select(padding) == 0).all()
+    check_padding("varlen", "holes", torch.nan, key_width=8, value_width=16)
 
 
 def cu_seq_lens(documents: int, tokens: int, sequences: int = 1) -> dict:
