@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,15 +51,6 @@ def unknown_name(X, N: tl.constexpr):
     tl.store(X + tl.arange(0, N), missing)  # noqa: F821
 
 
-@jit
-def deadly(X, N: tl.constexpr):
-    """Takes its compiler's process along, as an abort inside LLVM does."""
-    tl.store(X + tl.arange(0, N), 0)
-
-
-deadly.preload = lambda data: os._exit(139)
-
-
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     """One for each verdict; the name says which."""
     x = torch.empty(1 << 16, dtype=dtype, device="meta")
@@ -77,7 +67,6 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "good", small
     yield "good once more", functools.partial(small, steps=97)
     yield "one step", functools.partial(small, steps=1)
-    yield "deadly", functools.partial(short, deadly)
     yield "spills", functools.partial(tiles, held, Launch(128, 256, 4, 2), 128, 256, 64)
     yield "spills outside", functools.partial(tiles, held, Launch(128, 128, 4, 2), 128, 128, 64)
     yield "large", functools.partial(tiles, product, Launch(64, 256, 8, 4), 64, 256, 256)

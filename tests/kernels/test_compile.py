@@ -72,7 +72,6 @@ def examples(tmp_path_factory):
         ("held spills", r"spills \d+ times inside a loop"),
         ("product large", r"needs 557,056 bytes of shared memory, 232,448 is the most"),
         ("unknown_name unknown name", "does not compile: CompilationError.*missing is not defined"),
-        ("deadly deadly", "the compiler crashed"),
     ],
 )
 def test_the_gate_refuses(examples, kernel, words):
@@ -87,7 +86,7 @@ def test_the_gate_refuses(examples, kernel, words):
 def test_the_gate_passes(examples, kernel):
     _, output = examples
     assert f"FAILED {kernel}," not in output
-    assert "8 kernels" in output and "4 failed" in output
+    assert "7 kernels" in output and "3 failed" in output
 
 
 def test_a_specialisation_is_compiled_once_and_calls_that_differ_in_one_each(examples):
@@ -108,10 +107,9 @@ def table(output):
     return {name: dict(re.findall(r" (\w+) ([\d,]*\d)", figures)) for name, figures in lines}
 
 
-@pytest.mark.parametrize("arguments", [["--kernels", "rotat"], ["--only", "no such kernel"]])
-def test_a_gate_that_would_guard_nothing_is_refused(monkeypatch, arguments):
+def test_a_kernel_that_does_not_exist_is_refused(monkeypatch):
     monkeypatch.setattr(work, "INTERPRETED", False)
-    assert compile_kernels.main(arguments) == 2
+    assert compile_kernels.main(["--kernels", "rotat"]) == 2
 
 
 def test_every_launch_belongs_to_a_launch():

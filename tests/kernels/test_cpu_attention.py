@@ -75,22 +75,3 @@ def test_nothing_padded_or_repeated_is_kept():
         out = cpu_attention(*tensors, True, 0.3)
     statistics = 2 * 6 * 17
     assert sum(kept) == sum(x.numel() for x in tensors) + out.numel() + statistics
-
-
-def test_torch_knows_the_operator():
-    tensors = case("grouped and wide", torch.float32)
-    torch.library.opcheck(torch.ops.tape_ds.cpu_attention, (*tensors, True, 0.3))
-
-
-def test_a_compiled_graph_and_checkpointing_pass_through():
-    tensors = case("grouped and wide", torch.float32)
-
-    def function(q, k, v):
-        return cpu_attention(q * 2, k, v, True, 0.3).square().sum()
-
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    checkpointed = lambda *given: torch.utils.checkpoint.checkpoint(function, *given, use_reentrant=False)  # noqa: E731
-    expected = torch.autograd.grad(function(*tensors), tensors)
-    for way in (compiled, checkpointed):
-        for a, b in zip(torch.autograd.grad(way(*tensors), tensors), expected, strict=True):
-            torch.testing.assert_close(a, b)

@@ -11,7 +11,7 @@ from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
 from tape_ds.kernels.position_mix import position_mix
 from tape_ds.kernels.tape_attention import tape_attention
 
-B, T, S, H, G, K, I, D, V = 2, 5, 7, 6, 2, 16, 3, 8, 11
+B, T, S, H, G, K, I, D, V = 2, 5, 7, 4, 2, 16, 3, 8, 11
 
 
 def counted(function, *tensors):

@@ -39,11 +39,6 @@ def tensor(device, dtype):
     return SimpleNamespace(device=torch.device(device), dtype=dtype, is_cuda=device.startswith("cuda"))
 
 
-def test_the_suite_interprets_kernels_exactly_where_there_is_no_gpu():
-    pytest.importorskip("triton")
-    assert torch.cuda.is_available() != jit.INTERPRETED
-
-
 @pytest.mark.parametrize(
     ("gpu", "column"),
     [
@@ -77,21 +72,6 @@ def test_halves_run_on_a_gpu(on_a_gpu, device, dtype, words):
     on_a_gpu(9, 0, 227)
     found = jit.why_not(tensor(device, dtype))
     assert found is None if words is None else words in found
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("gpu", [(9, 0, 227), (8, 9, 99)])
-def test_a_compiled_graph_takes_the_answer_about_a_gpu(on_a_gpu, gpu):
-    """The driver's answers, behind a cache, are nothing that a graph could hold."""
-    on_a_gpu(*gpu)
-    device = torch.device("cuda", 0)
-
-    def attend(x):
-        return x if jit._lacking(device) is None else -x
-
-    torch.compiler.reset()  # a graph of another GPU
-    x = torch.ones(2)
-    assert torch.equal(torch.compile(attend, backend="eager", fullgraph=True)(x), attend(x))
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ TABLE = {
     (90, 64): (SLOW, FAST, FASTEST),
     (90, 32): (SLOW,),
     (80, 64): (FAST, SLOW),
-    (launch.INTERPRETER, 64): (FASTEST, SLOW),
 }
 DEVICE = torch.device("cuda", 0)
 
@@ -60,11 +59,3 @@ def test_the_fastest_is_chosen_by_one_measurement_of_each_kernel_and_shape(measu
     choose(shape=(1, 8, 2048))
     choose(name="another")
     assert len(measured) == 9
-
-
-def test_the_interpreter_has_a_column_of_its_own_and_no_clock(measured, monkeypatch):
-    monkeypatch.setenv(launch.AUTOTUNE, "1")
-    monkeypatch.setattr(launch, "INTERPRETED", True)
-    monkeypatch.setattr(launch, "capability", lambda device: launch.INTERPRETER)
-    assert choose() == FASTEST
-    assert measured == []

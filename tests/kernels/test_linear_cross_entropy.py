@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import linear_cross_entropy as module
 from tape_ds.kernels.linear_cross_entropy import CHUNK_BYTES, CHUNK_MULTIPLE, chunk_tokens, linear_cross_entropy
@@ -75,8 +74,9 @@ def test_loss_and_gradients(dtype, chunk):
 
 
 def test_slopes_in_fp64():
-    hidden, weight, labels = inputs()
-    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, labels, chunk=8), (hidden, weight))
+    hidden, weight = (torch.randn(rows, 4, dtype=torch.float64, requires_grad=True) for rows in (9, 7))
+    labels = torch.tensor([0, 6, -100, 3, 3, -100, 5, 1, 2])
+    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, labels, chunk=4), (hidden, weight))
 
 
 @pytest.mark.parametrize("stream, masters", [(torch.float32, True), (torch.bfloat16, True), (torch.float32, False)])
@@ -202,28 +202,6 @@ def test_the_factor_of_16_bit_gradients_is_not_rounded():
     gradient, factor = torch.full((64, 2), 3.0, dtype=torch.bfloat16), torch.tensor(1 + 2**-9 + 2**-12)
     scaled = module.scaled_gradient(gradient, factor, torch.float32)
     assert (scaled == 3 * factor).all() and scaled[0, 0] != (gradient * factor)[0, 0]
-
-
-def test_torch_knows_the_operators():
-    hidden, weight, labels = inputs(torch.float32)
-    torch.library.opcheck(CHUNKED, (hidden, weight, labels, -100, 8, torch.float32, True, True))
-    gradient = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
-    torch.library.opcheck(module.scaled_gradient, (gradient, torch.tensor(0.3), torch.float32))
-
-
-def checkpointed(*arguments):
-    return checkpoint(linear_cross_entropy, *arguments, use_reentrant=False)
-
-
-@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
-def test_compiled_and_checkpointed(way):
-    hidden, weight, labels = inputs(torch.float32)
-    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
-    eager, found = (
-        outcome(function, hidden, weight, labels)
-        for function in (linear_cross_entropy, compiled if way == "compiled" else checkpointed)
-    )
-    assert all(torch.equal(eager[name], found[name]) for name in eager)
 
 
 @pytest.mark.gpu

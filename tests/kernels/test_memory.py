@@ -226,7 +226,9 @@ def sparse(tmp_path):
     return memory
 
 
-@pytest.mark.parametrize("apart, deterministic", [("rows", True), ("heads", False), ("tokens", False)])
+@pytest.mark.parametrize(
+    "apart, deterministic", [("rows", True), ("heads", False), pytest.param("tokens", False, marks=pytest.mark.slow)]
+)
 def test_attention_beyond_2_to_the_31(monkeypatch, launches, sparse, apart, deterministic):
     """Inputs, what comes back and all results lie so, forward and backward."""
     tokens, several = (170, 1) if apart == "tokens" else (35, 2)

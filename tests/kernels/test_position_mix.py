@@ -6,15 +6,12 @@ The Triton kernels run on the GPU where there is one, else in Triton's interpret
 import pytest
 import torch
 from torch import Tensor
-from torch.library import opcheck
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import jit, position_mix_plain, position_mix_triton, reference
 from tape_ds.kernels.position_mix import position_mix
 from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
+from tests.models.test_score_bias import Largest
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -258,17 +255,6 @@ def test_dtype_of_the_result(dtype):
     assert (out.double() - exact).abs().max() <= 2 * step * exact.abs().max()
 
 
-class Largest(TorchDispatchMode):
-    """Remembers how many elements the largest new tensor had."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))])
-        return out
-
-
 def test_nothing_is_as_large_as_ranks_times_channels(monkeypatch):
     """[B, I, T, K] is four states and more: the largest tensor that is ever made is ``moved``, which is an input."""
     monkeypatch.setattr(position_mix_plain, "CHUNK", 512)
@@ -277,7 +263,7 @@ def test_nothing_is_as_large_as_ranks_times_channels(monkeypatch):
     with Largest() as seen:
         position_mix_plain.forward(inputs, empty(inputs, torch.float32), True)
         position_mix_plain.backward(torch.randn_like(inputs.state), inputs, empty_gradients(inputs, [True] * 6), True)
-    assert seen.elements <= state < 64 * 128 * 16
+    assert seen.numel <= state < 64 * 128 * 16
 
 
 @needs_triton
@@ -285,8 +271,8 @@ def test_nothing_is_as_large_as_ranks_times_channels(monkeypatch):
 @pytest.mark.parametrize(
     "shape, dtype, unit",
     [
-        ({"heads": 3, "groups": 3, "rank": 12, "tokens": 63, "width": 32, "batch": 1}, 0, False),
-        ({"heads": 3, "groups": 1, "rank": 5, "tokens": 40, "width": 32, "batch": 1}, 1, True),
+        ({"heads": 3, "groups": 3, "rank": 12, "tokens": 35, "width": 32, "batch": 1}, 0, False),
+        ({"heads": 3, "groups": 1, "rank": 5, "tokens": 35, "width": 32, "batch": 1}, 1, True),
         ({"heads": 9, "groups": 3, "rank": 12, "tokens": 9, "width": 64}, 1, False),
         ({"heads": 12, "groups": 12, "rank": 48, "tokens": 6, "width": 96, "rows": 2}, 0, True),
         ({"heads": 32, "groups": 32, "rank": 128, "tokens": 5, "width": 128, "batch": 1}, 0, False),
@@ -306,7 +292,7 @@ def test_triton(shape, dtype, unit):
 
 @needs_triton
 @pytest.mark.usefixtures("nan_scratch")
-@pytest.mark.parametrize("at, without", enumerate(ABSENT[1:]), ids=str)
+@pytest.mark.parametrize("at, without", list(enumerate(ABSENT[1:])), ids=str)
 def test_triton_without(at, without):
     unit = at % 2 == 0
     inputs = gentle(example(6, 3, 7, 5, 32, dtype=TRITON_DTYPES[0], device=DEVICE, without=without))
@@ -363,16 +349,6 @@ def test_frozen_weights_get_no_gradient():
         assert all(torch.equal(found, expected) for found, expected in others)
 
 
-@pytest.mark.parametrize(
-    "unit, without, dtype",
-    [(True, ABSENT[0], torch.float32), (False, ABSENT[3], torch.bfloat16), (False, ABSENT[4], torch.float32)],
-    ids=str,
-)
-def test_operator_keeps_the_rules_of_torch_library(unit, without, dtype):
-    inputs, _ = leaves(example(6, 3, dtype=dtype, without=without))
-    opcheck(torch.ops.tape_ds.position_mix.default, (*inputs, dtype, unit))
-
-
 @pytest.mark.parametrize("without", ABSENT, ids=str)
 @UNIT
 def test_fp64_and_its_derivatives(unit, without):
@@ -387,25 +363,6 @@ def test_fp64_and_its_derivatives(unit, without):
     expected = reference.position_update(*inputs, unit)
     torch.testing.assert_close(update(*wanted), expected.expand(2, 2, 2, 4), rtol=0, atol=1e-14)
     assert torch.autograd.gradcheck(update, wanted)
-
-
-@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
-def test_compiled_and_checkpointed(way):
-    inputs, wanted = leaves(example(6, 3))
-    grad = received(inputs, torch.float32)
-
-    def twice(*tensors):
-        state = position_mix(inputs.start, *tensors, dtype=torch.float32, unit=True)
-        return position_mix(inputs.start, state, *tensors[1:], dtype=torch.float32, unit=True)
-
-    expected = twice(*wanted)
-    if way == "compiled":
-        found = torch.compile(twice, fullgraph=True, backend="aot_eager")(*wanted)
-    else:
-        found = checkpoint(twice, *wanted, use_reentrant=False)
-    assert torch.equal(found, expected)
-    gradients = (torch.autograd.grad(out, wanted, grad) for out in (found, expected))
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize(

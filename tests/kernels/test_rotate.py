@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.library import opcheck
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import jit, reference, rotate_triton
 from tape_ds.kernels import rotate as module
@@ -136,17 +135,6 @@ def test_triton_computes_only_what_is_asked_for():
     assert torch.equal(alone[0], d_x) and torch.equal(alone[1], d_state)
 
 
-def test_memory_layouts():
-    """The output lies as x does, x's gradient as a projection does: no later transpose copies."""
-    x, start, state, _ = example(4, 2)
-    x.requires_grad_()
-    out = rotate(x, start, state)
-    assert out.stride() == x.stride()
-    (d_x,) = torch.autograd.grad(out, x, torch.randn(out.shape))
-    assert d_x.transpose(1, 2).is_contiguous()
-    assert rotate(x.detach().contiguous(), start, state).is_contiguous()
-
-
 def test_rows_are_written_contiguous_whatever_is_read():
     """Kernels write contiguous rows alone; a transposed x or state says nothing else of memory for results."""
     inputs = tuple(each.mT.contiguous().mT for each in example(4, 2))
@@ -170,36 +158,11 @@ def test_x_is_saved_only_for_the_state_s_gradient(learned):
     assert saved == [*([x.shape] if learned else []), start.shape, state.shape]
 
 
-@pytest.mark.parametrize("dtype, stated", [(torch.float32, True), (torch.bfloat16, False)])
-def test_operator_keeps_the_rules_of_torch_library(dtype, stated):
-    x, start, state, _ = example(4, 2, dtype=dtype)
-    x.requires_grad_()
-    opcheck(torch.ops.tape_ds.rotate.default, (x, start, state.requires_grad_() if stated else None))
-
-
 def test_gradients_are_derivatives():
     x, start, state, _ = (each.double() for each in example(4, 2, tokens=3))
     assert torch.autograd.gradcheck(
         lambda x, state: rotate(x, start, state), (x.requires_grad_(), state.requires_grad_())
     )
-
-
-@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
-def test_compiled_and_checkpointed(way):
-    x, start, state, grad = example(4, 2)
-    wanted = x.requires_grad_(), state.requires_grad_()
-
-    def twice(x, state):
-        return rotate(rotate(x, start, state), start)
-
-    expected = twice(*wanted)
-    if way == "compiled":
-        found = torch.compile(twice, fullgraph=True, backend="aot_eager")(*wanted)
-    else:
-        found = checkpoint(twice, *wanted, use_reentrant=False)
-    assert torch.equal(found, expected)
-    gradients = (torch.autograd.grad(out, wanted, grad) for out in (found, expected))
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize(

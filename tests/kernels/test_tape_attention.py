@@ -42,27 +42,17 @@ def run(example, **more):
         ({"queries": 40, "keys": 50, "width": 32, "offset": 20}, True),
         ({"queries": 1, "keys": 65, "width": 32, "batch": 2, "scale": 0.7}, False),
         ({"queries": 33, "keys": 33, "width": 10, "batch": 2}, True),
+        ({"queries": 37, "keys": 37, "width": 80}, False),
+        ({"queries": 37, "keys": 37, "width": 128}, False),
+        ({"queries": 63, "keys": 70, "width": 64, "dtype": torch.float16}, True),
     ],
     ids=str,
 )
 def test_output_and_gradients(shape, deterministic):
-    """Odd lengths, T != S, unseen keys, queries before the first key, GQA and MQA."""
+    """Odd lengths, T != S, unseen keys, queries before the first key, GQA and MQA; head sizes narrower than their block
+    of 128, whose rest must be neither read nor written."""
     example = case(**shape)
     check(run(example, deterministic=deterministic), example)
-
-
-@pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("width", [64, 80, 96, 128])
-def test_every_head_size(width):
-    """80 and 96 columns lie in a block of 128 whose rest must be neither read nor written."""
-    example = case(37, 37, width)
-    check(run(example), example)
-
-
-@pytest.mark.usefixtures("nan_memory")
-def test_half_precision():
-    example = case(63, 70, 64, dtype=torch.float16)
-    check(run(example), example)
 
 
 PACKED = documents((0, 40), (3, 1), (1, 59), batch=2)
@@ -140,15 +130,6 @@ def test_blocks_of_other_documents_are_skipped(deterministic):
         assert not x[:, :, :BLOCK].isfinite().any(), name
 
 
-def test_borders_of_documents():
-    ids = torch.tensor([[5, 5, -1, 0, 5, 0], [-7, 2, 2, 2, -1, -1]])
-    found = document_borders(ids)
-    assert found.dtype == torch.int32
-    assert found[0].tolist() == [[5, 5, -1, 0, 5, 0], [-1, 2, 2, 2, -1, -1]]
-    assert found[1].tolist() == [[0, 0, 6, 3, 0, 3], [6, 1, 1, 1, 6, 6]]
-    assert found[2].tolist() == [[4, 4, -1, 5, 4, 5], [-1, 3, 3, 3, -1, -1]]
-
-
 def test_borders_may_be_a_view():
     """Of one row for the whole batch, say: kernels read them as they would lie in memory of their own."""
     example = case(40, 40, 16, batch=2, document_ids=documents((0, 10), (1, 30), batch=2))
@@ -167,8 +148,8 @@ def test_no_queries_and_no_keys():
 @pytest.mark.usefixtures("nan_memory")
 def test_strided_views():
     """Slices of a fused projection, value and state side by side, output gradients that are one number."""
-    fused = torch.randn(2, 40, 4, 128, device=DEVICE, dtype=DTYPE)
-    views = [fused[:, :, :2, :32], fused[:, :, 2:3, 32:64], *fused[:, :, 3:, 64:].split(32, -1)]
+    fused = torch.randn(2, 20, 4, 64, device=DEVICE, dtype=DTYPE)
+    views = [fused[:, :, :2, :16], fused[:, :, 2:3, 16:32], *fused[:, :, 3:, 32:].split(16, -1)]
     strided = [x.transpose(1, 2).detach().requires_grad_() for x in views]
     copies = [x.detach().contiguous().requires_grad_() for x in strided]
     found, expected = (torch.stack(tape_attention(*inputs)) for inputs in (strided, copies))
@@ -200,7 +181,7 @@ def test_nothing_is_copied_on_the_way():
 @pytest.mark.usefixtures("nan_memory")
 def test_a_state_that_all_heads_share():
     """The first layer's: rows and heads repeat one memory; its gradient is the sum over them."""
-    example = case(45, 45, 32, batch=2, heads=4, groups=2)
+    example = case(20, 20, 16, batch=2, heads=4, groups=2)
     start = example.e_BGSK[:1, :1].clone().requires_grad_()
     e = start.expand(2, 2, -1, -1)
     *rest, de = run(example._replace(e_BGSK=e.detach()))
@@ -220,7 +201,7 @@ def test_an_unused_moved_state():
 
 
 def test_deterministic_is_bit_equal():
-    example = case(70, 70, 32)
+    example = case(40, 40, 32)
     once, again, atomic = run(example, deterministic=True), run(example, deterministic=True), run(example)
     for name, a, b, c in zip(NAMES, once, again, atomic, strict=True):
         assert torch.equal(a, b), name
@@ -242,29 +223,6 @@ def test_torch_deterministic_algorithms_are_obeyed(monkeypatch):
     assert seen == [False, True]
 
 
-def test_operators_are_registered_in_full():
-    """Schemas, fake results, autograd and tracing agree with what the operators do."""
-    example = case(20, 24, 16, heads=2, document_ids=documents((0, 10), (1, 14)))
-    inputs = [x.requires_grad_() for x in example.inputs]
-    borders = document_borders(example.options["document_ids"])
-    for given in (borders, None):
-        torch.library.opcheck(torch.ops.tape_ds.tape_attention.default, (*inputs, given, 4, 0.2, False))
-    results = torch.ops.tape_ds.tape_attention(*inputs, None, 4, 0.2, False)
-    tensors = [x.detach() for x in (example.dout_BHTK, example.dattended_BHTK, *inputs, *results)]
-    torch.library.opcheck(torch.ops.tape_ds.tape_attention_backward.default, (*tensors, None, 4, 0.2, False))
-
-
-def test_compiles_without_a_graph_break():
-    example = case(20, 20, 16, document_ids=documents((0, 8), (1, 12)))
-
-    def attend(*inputs):
-        return tape_attention(*inputs, **example.options, deterministic=True)
-
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    for found, expected in zip(gradients(compiled, example, DTYPE), gradients(attend, example, DTYPE), strict=True):
-        assert torch.equal(found, expected)
-
-
 def tensors(q=(1, 4, 3, 16), k=(1, 2, 3, 16), v=None, e=None):
     return [torch.zeros(shape, device=DEVICE, dtype=DTYPE) for shape in (q, k, v or k, e or v or k)]
 
@@ -279,12 +237,9 @@ def tensors(q=(1, 4, 3, 16), k=(1, 2, 3, 16), v=None, e=None):
         (tensors((1, 4, 3, 130), (1, 2, 3, 130)), "head size 130 "),
         ([*tensors()[:3], tensors()[3].double()], "q, k, v, e differ in dtype: torch.float"),
         ([tensors(q=(1, 4, 16, 3))[0].mT, *tensors()[1:]], "last dimension of q is not contiguous"),
-        ([x.bfloat16() for x in tensors()], "bf16 wrongly"),
     ],
 )
 def test_unusable_tensors_are_refused(inputs, reason):
-    if reason == "bf16 wrongly" and DEVICE == "cuda":
-        pytest.skip("bf16 is wrong in the interpreter only")
     with pytest.raises(ValueError, match=reason):
         tape_attention(*inputs)
 
