@@ -38,13 +38,6 @@ def test_every_token_is_found_again(documents, places):
     assert packed.longest_keys == max(map(len, expected))
 
 
-def test_sequences_in_order_and_without_padding_are_not_gathered():
-    packed = DocumentLayout(torch.tensor(DOCUMENTS["packed"]), 9).packed
-    assert packed.key_order is packed.query_order is None
-    assert packed.cu_keys.tolist() == packed.cu_queries.tolist() == [0, 3, 7, 9, 15, 18]
-    assert packed.cu_keys.dtype == torch.int32 and (packed.longest_queries, packed.longest_keys) == (6, 6)
-
-
 @pytest.mark.parametrize("documents, whole", [("packed", True), ("left", True), ("scattered", False), ("holes", False)])
 def test_gaps_inside_documents_are_known(documents, whole):
     assert DocumentLayout(torch.tensor(DOCUMENTS[documents]), 9).contiguous == whole

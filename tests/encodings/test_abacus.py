@@ -95,7 +95,7 @@ def test_cached_logits_are_the_full_pass_s_with_an_encoding_that_caches_more(nam
 
 @pytest.mark.parametrize("name", [*WITH_EVERY_HEADS, "sincos", "rope dynamic", "randpe"])
 def test_without_digits_logits_are_those_of_the_inner_encoding(name):
-    """To the last bit; with digits they differ. Rows that differ in their digits share angles and biases."""
+    """To the last bit; with digits they differ."""
     model, plain = combined(name), tiny_model(encoding=name)
     shared = {key.replace(".encoding.inner.", ".encoding."): value for key, value in model.state_dict().items()}
     plain.load_state_dict({key: value for key, value in shared.items() if ".encoding.digits." not in key})
@@ -103,14 +103,8 @@ def test_without_digits_logits_are_those_of_the_inner_encoding(name):
     letters = ids % 17 + 3
     assert torch.equal(model(letters).logits, plain(letters).logits)
     assert not torch.equal(model(ids).logits, plain(ids).logits)
-    found = model.model.encoding
-    located = found.positions_for(torch.arange(14)[None], base.TokenContext(ids, None, 0, None))
-    if not found.reads_tokens:
-        start, read = found.start(located), found.for_layers(located)
-        assert start is None or len(start) == 1
-        assert read is None or len(read) == 1
     promised = ("translation_invariant", "cache_exact", "reads_tokens", "draws")
-    assert all(getattr(found, each) == getattr(plain.model.encoding, each) for each in promised)
+    assert all(getattr(model.model.encoding, each) == getattr(plain.model.encoding, each) for each in promised)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -139,14 +133,14 @@ def test_an_offset_is_drawn_in_training_for_all_digits_together():
         abacus.digits.weight.copy_(torch.arange(30)[:, None].expand(-1, 32))
     places = torch.tensor([[[0, 1], [1, 2], [2, 0]], [[0, 4], [1, 0], [2, 1]]])
     offsets = []
-    for seed in range(200):
+    for seed in range(60):
         torch.manual_seed(seed)
         with torch.device("meta"):
             added = abacus.embed(torch.zeros(2, 3, 32, device="cpu"), places)[..., 0]
         offset = int(added[0, 0])
         assert added.tolist() == [[offset, offset + 1, 0], [offset + 3, 0, offset]]
         offsets.append(offset)
-    assert {offset: offsets.count(offset) > 25 for offset in offsets} == dict.fromkeys(range(4), True)
+    assert {offset: offsets.count(offset) > 5 for offset in offsets} == dict.fromkeys(range(4), True)
     added = abacus.eval().embed(torch.zeros(2, 3, 32), places)[..., 0]
     assert added.tolist() == [[0, 1, 0], [3, 0, 0]]
 

@@ -46,11 +46,3 @@ def test_angles_are_the_formula_s(name, factor, head_size, theta):
     on_cosine = 0.1 * math.log(factor) + 1 if name.startswith("yarn") else 1.0
     expected = np.concatenate((np.cos(angles), np.sin(angles)), -1) * on_cosine
     np.testing.assert_allclose(mine, expected, rtol=0, atol=2e-7)
-
-
-def test_scalings_differ_from_each_other():
-    """A type that is taken for another with the same formula would pass above."""
-    found = [started(name, 4.0, 64, 10_000.0) for name in FORMULAS]
-    for one in range(len(found)):
-        for other in range(one):
-            assert np.abs(found[one] - found[other]).max() > 0.05

@@ -113,15 +113,6 @@ def test_rows_of_different_lengths_have_their_own_base():
         assert torch.equal(start[row : row + 1, :, documents[row] >= 0], alone), row
 
 
-def test_a_dynamic_base_leaves_nothing_in_the_module():
-    """The published code kept its longest length: what came before changed what came after."""
-    model = tiny_model(encoding="rope dynamic")
-    short, long = tokens(2, 5), tokens(1, 60)
-    first = [model(ids).logits for ids in (short, long)]
-    again = [model(ids).logits for ids in (long, short)]
-    assert torch.equal(first[0], again[1]) and torch.equal(first[1], again[0])
-
-
 def logits_with_the_base_of(model, prompt, ids):
     """A full pass over ``ids`` with the base that a text of ``prompt`` tokens has."""
     model.model.encoding.positions_for = lambda positions_BT, text: torch.stack(

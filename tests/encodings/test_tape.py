@@ -16,52 +16,103 @@ UPDATES = [
     "tape scale",
     "tape feed-forward only",
     "tape attention only",
+    "tape separate",
+    "tape vector",
+    "tape vector scale",
+    "tape flattened",
     "tape unit",
     "tape unit identity",
 ]
 B, T, K = 2, 7, 8
 
 
-def layer_of(heads, encoding, dtype=torch.float64):
-    """The first block's position layer with random weights."""
-    layer = tiny_model(heads, encoding, position_encoding="tape").model.layers[0].position
-    return layer.to(dtype)
+def halves(x):
+    """Cosines and sines."""
+    return x.chunk(2, dim=-1)
 
 
-def written_out(layer, heads, q, k, v, start, e, y):
+def across_heads(weight, moved, groups, identity=False):
+    """W_att of the paper [G, H], or one scalar per query head [H] into its own group: [B, H, T, X] -> [B, G, T, X];
+    ``identity``: the weight is counted from the mean over each group's own heads."""
+    size, out = moved.shape[1] // groups, [torch.zeros_like(moved[:, 0]) for _ in range(groups)]
+    for g in range(groups):
+        for h in range(moved.shape[1]):
+            own = h // size == g
+            factor = weight[g, h] if weight.dim() == 2 else weight[h] * own
+            out[g] = out[g] + (factor + identity * own / size) * moved[:, h]
+    return torch.stack(out, 1)
+
+
+def across_channels(weight, moved, groups):
+    """A matrix, or a scalar per channel, of the mean over each group's query heads."""
+    size, out = moved.shape[1] // groups, []
+    for g in range(groups):
+        mean = sum(moved[:, g * size + i] for i in range(size)) / size
+        out.append(mean @ weight.T if weight.dim() == 2 else mean * weight)
+    return torch.stack(out, 1)
+
+
+def attention_update(layer, moved, groups):
+    """What is added to the state, each of the two halves on its own."""
+    parts = []
+    for name, half in zip(("cos", "sin"), halves(moved), strict=True):
+        weight = (getattr(layer.attend, name) if layer.form == "separate" else layer.attend).weight
+        if layer.form == "vector":
+            parts.append(across_channels(weight, half, groups))
+        else:
+            parts.append(across_heads(weight, half, groups, layer.identity))
+    return torch.cat(parts, -1)
+
+
+def feed_forward(layer, e, y):
+    """W_down diag(SiLU(W_x y)) W_up e, each of the two halves on its own."""
+    gate, parts = F.silu(y @ layer.gate.weight.T), []
+    for name, half in zip(("cos", "sin"), halves(e), strict=True):
+        up, down = layer.expand, layer.contract
+        if layer.form == "separate":
+            up, down = getattr(up, name), getattr(down, name)
+        up, down = up.weight, down.weight
+        if layer.form in ("tensorial", "separate"):
+            inner = torch.einsum("ig,bgtx->bitx", up, half) * gate.transpose(1, 2)[..., None]
+            parts.append(torch.einsum("gi,bitx->bgtx", down, inner))
+        elif layer.form == "vector":
+            parts.append(((half @ up.T) * gate[:, None]) @ down.T)
+        else:
+            flat = torch.cat([half[:, g] for g in range(half.shape[1])], dim=-1)
+            out = (flat @ up.T * gate) @ down.T
+            parts.append(torch.stack(out.split(half.shape[-1], dim=-1), dim=1))
+    return torch.cat(parts, -1)
+
+
+def with_modulus_of(start, x):
+    """Every pair (cos_j, sin_j) stretched to its length in ``start``."""
+    length, own = (sum(half**2 for half in halves(each)).sqrt() for each in (start, x))
+    return x * (length / own).repeat(1, 1, 1, 2)
+
+
+def written_out(layer, q, k, v, start, e, y):
     """One layer's life of the state, straight from the definition, on the whole ``e``: out [B, H, T, K] and new e."""
-    H, G = heads["num_attention_heads"], heads["num_key_value_heads"]
-    out, carried = torch.zeros_like(q), torch.zeros(B, H, T, K, dtype=q.dtype)
-    cos, sin = e[..., : K // 2], e[..., K // 2 :]
-    start_modulus = (start[..., : K // 2] ** 2 + start[..., K // 2 :] ** 2).sqrt()
+    (H, G), out, carried = (q.shape[1], k.shape[1]), [], []
+    cos, sin = halves(e)
+    if cos.shape[-1] < K:  # the two halves of a rotation are alike
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
-    def with_modulus_of_start(x):
-        own = (x[..., : K // 2] ** 2 + x[..., K // 2 :] ** 2).sqrt()
-        return x * (start_modulus / own).repeat(1, 1, 1, 2)
-
-    def turn(x, g):
-        a, b = x[..., : K // 2], x[..., K // 2 :]
-        return torch.cat((a * cos[:, g] - b * sin[:, g], b * cos[:, g] + a * sin[:, g]), -1)
+    def turned(x, g):
+        a, b = halves(x)
+        return x * cos[:, g] + torch.cat((-b, a), -1) * sin[:, g]
 
     for h in range(H):
         g = h // (H // G)
-        scores = turn(q[:, h], g) @ turn(k[:, g], g).mT / K**0.5
+        scores = turned(q[:, h], g) @ turned(k[:, g], g).mT / K**0.5
         A = torch.softmax(scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf), -1)
-        out[:, h], carried[:, h] = A @ v[:, g], A @ e[:, g]
+        out.append(A @ v[:, g])
+        carried.append(A @ e[:, g])
     if layer.attend is not None:
-        W = layer.attend.weight
-        if W.dim() == 1:  # scale: s_h in the column of head h, in the row of its group
-            W = torch.zeros(G, H, dtype=W.dtype).scatter(0, (torch.arange(H) // (H // G))[None], W[None])
-        if layer.identity:
-            W = W + torch.tensor([[(h // (H // G) == g) / (H // G) for h in range(H)] for g in range(G)])
-        if layer.unit_attended:
-            carried = with_modulus_of_start(carried)
-        e = e + torch.einsum("gh,bhtk->bgtk", W, carried)
+        moved = torch.stack(carried, 1)
+        e = e + attention_update(layer, with_modulus_of(start, moved) if layer.unit_attended else moved, G)
     if layer.gate is not None:
-        gate = F.silu(y @ layer.gate.weight.T)
-        up = torch.einsum("ih,bhtk->bitk", layer.expand.weight, e)
-        e = e + torch.einsum("gi,bti,bitk->bgtk", layer.contract.weight, gate, up)
-    return out, with_modulus_of_start(e) if layer.unit else e
+        e = e + feed_forward(layer, e, y)
+    return torch.stack(out, 1), with_modulus_of(start, e) if layer.unit else e
 
 
 def as_the_model_does(layer, q, k, v, start, state, y):
@@ -76,19 +127,19 @@ def as_the_model_does(layer, q, k, v, start, state, y):
 @pytest.mark.parametrize("first", [True, False], ids=["first layer", "later layer"])
 @pytest.mark.parametrize(
     "heads, encoding",
-    [*(("gqa", name) for name in UPDATES), ("mha", "tape unit identity"), ("mqa", "tape"), ("mqa", "tape unit")],
+    [*(("gqa", name) for name in UPDATES), ("mha", "tape scale"), ("mqa", "tape unit"), ("mqa", "tape flattened")],
 )
 def test_a_layer_is_its_definition(heads, encoding, first):
     """Forward and every gradient, in fp64, where only a wrong formula can differ."""
-    layer, sizes = layer_of(heads, encoding), HEADS[heads]
-    H, G = sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    shapes = ((B, H, T, K), (B, G, T, K), (B, G, T, K), (B, G, T, K), (B, T, 32))
+    layer = tiny_model(heads, encoding).model.layers[0].position.double()
+    H, G, C = *HEADS[heads].values(), layer.columns
+    shapes = ((B, H, T, K), (B, G, T, K), (B, G, T, K), (B, G, T, C), (B, T, 32))
     q, k, v, state, y = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
-    start = torch.randn(B, 1, T, K, dtype=torch.float64)
+    start = torch.randn(B, 1, T, C, dtype=torch.float64)
     if first:
         state = None
     mine = as_the_model_does(layer, q, k, v, start, state, y)
-    theirs = written_out(layer, sizes, q, k, v, start, current(start, state).expand(B, G, T, K), y)
+    theirs = written_out(layer, q, k, v, start, current(start, state).expand(B, G, T, C), y)
     directions = [torch.randn_like(x) for x in mine]
     leaves = [x for x in (q, k, v, state, y, *layer.parameters()) if x is not None]
     for a, b in zip(mine, theirs, strict=True):

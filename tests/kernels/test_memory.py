@@ -1,8 +1,7 @@
 """Where kernels read and write, watched in Triton's interpreter, which hands every address to one function.
 
 Each address must be that of an element of a tensor of its launch, to the byte: a guard page would see less. No program
-may touch what another one writes, so their order does not matter, and they are shuffled to show it. Tensors beyond 2^31
-elements are views of sparse files.
+may touch what another one writes, so their order does not matter. Tensors beyond 2^31 elements are views of sparse files.
 """
 
 import contextlib
@@ -115,20 +114,6 @@ def launches(monkeypatch) -> list[Watched]:
     return found
 
 
-def shuffle(monkeypatch, seed: int) -> None:
-    """Programs run in a random order in every grid."""
-    from triton.runtime import interpreter
-
-    set_index = interpreter.InterpreterBuilder.set_grid_idx
-
-    def elsewhere(self, *index):
-        order = np.random.default_rng(seed).permutation(np.prod(self.grid_dim))
-        program = order[np.ravel_multi_index(index, self.grid_dim)]
-        set_index(self, *(int(x) for x in np.unravel_index(program, self.grid_dim)))
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "set_grid_idx", elsewhere)
-
-
 def attend(example: Case, **options) -> list[Tensor]:
     return gradients(lambda *inputs: tape_attention(*inputs, **example.options, **options), example, torch.float32)
 
@@ -163,20 +148,6 @@ def test_nothing_but_its_tensors_and_nothing_of_others(launches, name):
     RUNS[name]()
     assert launches and all(each.touched["write"] for each in launches if not each.touched["add"])
     assert all(each.on_device for each in launches)
-
-
-@pytest.mark.parametrize("name", ["attention", "attention, documents, deterministic", "decode", "position_mix"])
-def test_the_order_of_programs_does_not_matter(monkeypatch, name):
-    """Bit for bit, but for dQ by atomic sums."""
-    expected = RUNS[name]()
-    shuffle(monkeypatch, 1)
-    torch.manual_seed(0)
-    found = RUNS[name]()
-    for place, (a, b) in enumerate(zip(found, expected, strict=True)):
-        if name.startswith("attention") and "deterministic" not in name and NAMES[place] == "dq":
-            torch.testing.assert_close(a, b)
-        else:
-            assert torch.equal(a, b), place
 
 
 def test_a_read_out_of_bounds_and_a_race_are_found(launches):

@@ -335,20 +335,6 @@ def test_only_inputs_are_saved():
     assert saved == [x.data_ptr() for x in inputs]
 
 
-def test_frozen_weights_get_no_gradient():
-    """And what has one is right: the frozen base of a fine-tuning run."""
-    inputs = example(6, 3)
-    own, wanted = leaves(inputs)
-    grad = received(inputs, torch.float32)
-    everything = torch.autograd.grad(position_mix(*own, dtype=torch.float32), wanted, grad)
-    for frozen in range(6):
-        held = [x.detach().requires_grad_(place != frozen) for place, x in enumerate(wanted)]
-        position_mix(inputs.start, *held, dtype=torch.float32).backward(grad)
-        assert held[frozen].grad is None
-        others = [(x.grad, y) for place, (x, y) in enumerate(zip(held, everything, strict=True)) if place != frozen]
-        assert all(torch.equal(found, expected) for found, expected in others)
-
-
 @pytest.mark.parametrize("without", ABSENT, ids=str)
 @UNIT
 def test_fp64_and_its_derivatives(unit, without):
@@ -366,17 +352,17 @@ def test_fp64_and_its_derivatives(unit, without):
 
 
 @pytest.mark.parametrize(
-    "replaced, message",
+    "replaced",
     [
-        ({"moved": None}, "give both of moved and attend, or neither"),
-        ({"expand": None}, "all of gate, expand and contract, or none"),
-        (dict.fromkeys(NAMES[1:]), "no update"),
-        ({"start": torch.zeros(1, 2, 7, 8)}, r"start is \(1, 2, 7, 8\), not \[2 or 1, 3 or 1, 7, 8\]"),
-        ({"contract": torch.zeros(2, 5)}, r"contract is \(2, 5\), not \(3, 5\)"),
+        {"moved": None},
+        {"expand": None},
+        dict.fromkeys(NAMES[1:]),
+        {"start": torch.zeros(1, 2, 7, 8)},
+        {"contract": torch.zeros(2, 5)},
     ],
 )
-def test_shapes_that_do_not_fit(replaced, message):
-    with pytest.raises(ValueError, match=message):
+def test_tensors_that_do_not_fit_are_refused(replaced):
+    with pytest.raises(ValueError, match=r"give both|all of gate|no update|not [\[(]"):
         position_mix(*example(6, 3)._replace(**replaced), dtype=torch.float32)
 
 
