@@ -1,7 +1,7 @@
 """Where kernels read and write, watched in Triton's interpreter, which hands every address to one function.
 
 Each address must be that of an element of a tensor of its launch, to the byte: a guard page would see less. No program
-may touch what another one writes, so their order does not matter. Tensors beyond 2^31 elements are views of sparse files.
+may touch what another one writes: their order does not matter. Tensors beyond 2^31 elements are views of sparse files.
 """
 
 import contextlib

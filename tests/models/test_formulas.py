@@ -265,7 +265,7 @@ IN_FP64 = {"cope": cope, "fox": fox, "pope": pope, "repo everywhere": repo}
 
 
 def test_every_encoding_has_its_formula():
-    """TAPE's is in encodings/test_tape.py and test_tape_updates.py, layer by layer."""
+    """TAPE's is in encodings/test_tape.py, layer by layer."""
     registered = {name for name in ENCODINGS if " " not in name}
     assert {formula.__name__ for formula in FORMULAS} == registered - {"tape"}
 
