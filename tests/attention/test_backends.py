@@ -242,15 +242,6 @@ def calls(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_grouped_queries_on_cuda_never_fall_to_torch_s_matrices(calls, dtype):
-    """Of its fused kernels only those for halves know groups."""
-    with FakeTensorMode():
-        q, k = (torch.empty(1, heads, 40, 8, device="cuda", dtype=dtype) for heads in (4, 2))
-        assert sdpa.fused(q, k, k, None, True, 1.0).shape == q.shape
-    assert calls == ([(dtype, 4, True)] if dtype == torch.bfloat16 else [(dtype, 2, False)] * 2)
-
-
 def test_a_gpu_before_ampere_is_asked_for_no_flash_attention(calls, monkeypatch):
     """On a V100 packed fp16 ended in torch's "FlashAttention only supports Ampere GPUs or newer", and grouped queries
     fell to matrices, since its other fused kernel takes none."""
@@ -275,16 +266,21 @@ def test_autocast_comes_before_the_choice_among_torch_s_kernels(calls):
     assert calls == [(torch.bfloat16, 4, False), (torch.float64, 4, False)]
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_step_of_decoding_on_cuda_reads_the_cache_once_for_all_heads_of_a_group(calls, masked):
-    """Two calls for the two halves of TAPE's value, each over as many heads as the cache has; behind a padding mask, a
-    head of each group after the other read it again and again."""
-    with FakeTensorMode():
-        q, k, v = (
-            torch.empty(1, *shape, device="cuda", dtype=torch.bfloat16)
-            for shape in ((32, 1, 8), (8, 8192, 8), (8, 8192, 16))
-        )
-        mask = torch.ones(1, 1, 1, 8192, device="cuda", dtype=torch.bool) if masked else None
-        with torch.no_grad():
-            assert sdpa.fused(q, k, v, mask, False, 1.0).shape == (1, 32, 1, 16)
-    assert calls == [(torch.bfloat16, 8, False)] * 2
+@pytest.mark.parametrize(
+    "dtype, queries, masked, expected",
+    [
+        (torch.bfloat16, 40, False, [(torch.bfloat16, 4, True)]),
+        (torch.float32, 40, False, [(torch.float32, 2, False)] * 2),
+        (torch.bfloat16, 1, True, [(torch.bfloat16, 2, False)] * 2),
+    ],
+    ids=["halves", "fp32", "a step of decoding"],
+)
+def test_grouped_queries_on_cuda_never_fall_to_torch_s_matrices(calls, dtype, queries, masked, expected):
+    """Of its fused kernels only those for halves know groups. A step of decoding reads the cache once for all heads of
+    a group: two calls for the halves of TAPE's value, each over as many heads as the cache has."""
+    with FakeTensorMode(), torch.no_grad():
+        q, k = (torch.empty(1, *shape, 8, device="cuda", dtype=dtype) for shape in ((4, queries), (2, 40)))
+        mask = torch.ones(1, 1, 1, 40, device="cuda", dtype=torch.bool) if masked else None
+        v = torch.empty(1, 2, 40, 16, device="cuda", dtype=dtype)
+        assert sdpa.fused(q, k, v, mask, not masked, 1.0).shape == (1, 4, queries, 16)
+    assert calls == expected

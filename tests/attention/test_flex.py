@@ -65,7 +65,7 @@ def test_biases_masks_and_places(on_a_cpu, name, heads, rows, documents, places,
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
     given = {"score_bias": bias, "document_ids": ids, "offset": offset, **arguments}
     with torch.no_grad():
-        mine, expected = (attend(*qkv, backend=name, **given) for name in ("flex", "reference"))
+        mine, expected = (attend(*qkv, backend=backend, **given) for backend in ("flex", "reference"))
     torch.testing.assert_close(mine, expected, rtol=0, atol=2e-6)
 
 

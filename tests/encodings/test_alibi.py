@@ -42,7 +42,7 @@ def bias_of(name, places, heads):
     "name, steepness, heads", [("alibi", 1, "gqa"), ("alibi", 1, "mqa"), ("bipe_alibi", 96, "mha")]
 )
 def test_the_bias_is_the_slope_times_the_distance(name, steepness, heads):
-    """In blocks, and one element at a time, as FlexAttention asks; neighbours at 100 million are 1 apart."""
+    """In blocks, and one element at a time, as FlexAttention computes them; neighbours at 100 million are 1 apart."""
     places = [0, 1, 5, 5, 131_072, 7, 100_000_000, 100_000_001]
     bias = bias_of(name, places, heads)
     block = bias.of(slice(None), slice(None))

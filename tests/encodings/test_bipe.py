@@ -118,20 +118,8 @@ def test_separators_are_what_the_tokenizer_spells_so(make, expected):
     assert encodings.options_for("bipe_alibi", {"separators": [0]}, make()) == {"separators": [0]}
 
 
-def test_a_tokenizer_without_separators_leaves_them_unknown():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])))
-    assert encodings.options_for("bipe_rope", {}, tokenizer) == {}
-
-
 @pytest.mark.parametrize("separators", [None, [-1, 3], [3, 61]])
 def test_separators_are_ids_of_the_vocabulary(separators):
     with pytest.raises(UserError, match=r"position_options\.separators"):
         tiny_config(encoding="bipe_rope", position_options={"separators": separators})
     assert tiny_config(encoding="bipe_rope", position_options={"separators": [0, 60]})
-
-
-@pytest.mark.parametrize("name", ["bipe_rope", "prope", "repo"])
-def test_angles_that_do_not_follow_the_length_in_tokens_refuse_dynamic_scaling(name):
-    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 8}
-    with pytest.raises(UserError, match="dynamic"):
-        tiny_config(encoding=name, rope_parameters=dynamic)

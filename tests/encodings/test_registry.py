@@ -4,6 +4,7 @@ import pytest
 
 from tape_ds import encodings
 from tape_ds.encodings import base, registry
+from tape_ds.errors import UserError
 from tests.models.helpers import ENCODINGS, tiny_config
 
 
@@ -37,6 +38,13 @@ def test_a_mistake_is_named_with_its_remedy(name, options, field, words):
     (problem,) = encodings.check_options(name, options)
     assert problem.field == field
     assert words in str(problem)
+
+
+@pytest.mark.parametrize("name", ["bipe_rope", "prope", "repo"])
+def test_angles_that_do_not_follow_the_length_in_tokens_refuse_dynamic_scaling(name):
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 8}
+    with pytest.raises(UserError, match="dynamic"):
+        tiny_config(encoding=name, rope_parameters=dynamic)
 
 
 def test_all_mistakes_come_together():

@@ -28,7 +28,7 @@ def test_waves_are_added_once(dtype):
     assert ((mine.double() - expected).abs() <= step / 2 * expected.abs() + 2e-7).all()
 
 
-def test_one_row_of_places_is_for_the_batch():
+def test_one_row_of_places_is_broadcast_over_the_batch():
     encoding = registry.build(tiny_config(encoding="sincos"))
     x = torch.zeros(3, 4, 32)
     mine = encoding.embed(x, torch.arange(4)[None, :, None])

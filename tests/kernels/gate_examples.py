@@ -39,13 +39,6 @@ def held(A, B, C, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
 
 
 @jit
-def double(X, N: tl.constexpr):
-    """No product at all."""
-    places = tl.arange(0, N)
-    tl.store(X + places, tl.load(X + places) * 2)
-
-
-@jit
 def unknown_name(X, N: tl.constexpr):
     """Does not compile."""
     tl.store(X + tl.arange(0, N), missing)  # noqa: F821
@@ -59,10 +52,6 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     def tiles(kernel: Any, launch: Launch, *sizes: Any, steps: int = 99) -> None:
         kernel[1,](x, x, single, steps, *sizes, **launch.options)
 
-    def short(kernel: Any) -> None:
-        launch = Launch(64, 1, 1, 1)
-        kernel[1,](x, launch.rows, **launch.options)
-
     small = functools.partial(tiles, product, Launch(64, 64, 4, 2), 64, 64, 64)
     yield "good", small
     yield "good once more", functools.partial(small, steps=97)
@@ -70,5 +59,4 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "spills", functools.partial(tiles, held, Launch(128, 256, 4, 2), 128, 256, 64)
     yield "spills outside", functools.partial(tiles, held, Launch(128, 128, 4, 2), 128, 128, 64)
     yield "large", functools.partial(tiles, product, Launch(64, 256, 8, 4), 64, 256, 256)
-    yield "no product", functools.partial(short, double)
-    yield "unknown name", functools.partial(short, unknown_name)
+    yield "unknown name", functools.partial(unknown_name[1,], x, 64, **Launch(64, 1, 1, 1).options)

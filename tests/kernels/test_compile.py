@@ -82,11 +82,11 @@ def test_the_gate_refuses(examples, kernel, words):
     assert re.search(words, reasons, re.DOTALL), reasons
 
 
-@pytest.mark.parametrize("kernel", ["product good", "product one step", "held spills outside", "double no product"])
+@pytest.mark.parametrize("kernel", ["product good", "product one step", "held spills outside"])
 def test_the_gate_passes(examples, kernel):
     _, output = examples
     assert f"FAILED {kernel}," not in output
-    assert "7 kernels" in output and "3 failed" in output
+    assert "6 kernels" in output and "3 failed" in output
 
 
 def test_a_specialisation_is_compiled_once_and_calls_that_differ_in_one_each(examples):
