@@ -307,7 +307,7 @@ def test_no_queries_give_no_rows(backend, keys, documents):
     assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-@pytest.mark.parametrize("places", ["full", "unused end"])
+@pytest.mark.parametrize("places", ["full", "chunk"])
 def test_weights_of_a_window_and_sinks(places):
     """One column for each key, also for those in front of every window, and none for the sink."""
     queries, offset = PLACES[places]
@@ -322,11 +322,13 @@ def test_weights_of_a_window_and_sinks(places):
     assert (weights[..., hidden] == 0).all() and (weights[..., ~hidden] > 0).all() and (weights.sum(-1) < 1).all()
 
 
-def test_queries_off_the_key_axis_are_refused(backend):
+def test_queries_off_the_key_axis_and_borders_of_other_sequences_are_refused(backend):
     for queries, offset in ((10, None), (3, 7), (3, -1)):
-        q, k, v = inputs(queries=queries)
         with pytest.raises(ValueError, match="do not fit"):
-            attend(q, k, v, offset=offset, backend=backend)
+            attend(*inputs(queries=queries), offset=offset, backend=backend)
+    q, k, v = inputs()
+    with pytest.raises(ValueError, match="do not fit"):
+        attend_with_weights(q, k, [v], layout=layout_of_ids(torch.tensor(PACKED)[:, :8], 8))
 
 
 @pytest.mark.parametrize("masks", [None, 1, 6])
