@@ -7,7 +7,7 @@ import torch
 
 from tape_ds.attention import sdpa
 from tape_ds.attention.attend import attend_with_weights
-from tape_ds.attention.call import allowed_keys, complete
+from tape_ds.attention.call import allowed_keys
 from tape_ds.attention.document_layout import layout_of_ids
 from tape_ds.attention.score_bias import ScoreBias
 from tests.attention.by_ids import attend
@@ -115,16 +115,24 @@ def test_windows_soft_caps_and_sinks(backend, documents, places, needs):
     check(backend, *inputs(queries=queries), DOCUMENTS[documents], offset, **needs_of(*needs))
 
 
-@pytest.mark.parametrize("needs", NEEDS[2:], ids=" and ".join)
 @pytest.mark.parametrize(
-    "heads, groups, value_width, places", [(4, 4, 3, "full"), (6, 2, 4, "chunk"), (5, 1, 15, "chunk")]
+    "heads, groups, value_width, documents, needs",
+    [
+        (4, 4, 3, "scattered", ()),
+        (6, 2, 6, "none", ()),
+        (5, 1, 15, "scattered", ()),
+        (6, 2, 12, "none", ("window", "softcap")),
+        (4, 4, 3, "scattered", ("window", "sinks")),
+        (6, 2, 4, "scattered", ("softcap",)),
+        (5, 1, 18, "scattered", ("sinks",)),
+    ],
 )
-def test_needs_with_every_grouping_and_value(backend, monkeypatch, heads, groups, value_width, places, needs):
-    """A value narrower than the key is DeepSeek's. Capped scores are computed row by row, and again in the backward."""
+def test_groupings_and_value_widths(backend, monkeypatch, heads, groups, value_width, documents, needs):
+    """A value wider than the key is TAPE's, a narrower one DeepSeek's; head h reads group h // (H / G), never h % G.
+    Capped scores are computed row by row, and again in the backward."""
     monkeypatch.setattr(sdpa, "BIASED_ENTRIES", 1)
-    queries, offset = PLACES[places]
-    q, k, v = inputs(queries=queries, heads=heads, groups=groups, value_width=value_width)
-    check(backend, q, k, v, SCATTERED, offset, **needs_of(*needs, heads=heads))
+    q, k, v = inputs(queries=6, heads=heads, groups=groups, value_width=value_width)
+    check(backend, q, k, v, DOCUMENTS[documents], **needs_of(*needs, heads=heads))
 
 
 @pytest.mark.parametrize("length, window", [(1, 1), (2, None), (2, 3), (65, None), (65, 1), (65, 64), (65, 65)])
@@ -165,15 +173,6 @@ def test_keys_in_front_of_the_window_are_never_read(backend, queries, needs):
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6)
 
 
-def test_a_window_that_reaches_everything_is_none():
-    q, k, v = inputs()
-    for layout in (None, layout_of_ids(torch.tensor([[0] * 9, [0] * 8 + [-1]]), 9)):
-        assert complete(q, k, (v,), layout, None, None, None, window=9).window is None
-        assert complete(q, k, (v,), layout, None, None, None, window=8).window == 8
-    step = complete(q[:, :, -1:], k, (v,), None, None, None, None, window=4)
-    assert (step.window, step.k.shape[2], step.offset) == (None, 4, 3)
-
-
 @pytest.mark.parametrize("needs", [{"window": 0}, {"softcap": 1.0, "score_bias": BIAS}], ids=["no key", "a bias"])
 def test_impossible_needs_are_refused(needs):
     with pytest.raises(ValueError, match=r"a window of 0|a bias on scores together"):
@@ -201,16 +200,6 @@ def test_with_a_window_nothing_grows_with_the_square_of_the_length(monkeypatch, 
         largest.append(seen.numel)
     assert max(mask.numel() for mask in masks) <= 16 * (16 + 3)
     assert largest[1] <= 2 * 1024
-
-
-@pytest.mark.parametrize(
-    "value_width, heads, groups, documents",
-    [(3, 4, 4, SCATTERED), (6, 6, 2, None), (7, 5, 1, SCATTERED), (12, 6, 2, SCATTERED), (18, 5, 1, None)],
-)
-def test_every_value_width_and_grouping(backend, value_width, heads, groups, documents):
-    """A value wider than the key is TAPE's; head h reads group h // (H / G), never h % G."""
-    q, k, v = inputs(queries=6, heads=heads, groups=groups, value_width=value_width)
-    check(backend, q, k, v, documents=documents)
 
 
 def check_padding(backend, documents, value, **sizes):

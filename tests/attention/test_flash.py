@@ -92,21 +92,6 @@ def test_windows_and_soft_caps_reach_the_kernel(package, documents, places, need
     assert package.options.get("window_size") == ((3, 0) if "window" in needs else None)
 
 
-@pytest.mark.parametrize(
-    "module, takes", [("flash_attn", True), ("flash_attn_interface", True), ("flash_attn.cute", False)]
-)
-def test_windows_only_where_the_gradients_follow_them(monkeypatch, module, takes):
-    """The backward of flash-attn 4 began without them: an ordinary call is answered, one with a window is refused."""
-    q = torch.zeros(1, 2, 40, 8, dtype=torch.bfloat16)
-    with releases(
-        monkeypatch, (9, 0), {module: fake(module)}, {"flash-attn": "2.8.3"} if takes else {"flash-attn-4": "4"}
-    ):
-        for given in ({"window": 4}, {"softcap": 1.0}):
-            reason = flash.why_not_flash(complete(q, q, (q,), None, None, None, None, **given))
-            assert reason is None if takes else "flash-attn 4" in reason
-        assert flash.why_not_flash(complete(q, q, (q,), None, None, None, None)) is None
-
-
 @pytest.mark.parametrize("value_width, calls, documents", [(6, 1, None), (12, 2, "packed"), (15, 3, None)])
 def test_one_call_per_width_of_the_key(package, value_width, calls, documents):
     check("flash", *inputs(value_width=value_width), DOCUMENTS.get(documents))
@@ -137,7 +122,7 @@ def fake(name):
 def test_capability_and_version_choose_the_release(monkeypatch, capability, distributions, taken):
     """flash-attn 2.8.3 carries flash_attn.cute, which has no backward for packed sequences and asserts Hopper or newer:
     an A100 with it crashed. All three modules import here; only a distribution of its own makes the folder a version
-    4."""
+    4. The backward of flash-attn 4 began without windows and soft caps."""
     modules = {release.module: fake(release.module) for release in flash.RELEASES}
     with releases(monkeypatch, capability, modules, distributions):
         if taken is None:
@@ -145,6 +130,10 @@ def test_capability_and_version_choose_the_release(monkeypatch, capability, dist
         else:
             assert flash.missing_flash() is None
             assert flash.flash_functions()[:2] == (f"{taken} dense", f"{taken} varlen")
+            q = torch.zeros(1, 2, 40, 8, dtype=torch.bfloat16)
+            assert flash.why_not_flash(complete(q, q, (q,), None, None, None, None)) is None
+            refused = flash.why_not_flash(complete(q, q, (q,), None, None, None, None, window=4))
+            assert (refused is not None) == (taken == "flash_attn.cute")
 
 
 def test_a_broken_release_is_left_out_with_a_warning(monkeypatch, caplog):

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from tape_ds.attention import fused
-from tape_ds.attention.call import complete
-from tape_ds.attention.document_layout import layout_of_packed_sequences
 from tape_ds.kernels import jit
 from tests.attention.by_ids import attend
 from tests.attention.test_attend import DOCUMENTS, PLACES, check, inputs, oracle
-from tests.attention.test_varlen import Watch
 from tests.models.helpers import tiny_model, tokens
 
 pytestmark = pytest.mark.skipif(not jit.INTERPRETED, reason="fp32 kernels are for Triton's interpreter")
@@ -53,18 +50,6 @@ def test_a_value_no_wider_than_the_key_is_torch_s(taken):
     q, k, v = inputs(key_width=16, value_width=16)
     torch.testing.assert_close(attend(q, k, v, backend="triton"), attend(q, k, v, backend="reference"))
     assert taken == ["attention_by_sdpa"]
-
-
-@pytest.mark.parametrize("value_width", [8, 16])
-def test_packed_rows_of_a_narrow_value_are_one_call_on_a_gpu(value_width):
-    """DeepSeek's values are narrower than its keys; torch's attention would be called for every document."""
-    q, k = (torch.empty(1, heads, 512, 16, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
-    v = torch.empty(1, 2, 512, value_width, device="meta", dtype=torch.bfloat16)
-    layout = torch.tensor([0, 100, 130, 512], dtype=torch.int32, device="meta")
-    call = complete(q, k, (v,), layout_of_packed_sequences(layout, 382, 1, 512), None, None, None)
-    with Watch() as watch:
-        assert fused.attention_by_triton(call)[0].shape == (1, 4, 512, value_width)
-    assert watch.calls == 1
 
 
 @pytest.mark.parametrize("value_width, arguments", [(32, {"scale": 0.0}), (32, {"softcap": 1.0}), (48, {})], ids=str)

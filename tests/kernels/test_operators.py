@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tape_ds.kernels import position_mix_triton, rotate_triton
 from tape_ds.kernels.cpu_attention import cpu_attention
 from tape_ds.kernels.decode_attention import decode_attention
 from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
@@ -94,6 +95,15 @@ def test_graphs_and_checkpointing_keep_every_number(name, way):
         wrapped = functools.partial(checkpoint, function, use_reentrant=False)
     for found, expected in zip(outcome(wrapped, tensors), outcome(function, tensors), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["rotate", "position_mix"])
+def test_a_cpu_tensor_is_never_interpreted(name, monkeypatch):
+    """Tests, and users who debug, set TRITON_INTERPRET=1: a model on the CPU must not crawl for it."""
+    for module in (rotate_triton, position_mix_triton):
+        monkeypatch.setattr(module, "forward", None)
+        monkeypatch.setattr(module, "backward", None)
+    outcome(*function_of(name))
 
 
 def test_decoding_compiles_whole():

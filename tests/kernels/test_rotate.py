@@ -67,20 +67,19 @@ def by_triton(x: Tensor, start: Tensor, state: Tensor | None, grad: Tensor) -> l
 
 
 @pytest.mark.parametrize(
-    "heads, groups, dtype",
-    [(6, 2, torch.float64), (4, 4, torch.float32), (4, 1, torch.float16), (6, 2, torch.bfloat16)],
+    "heads, groups, dtype, rows, shared",
+    [
+        (6, 2, torch.float64, 1, 1),
+        (4, 4, torch.float32, 2, 1),
+        (6, 3, torch.float32, 1, 3),
+        (6, 3, torch.float32, 2, 3),
+        (4, 1, torch.float16, 1, 1),
+        (6, 2, torch.bfloat16, 2, 1),
+    ],
 )
-def test_operator(heads, groups, dtype):
-    """Query heads share a state; halves are computed in fp32 and rounded once."""
-    inputs = example(heads, groups, dtype=dtype)
-    check(by_operator(*inputs), inputs)
-    x, start, _, grad = inputs
-    check(by_operator(x, start, None, grad), (x, start, None, grad))
-
-
-@pytest.mark.parametrize("rows, shared", [(2, 1), (1, 3), (2, 3)])
-def test_start_of_each_row_and_group(rows, shared):
-    inputs = example(6, 3, rows=rows, shared=shared)
+def test_operator(heads, groups, dtype, rows, shared):
+    """Query heads share a state, rows and groups a start; halves are computed in fp32 and rounded once."""
+    inputs = example(heads, groups, dtype=dtype, rows=rows, shared=shared)
     check(by_operator(*inputs), inputs)
     x, start, _, grad = inputs
     check(by_operator(x, start, None, grad), (x, start, None, grad))
@@ -99,8 +98,8 @@ def test_pieces_do_not_show(monkeypatch):
 @pytest.mark.parametrize(
     "shape, dtype",
     [
-        ({"heads": 3, "groups": 3, "tokens": 63, "width": 32}, 0),
-        ({"heads": 6, "groups": 2, "tokens": 111, "width": 64}, 1),
+        ({"heads": 3, "groups": 3, "tokens": 111, "width": 32}, 0),
+        ({"heads": 6, "groups": 2, "tokens": 63, "width": 64}, 1),
         ({"heads": 3, "groups": 1, "tokens": 40, "width": 80, "rows": 2}, 0),
         ({"heads": 2, "groups": 2, "tokens": 33, "width": 96, "shared": 2}, 1),
         ({"heads": 9, "groups": 3, "tokens": 7, "width": 128, "rows": 2, "shared": 3}, 0),
