@@ -39,14 +39,8 @@ def tensor(device, dtype):
     return SimpleNamespace(device=torch.device(device), dtype=dtype, is_cuda=device.startswith("cuda"))
 
 
-@pytest.mark.parametrize(
-    ("gpu", "column"),
-    [
-        ((8, 0, 163), 80),  # A100
-        ((8, 7, 163), 80),  # Orin
-        ((10, 0, 227), 90),  # B200
-    ],
-)
+# A100, Orin, B200
+@pytest.mark.parametrize(("gpu", "column"), [((8, 0, 163), 80), ((8, 7, 163), 80), ((10, 0, 227), 90)])
 def test_a_gpu_takes_the_newest_column_that_is_not_newer_than_itself(on_a_gpu, gpu, column):
     on_a_gpu(*gpu)
     assert jit.capability(torch.device("cuda", 0)) == column
