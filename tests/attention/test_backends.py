@@ -104,13 +104,17 @@ def test_the_row_for_the_longest_fitting_text_decides_where_its_backend_is_there
 
 
 def test_texts_with_a_bias_take_flex_on_a_gpu(on_a_gpu, monkeypatch):
-    """A step of decoding has one key more than the last: each would compile the kernel anew."""
+    """A step of decoding has one key more than the last: each would compile the kernel anew. The gradient of a learned
+    bias would be an atomic addition for every score; ``flex`` by name is taken all the same."""
     monkeypatch.setattr(backends, "FLEX_QUERIES", 4)
     assert choose("auto", call(bias=ELEMENTWISE)) == choose("auto", call(softcap=1.0)) == "flex"
     assert choose("auto", call(sinks=torch.zeros(4), window=3)) == "flex"
     assert choose("auto", call(sinks=torch.zeros(4), queries=1)) == "sdpa"
-    assert choose("auto", call(bias=ELEMENTWISE, queries=1)) == "sdpa"
     assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
+    learned = ELEMENTWISE._replace(learned=True)
+    assert choose("auto", call(bias=learned)) == "sdpa" and choose("flex", call(bias=learned)) == "flex"
+    with torch.no_grad():
+        assert choose("auto", call(bias=learned)) == "flex"
 
 
 def test_without_a_compiler_auto_chooses_what_needs_none(on_a_gpu, monkeypatch):
@@ -121,16 +125,6 @@ def test_without_a_compiler_auto_chooses_what_needs_none(on_a_gpu, monkeypatch):
             choose(name, call(**long))
     assert missing("sdpa", "cuda") is missing("varlen", "cuda") is None
     assert choose("auto", call(bias=ELEMENTWISE, **long)) == "sdpa"
-
-
-def test_a_learned_bias_takes_flex_only_without_gradients(on_a_gpu):
-    """Its gradient would be an atomic addition for every score. ``flex`` by name is taken all the same."""
-    learned = ELEMENTWISE._replace(learned=True)
-    long = {"queries": backends.FLEX_QUERIES, "keys": backends.FLEX_QUERIES}
-    assert choose("auto", call(bias=learned, **long)) == "sdpa"
-    assert choose("flex", call(bias=learned, **long)) == choose("auto", call(bias=ELEMENTWISE, **long)) == "flex"
-    with torch.no_grad():
-        assert choose("auto", call(bias=learned, **long)) == "flex"
 
 
 def test_the_environment_overrides_the_configuration(monkeypatch):
