@@ -1,6 +1,6 @@
 """Long grids and repeated runs: a spread of their cases is in the daily suite, the rest is for ``-m slow``.
 
-``python -m tests.mutants`` says what the daily suite still notices.
+``python -m tests.mutants`` shows which planted faults the daily suite finds.
 """
 
 import pytest

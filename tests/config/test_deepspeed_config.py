@@ -215,7 +215,8 @@ def cells_of(model, method):
         expected.append(round((found.weights + found.gradients + found.optimizer) / 1e9, 2))
     one = activations.count(planned(config, tokens, method, embeddings, world=8, zero=1, checkpoint_layers=policy))
     kept = one.checkpoints + one.states + one.inside + one.recomputed + one.working
-    return [*expected, job.parameters, job.trained_parameters, round(kept / 1e9, 2), round(one.logits / 1e9, 2)]
+    millions = [round(count / 1e6, 2) for count in (job.parameters, job.trained_parameters)]
+    return [*expected, *millions, round(kept / 1e9, 2), round(one.logits / 1e9, 2)]
 
 
 @pytest.mark.parametrize("model, method, cells", table(), ids=lambda part: part if isinstance(part, str) else "")
