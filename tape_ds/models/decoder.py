@@ -60,8 +60,8 @@ class KeyPlaces:
     _within: dict[int, DocumentLayout | None] = field(default_factory=dict)
 
     def within(self, window: int, sequences: int) -> DocumentLayout | None:
-        """Return the documents for layers with a window. Where positions skip ahead by the window or more (PoSE), such a
-        layer sees nothing before the skip, as in use; a shorter skip counts as one key."""
+        """Return the documents for layers with a window. Where positions skip ahead by the window or more (PoSE), such
+        a layer sees nothing before the skip, as in use; a shorter skip counts as one key."""
         if self.positions is None:
             return self.layout
         if window not in self._within:
