@@ -50,7 +50,6 @@ def test_peak_memory_is_that_of_a_known_pattern():
 
     runner = Runner(forward, None, dict, 5)
     assert peak_bytes(runner, CPU) == 16_005
-    assert peak_bytes(runner, CPU) == 16_005
 
 
 def test_what_the_forward_keeps_is_alive_in_the_backward():

@@ -27,14 +27,14 @@ def test_the_published_text():
     assert (before, after) == (ROUND * 2, ROUND * 2)
 
 
-@pytest.mark.parametrize("length", [249, 250, 333, 1000, 4096])
+@pytest.mark.parametrize("length", [249, 250, 1000])
 def test_it_has_exactly_the_length_where_filler_is_cut_anywhere(length):
     prompt = write(Letters(), length, 12345, 0.3)
     assert len(prompt.ids) == prompt.length == length
     assert list(prompt.ids) == Letters()(prompt.text)["input_ids"]
 
 
-@pytest.mark.parametrize("length", [400, 1000, 4096])
+@pytest.mark.parametrize("length", [400, 1000])
 def test_whole_rounds_stop_short_of_one_more(length):
     prompt = write(Letters(), length, 12345, 0.3, "pose")
     assert length - len(ROUND) < len(prompt.ids) <= length
@@ -48,7 +48,6 @@ def test_room_for_a_reply_is_kept_free():
 
 
 def test_the_ids_of_an_answer():
-    """They follow the question, with the space between."""
     assert answer_ids(Letters(), 123) == tuple(map(ord, " 123"))
     assert same_ids(Letters(), " 123.", 123) and same_ids(Letters(), "1234", 123)
     assert not same_ids(Letters(), " so 123", 123) and not same_ids(Letters(), "12", 123)
@@ -99,9 +98,7 @@ def test_keys_and_depths_are_uniform():
 
 
 def test_what_cannot_be_is_named():
-    with pytest.raises(UserError, match="2 problems found") as caught:
+    with pytest.raises(UserError) as caught:
         draw(Letters(), [100, 240, 300], 2, seed=1)
-    found = {problem.value for problem in caught.value.problems}
-    assert found == {100, 240} and {problem.field for problem in caught.value.problems} == {"passkey_lengths"}
-    with pytest.raises(UserError, match="did you mean 'pose'"):
-        write(Letters(), 300, 1, 0.5, "posee")
+    found = [(problem.field, problem.value) for problem in caught.value.problems]
+    assert found == [("passkey_lengths", 100), ("passkey_lengths", 240)]

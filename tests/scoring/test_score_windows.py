@@ -64,7 +64,7 @@ def published(model, ids, convention, length, stride, begin):
 
 @pytest.mark.parametrize("begin", [False, True])
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize(("tokens", "length", "stride"), [(70, 16, 5), (64, 33, 32), (19, 18, 1), (97, 31, 30)])
+@pytest.mark.parametrize(("tokens", "length", "stride"), [(70, 16, 5), (64, 33, 32), (19, 18, 1)])
 def test_equals_the_whole_logits(convention, tokens, length, stride, begin):
     model, ids = tiny_llama().eval(), text(tokens)
     windows = windows_of(ids, convention, length, stride, begin)
@@ -135,9 +135,6 @@ def test_memory_follows_neither_vocabulary_times_length():
     assert processes.peak_memory_bytes(cpu) - before < 2**27
 
 
-# --- many windows as one figure -------------------------------------------------------------------------------------
-
-
 def test_golden_pool():
     """Worked by hand: 12 targets with 18 nats, 3 foreseen; documents of 10 nats in 8 and 8 in 4 stray by -2 and 2."""
     documents = [[WindowLoss(4.0, 1, 4), WindowLoss(6.0, 0, 4)], [], [WindowLoss(8.0, 2, 4)]]
@@ -157,10 +154,3 @@ def test_sums_do_not_depend_on_order_or_grouping():
     generator = np.random.default_rng(0)
     losses = [WindowLoss(float(value), 0, 3) for value in generator.lognormal(0, 20, 500)]
     assert pool([losses]).nll == pool([losses[::-1]]).nll == pool([losses[:99], losses[99:]]).nll
-
-
-def test_extremes():
-    with pytest.raises(ValueError, match="no window"):
-        pool([[], []])
-    assert pool([[WindowLoss(8000.0, 0, 4)]]).perplexity == math.inf
-    assert math.isnan(pool([[WindowLoss(math.nan, 0, 4)]]).perplexity)

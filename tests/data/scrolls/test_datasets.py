@@ -1,9 +1,6 @@
 """The table of data sets is the paper's."""
 
-import pytest
-
 from tape_ds.data.scrolls import examples
-from tape_ds.errors import UserError
 
 
 def test_table():
@@ -18,14 +15,3 @@ def test_table():
         "summ_screen_fd": ("rouge", 1000),
         "gov_report": ("rouge", 1000),
     }
-    assert all(name == each.name for name, each in examples.DATASETS.items())
-
-
-def test_what_is_made_here_is_none_of_them():
-    assert examples.find("stdlib") is examples.MADE and "stdlib" not in examples.DATASETS
-
-
-def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(UserError, match="did you mean 'quality'") as caught:
-        examples.find("qualty", "--dataset")
-    assert caught.value.problems[0].field == "--dataset"
