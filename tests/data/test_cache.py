@@ -58,6 +58,15 @@ def test_left_over_of_a_killed_build_is_removed(tmp_path, monkeypatch):
     assert names(tmp_path) == ["a", "a.building-elsewhere-1"], "another machine may be at work in its own"
 
 
+def test_a_faster_machine_is_no_error(tmp_path):
+    def build(folder):
+        for each in (folder, tmp_path / "finished"):  # another machine is done meanwhile
+            write(each.name)(each)
+
+    assert (building.folder(tmp_path, "finished", build) / "file").read_text() == "finished"
+    assert names(tmp_path) == ["finished"]
+
+
 def test_two_builds_of_a_folder_that_somebody_named_do_not_meet(tmp_path):
     out = tmp_path / "out"
 

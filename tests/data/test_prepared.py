@@ -1,6 +1,5 @@
 """Preparing a corpus: the same shards however it is done, going on after a crash, damage found and mended, and use."""
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -15,7 +14,7 @@ from filelock import FileLock
 from tape_ds.cli import prepare_data
 from tape_ds.data import prepared
 from tape_ds.data.prepared import _in_processes, prepare, write_shard
-from tape_ds.data.sources import Document, parse
+from tape_ds.data.sources import Document, arrow, parse
 from tape_ds.data.tokenized import document_features, encode, tokenize
 from tape_ds.data.tokenizer import load_tokenizer
 from tape_ds.errors import DiskError, UserError
@@ -50,8 +49,7 @@ def done(spec, silent, tmp_path):
 
 
 def contents(folder):
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def shards(folder):
@@ -177,21 +175,46 @@ def test_run_refuses_another_tokenizer(done, tmp_path):
     assert refused(f"arrow:{done}", build_tokenizer(), tmp_path) == ["its token ids are those of another tokenizer"]
 
 
-def test_missing_and_short_shards_are_made_again(spec, silent, done):
-    before = contents(done)
-    (done / shards(done)[0]).write_bytes(b"short")
-    (done / shards(done)[-1]).unlink()
-    prepare([spec], silent, done, **SETTINGS)
-    assert contents(done) == before
+def test_a_folder_may_be_moved(silent, done, tmp_path):
+    before = parse(f"arrow:{done}").fingerprint()
+    done.rename(tmp_path / "moved")
+    assert parse(f"arrow:{tmp_path}/moved").fingerprint() == before
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_shard_whose_record_is_damaged_is_made_again(spec, silent, done, content):
+def test_a_manifest_that_was_changed_or_is_of_another_version_is_refused(silent, done, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(arrow, "FORMAT", arrow.FORMAT + 1)
+        assert "its format is" in refused(f"arrow:{done}", silent, tmp_path)[0]
+    manifest = done / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"train"', '"heldout"'))
+    assert "its check sum is wrong" in refused(f"arrow:{done}", silent, tmp_path)[0]
+
+
+def test_damaged_shards_and_records_are_made_again(spec, silent, done):
     before = contents(done)
+    first, second, *_, last = shards(done)
+    (done / first).write_bytes(b"short")
+    (done / last).unlink()
+    (done / "records" / f"{second}.json").write_text("{")
     (done / "manifest.json").unlink()
-    (done / "records" / f"{shards(done)[0]}.json").write_text(content)
     prepare([spec], silent, done, **SETTINGS)
     assert contents(done) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "fields"),
+    [
+        ("text", {"shard_tokens": 0, "parts": -1, "processes": 0}, ["shard_tokens", "parts", "workers"]),
+        ("arrow", {}, ["data"]),
+        ("empty", {}, ["data"]),
+    ],
+)
+def test_what_prepares_nothing_is_refused(silent, done, tmp_path, source, settings, fields):
+    (tmp_path / "e.txt").write_text("")
+    spec = {"text": "stdlib", "arrow": f"arrow:{done}", "empty": f"text:{tmp_path}/e.txt"}[source]
+    with pytest.raises(UserError) as caught:
+        prepare([spec], silent, tmp_path / "new", **settings)
+    assert [problem.field for problem in caught.value.problems] == fields
 
 
 def test_two_workers_of_the_command_write_what_one_does(spec, silent, tmp_path):

@@ -19,19 +19,10 @@ from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import UserError
 
 DATA = ["stdlib:ast.py", "stdlib:json/decoder.py"]
-NASTY = [
-    "",
-    " ",
-    "  two spaces first",
-    "one\ntwo\n\n\nfive\r\n",
-    "\ttabs\t\tand    runs                                   of spaces   ",
-    "\n",
-    "naïve café, Ελλάδα, Привет, 日本語, 🦙👩‍👩‍👧, \u200b\u00a0\u2028",
-    "nul \0 bell \a escape \x1b delete \x7f",
-    "digits 1234567890 and 3.14e-10",
-    "spelt out: <s> </s> <unk> <0x0A> <pad>",
-    "x" * 3000,
-]
+NASTY = ["", " ", "  two spaces first", "one\ntwo\n\n\nfive\r\n", "\n", "x" * 3000, "digits 1234567890 and 3.14e-10"]
+NASTY += ["\ttabs\t\tand    runs             of spaces   ", "spelt out: <s> </s> <unk> <0x0A> <pad>"]
+NASTY += ["naïve café, Ελλάδα, Привет, 日本語, 🦙👩‍👩‍👧, \u200b\u00a0\u2028", "nul \0 bell \a escape \x1b delete \x7f"]
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +102,7 @@ def settings_of(folder):
 
 def test_what_is_saved_loads_in_transformers_4(trained, tmp_path):
     """4.45 to 4.57 know no TokenizersBackend, take a list of extra_special_tokens for a mapping, and 4.45 reads no
-    chat_template.jinja; whether this machine was offline is nobody's business."""
+    chat_template.jinja."""
     own = trained[0]
     tokenizers.save(own, tmp_path / "own")
     found = settings_of(tmp_path / "own")
@@ -134,11 +125,10 @@ def test_what_is_saved_loads_in_transformers_4(trained, tmp_path):
 def test_a_llama_s_ends_are_written_down(trained, tmp_path, begin, end):
     """transformers 4 makes a LlamaTokenizer's template anew from two settings, which transformers 5 does not save."""
     _, folder = trained
-    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (tmp_path / "llama").mkdir()
     shutil.copy(folder / "tokenizer.model", tmp_path / "llama")
     flags = {"add_bos_token": begin, "add_eos_token": end}
-    (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps(settings | flags))
+    (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps(LLAMA | flags))
     (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "llama")
     tokenizers.save(tokenizer, tmp_path / "saved")
@@ -176,26 +166,22 @@ def test_held_out_files_never_train():
     assert not read & {document.text for document in parse("stdlib").documents("heldout")}
 
 
+def test_impossible_sizes_name_the_nearest_possible(tmp_path):
+    (tmp_path / "a.txt").write_text("hello world foo bar\n" * 5)
+    for size, wrong in ((400, "a value <= 301"), (265, "265 vs 270")):
+        with pytest.raises(UserError, match=wrong):
+            tokenizers.train([f"text:{tmp_path}/a.txt"], size, tmp_path / "new")
+
+
 def test_a_folder_is_never_written_over(trained):
     with pytest.raises(UserError, match="exists"):
         tokenizers.train(DATA, 300, trained[1])
-
-
-def test_a_tokenizer_of_another_form_is_named(trained, tmp_path):
-    shutil.copytree(trained[1], tmp_path / "other")
-    (tmp_path / "other" / "tokenizer.json").write_text("[]")
-    with pytest.raises(UserError, match="no tokenizer could be read"):
-        tokenizers.load_tokenizer(str(tmp_path / "other"))
-
-
-LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 @pytest.mark.parametrize(
     ("settings", "bos", "noted"),
     [
         (LLAMA, 1, True),  # Llama 2's first files: transformers 5 begins texts with nothing
-        (LLAMA | {"add_bos_token": True}, 1, False),
         (LLAMA | {"add_bos_token": False}, 1, False),  # on purpose
         (LLAMA, None, False),
         (LLAMA | {"tokenizer_class": "PreTrainedTokenizerFast"}, 1, False),
@@ -211,9 +197,6 @@ def test_a_llama_that_begins_texts_without_its_bos_is_noted(trained, tmp_path, s
 
 
 def test_a_tokenizer_json_has_decided_about_bos(trained, tmp_path):
-    smollm2 = tokenizers.load_tokenizer("smollm2")
-    assert smollm2.bos_token_id is not None
-    assert tokenizers.bos_note(smollm2, LlamaConfig(bos_token_id=smollm2.bos_token_id)) == {}
     shutil.copy(trained[1] / "tokenizer.model", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"add_bos_token": False}))
     LlamaConfig(bos_token_id=1).save_pretrained(tmp_path)

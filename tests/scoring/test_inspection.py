@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tape_ds.encodings.tape import current
+from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.scoring import inspection
 from tests.models.helpers import ENCODINGS, MODELS, rounding, tiny_model, tokens
@@ -30,6 +31,12 @@ def test_logits_and_weights_are_the_model_s_own(heads, encoding):
     for number, view in found.items():
         found_HTS, own_HTS = view.weights_HTS, weights[number - 1][0].detach()
         torch.testing.assert_close(found_HTS, own_HTS, rtol=0, atol=rounding(model, ids[None]))
+
+
+def test_an_environment_that_asks_for_another_attention_is_named(monkeypatch):
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
+    with pytest.raises(UserError, match="TAPE_DS_ATTENTION"):
+        views(tiny_model(), tokens(1, 10)[0])
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

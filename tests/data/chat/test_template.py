@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.chat import template
 from tape_ds.data.chat.template import UnfitTemplateError
 from tests.data.chat.chatml import (
@@ -38,16 +37,6 @@ def test_the_mask_is_the_one_made_by_hand(name):
     expected, mask = by_hand(CONVERSATIONS[name], of)
     assert ids.dtype == np.int32 and targets.dtype == bool
     assert ids.tolist() == expected.tolist() and targets.tolist() == mask.tolist()
-
-
-@pytest.mark.slow
-def test_the_mask_is_the_one_made_by_hand_of_smollm2():
-    of = tokenizers.load_tokenizer("smollm2")
-    prompt = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    for turns in CONVERSATIONS.values():
-        ids, targets = template.encoded(turns, of)
-        expected, mask = by_hand(turns, of, prompt)
-        assert ids.tolist() == expected.tolist() and targets.tolist() == mask.tolist()
 
 
 def test_marks_of_a_template_are_taken_at_their_word():
@@ -193,13 +182,6 @@ def test_a_template_that_draws_or_does_not_parse_is_refused(text, wrong):
     assert problem.field == "chat_template" and wrong in problem.wrong
 
 
-BETWEEN = (
-    "{% for m in messages %}{{ m.role + ': ' + m.content }}{% if not loop.last %}{{ '<|im_end|>' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_end|>assistant: ' }}{% endif %}"
-)
-"""Its end of a turn stands between turns alone, so that no answer has it."""
-
-
 def test_white_space_that_is_a_token_ends_no_answer():
     of = tokenizer(CHATML.replace("<|im_end|>", "\n"))
     of.add_tokens(["\n\n", "  "])
@@ -216,7 +198,6 @@ def test_white_space_that_is_a_token_ends_no_answer():
         (CHATML.replace("<|im_end|>", " <|end|>"), None),  # a text of several tokens
         (LINES, None),
         (INNER, None),  # its end is no target
-        (BETWEEN, None),
     ],
 )
 def test_what_ends_an_answer_is_seen_in_the_rendering(text, expected):

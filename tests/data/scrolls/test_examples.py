@@ -1,12 +1,14 @@
 """Files of SCROLLS are read as they are published; what is wrong with one is said with its line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.examples import DATASETS
+from tape_ds.data.sources import HELD_OUT
 from tape_ds.errors import UserError
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets" / "scrolls"
@@ -94,11 +96,6 @@ def test_damaged_files_are_refused(tmp_path, lines, wrong):
     assert wrong in found.wrong and found.field == "data_dir"
 
 
-@pytest.mark.parametrize(("mark", "hard"), [(True, True), ("False", False)])
-def test_only_true_marks_a_hard_question(tmp_path, mark, hard):
-    assert examples.read("qasper", "train", write(tmp_path, row() | {"is_hard": mark}))[0].hard is hard
-
-
 def test_another_data_set_s_archive_is_not_taken_for_this_one():
     archive = ASSETS / "gov_report.zip"
     assert len(examples.read("gov_report", "train", archive)) == 4
@@ -112,3 +109,43 @@ def test_the_fingerprint_changes_with_the_contents_and_with_nothing_else(tmp_pat
     assert examples.fingerprint("qasper", "train", write(tmp_path / "copy", row("c"))) != first
     archived = [examples.fingerprint("gov_report", split, ASSETS) for split in ("train", "validation", "train")]
     assert archived[0] == archived[2] != archived[1]
+
+
+def test_table():
+    """Order and metrics of the TAPE paper's Table 1; 200 tokens to answer, 1,000 to summarise."""
+    found = {each.name: (each.metric, each.answer_tokens) for each in examples.DATASETS.values()}
+    assert found == {
+        "qasper": ("f1", 200),
+        "contract_nli": ("exact_match", 200),
+        "narrative_qa": ("f1", 200),
+        "quality": ("exact_match", 200),
+        "qmsum": ("rouge", 1000),
+        "summ_screen_fd": ("rouge", 1000),
+        "gov_report": ("rouge", 1000),
+    }
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {split: examples.read("stdlib", split) for split in ("train", "validation", "test")}
+
+
+def test_the_answer_is_in_the_excerpt(made):
+    for each in made["train"] + made["validation"]:
+        question, _, excerpt = each.input.partition("\n\n")
+        name = re.fullmatch(r"Which arguments does the function (\w+) take\?", question)[1]
+        definition = excerpt[re.search(rf"def {name} *\(", excerpt).start() :]
+        assert all(argument in definition for argument in each.outputs[0].split(", ")), each.id
+
+
+def test_splits_share_no_file_or_no_question(made):
+    found = {split: [each.id for each in questions] for split, questions in made.items()}
+    assert [len(ids) for ids in found.values()] == [2000, 100, 100]
+    assert {name.split(":")[0] for name in found["train"]}.isdisjoint(HELD_OUT)
+    assert set(found["validation"]).isdisjoint(found["test"])
+    assert all(name.split(":")[0] in HELD_OUT for name in found["validation"])
+
+
+def test_they_are_the_same_each_time(made):
+    assert examples.read("stdlib", "validation") == made["validation"]
+    assert examples.fingerprint("stdlib", "train") != examples.fingerprint("stdlib", "validation")

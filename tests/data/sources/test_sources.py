@@ -140,6 +140,17 @@ def test_hub_defaults(hub):
     texts("hub:squad::dev")
     assert [kwargs["split"] for _, kwargs in hub] == ["train", "validation", "dev"]
     assert {args for args, _ in hub} == {("squad", None)}
+    with pytest.raises(UserError, match="did you mean 'text'"):
+        texts("hub:squad#txt")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_message(monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(UserError, match="no network"):
+        texts("hub:squad")
 
 
 @pytest.mark.parametrize(
