@@ -6,9 +6,7 @@ import torch
 from benchmarks import attention
 from benchmarks.benchmark_case import Setting, run
 from benchmarks.shapes import document_lengths, read
-from tape_ds.attention import backends
 from tape_ds.kernels import reference
-from tests.attention import varlen_on_cpu
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, torch.float32)
@@ -62,20 +60,6 @@ def test_a_rival_that_looks_across_documents_is_found_out():
     blind = attention.Implementation("tape", "blind", lambda: whole_matrix, joined=True)
     (finding,) = run(attention.case(PACKED, SETTING, [blind]), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
-
-
-def test_varlen_gets_the_documents(monkeypatch):
-    monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
-    monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
-    varlen_on_cpu.CALLS.clear()
-    (implementation,) = [
-        each
-        for each in attention.implementations(PACKED, torch.device("cuda"))
-        if each[:2] == ("tape", "attend varlen")
-    ]
-    (finding,) = run(attention.case(PACKED, SETTING, [implementation]), SETTING, 1, head_start=True)
-    assert finding.status == "timed", finding.reason
-    assert set(varlen_on_cpu.CALLS) == {6}
 
 
 def wrong_scale():

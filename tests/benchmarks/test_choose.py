@@ -37,11 +37,6 @@ def test_a_backend_without_a_right_result_is_not_chosen(status):
     assert one["backend"] == "sdpa"
 
 
-def test_auto_and_what_is_no_backend_any_more_are_not_chosen():
-    (one,) = chosen(row("attend auto", 1.0), row("attend gone", 1.0), row("attend flex", 7.0))
-    assert one["backend"] == "flex"
-
-
 def test_packed_rows_have_a_choice_of_their_own():
     """A dense win says nothing of documents: there torch's own attention goes from one to the next."""
     few, many = ({"shape": f"B1 H32 G32 T8192 K128 N{documents}"} for documents in (1, 64))

@@ -2,11 +2,7 @@
 
 import dataclasses
 
-import torch
-
 from benchmarks import table
-from benchmarks.benchmark_case import Finding, Setting
-from benchmarks.measure import Summary
 from tests.benchmarks.helpers import row
 
 ROWS = [
@@ -66,12 +62,3 @@ def test_where_nothing_is_rope_ours_is_the_measure():
     eager = dict(zip(header, line_of(text, "eager"), strict=True))
     assert eager["/ ours"] == "2.000"
     assert eager["tokens/s"] == "256"
-
-
-def test_findings_become_rows_with_where_they_come_from():
-    setting = Setting(torch.device("cpu"), torch.float32)
-    origin = table.provenance(setting)
-    finding = Finding("ours", "tape", "timed", "", 1.23456e-7, 5e-6, {"total": Summary(1.0, 2.123456, 3.0)}, 77, 3)
-    made = table.row_of("decode", "B1 H4 G2 T1 S9 K8", setting, finding, origin)
-    assert (made.total_p50, made.forward_p50, made.error, made.peak_bytes) == (2.12346, None, 1.23e-7, 77)
-    assert (made.group, made.dtype, made.repeats, made.device) == ("decode", "float32", 3, origin["device"])

@@ -25,14 +25,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-def test_built_once(tmp_path):
-    first = building.folder(tmp_path / "new" / "cache", "a", write("first"))
-    assert first == tmp_path / "new" / "cache" / "a"
-    assert building.folder(first.parent, "a", write("second")) == first
-    assert (first / "file").read_text() == "first"
-    assert names(first.parent) == ["a"]
-
-
 def test_failed_build_leaves_nothing_and_can_be_tried_again(tmp_path):
     def fail(folder):
         folder.mkdir()

@@ -104,13 +104,6 @@ def test_whole_pads_little():
     assert len({len(sequence["input_ids"]) for sequence in found}) > 1
 
 
-def test_whole_keeps_neighbours_together():
-    """At most 64 sequences are open: no sequence holds documents that are further apart than these can span."""
-    for sequence in whole(corpus(3, longest=10, count=5000), 16):
-        numbers = sequence["input_ids"] // 1000
-        assert numbers.max() - numbers.min() < 64 * 16
-
-
 def test_single_keeps_what_fits():
     documents = corpus(4, longest=100)
     found = np.concatenate([sequence["input_ids"] for sequence in single(documents, 16)])

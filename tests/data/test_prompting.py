@@ -60,14 +60,6 @@ def test_a_document_is_scored_without_the_end(tmp_path):
     assert rows[0] == rows[1] and rows[0][0]["input_ids"][-1] != EOS[1]
 
 
-DOCUMENTS = {
-    "tape_ds/data/prompting.py": "the one place that prompts",
-    "tape_ds/data/tokenized.py": "documents, which a tokenizer may end",
-    "tape_ds/data/chat/template.py": "a rendered conversation, add_special_tokens=False",
-    "tape_ds/data/tokenizer.py": "the BOS before an empty text",
-}
-
-
 def test_no_other_file_encodes_a_text():
     found = set()
     for folder in ("tape_ds", "evaluation", "tools", "launchers"):
@@ -76,4 +68,10 @@ def test_no_other_file_encodes_a_text():
                 called = ast.unparse(node.func) if isinstance(node, ast.Call) and node.args else ""
                 if re.search(r"^(self\.|\w+\.)?tokenizer(\(\))?$", called):
                     found.add(str(path.relative_to(ROOT)))
-    assert found == set(DOCUMENTS)
+    allowed = {
+        "prompting.py",
+        "tokenized.py",  # documents, which a tokenizer may end
+        "chat/template.py",  # a rendered conversation, add_special_tokens=False
+        "tokenizer.py",  # the BOS before an empty text
+    }
+    assert found == {f"tape_ds/data/{name}" for name in allowed}

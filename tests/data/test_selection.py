@@ -80,14 +80,6 @@ def test_limits_are_part_of_the_key(lines, tokenizer, cache):
     assert folders(cache) == ["first"] * 3
 
 
-def test_the_maximum_is_of_all_specs_together(lines, tokenizer, cache, tmp_path):
-    (tmp_path / "more.txt").write_text(LINES[1])
-    more = f"text:{tmp_path}/more.txt"
-    found = select([lines, more], tokenizer, "train", cache, 12, max_documents=4)
-    assert found.documents["name"][-1] == "more.txt" and found.read_documents == 7
-    assert len(select([lines, more], tokenizer, "train", cache, 12, max_documents=3).documents) == 3
-
-
 @pytest.mark.parametrize("most", [None, 5])
 def test_a_source_without_a_long_document_is_passed(lines, tokenizer, cache, tmp_path, most):
     (tmp_path / "more.txt").write_text(LINES[3] * 2)

@@ -5,7 +5,6 @@ import json
 import datasets
 import pytest
 
-from tape_ds.data import tokenized
 from tape_ds.data.pack import pack
 from tape_ds.data.tokenized import tokenize, tokenizer_fingerprint
 from tape_ds.errors import UserError
@@ -52,16 +51,6 @@ def test_a_bos_that_a_text_begins_with_is_not_doubled(bos, tmp_path, cache, capl
     begun = [row.removeprefix("<s>") for row in rows] if bos else rows
     assert found == [of(row)["input_ids"] for row in begun]
     assert ("2 documents begin with <s>" in caplog.text) == bos
-
-
-def test_second_run_does_not_tokenise(texts, tokenizer, cache, monkeypatch):
-    first = tokenize([texts], tokenizer, "train", cache)
-    assert CountingTokenizer.texts == 3
-    monkeypatch.setattr(tokenized, "encode", None)
-    again = tokenize([texts], build_tokenizer(), "train", cache)
-    assert CountingTokenizer.texts == 3
-    assert again.to_dict() == first.to_dict()
-    assert again._fingerprint == first._fingerprint
 
 
 def test_cache_follows_text_tokenizer_and_split(texts, tokenizer, cache, tmp_path):

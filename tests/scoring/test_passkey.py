@@ -197,24 +197,6 @@ def test_token_ids_are_compared_too(written, right, same):
     assert (found.correct, found.same_ids) == (right, same)
 
 
-def test_no_ids_no_comparison():
-
-    class Joining(Letters):
-        def __call__(self, text, **options):
-            return {"input_ids": [*super().__call__(text, **options)["input_ids"][:-3], len(text)]}
-
-    (found,) = score(Reader(10_000), Joining(), draw(Letters(), [400], 1, seed=1))
-    assert found.replies[0].same_ids is None and found.correct == 1
-
-
-def test_a_tokenizer_that_ends_texts_asks_the_same():
-    ending = Letters(end=[2])
-    prompts = draw(ending, [400], 1, seed=1)
-    assert prompts == draw(Letters(), [400], 1, seed=1)
-    (found,) = score(Reader(10_000), ending, prompts)
-    assert found.replies[0].same_ids is True and found.correct == 1
-
-
 def test_prompts_are_handed_out_by_length():
     rounds = []
 

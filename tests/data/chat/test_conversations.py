@@ -36,8 +36,7 @@ def test_parquet_fills_rows_with_nulls_which_are_nothing(tmp_path):
 
 def test_another_column_and_a_condition_are_named_in_the_spec(tmp_path):
     lines = [{"chat": TALK, "kind": kind} for kind in ("long", "short", "long")]
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [name for name, _ in read(f"jsonl:{tmp_path}/x.jsonl#chat?kind=long")] == ["x.jsonl:1", "x.jsonl:3"]
+    assert [name for name, _ in read(saved(tmp_path, "jsonl", lines, "#chat?kind=long"))] == ["x.jsonl:1", "x.jsonl:3"]
 
 
 def test_what_is_made_needs_no_file():
@@ -52,39 +51,34 @@ def test_what_is_made_needs_no_file():
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"text": {"type": "string"}}}}
 
 
-@pytest.mark.parametrize(("kind", "form"), [("jsonl", "a list"), ("parquet", "JSON"), ("hub", "a list of JSON")])
-def test_the_tools_of_a_row_are_read_as_published_data_have_them(kind, form, tmp_path, monkeypatch):
-    write_as = {
-        "a list": list,
-        "JSON": json.dumps,
-        "a list of JSON": lambda tools: [json.dumps(each) for each in tools],
-    }
-    given = [[WEATHER], [SEARCH, WEATHER], []]
-    lines = [{"messages": TALK, "tools": write_as[form](tools), "id": number} for number, tools in enumerate(given)]
+def saved(folder, kind, lines, column=""):
     if kind == "jsonl":
-        (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-        spec = f"jsonl:{tmp_path}/x.jsonl"
-    elif kind == "parquet":
-        pyarrow.parquet.write_table(pa.Table.from_pylist(lines), tmp_path / "x.parquet")
-        spec = f"parquet:{tmp_path}/x.parquet"
+        (folder / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
     else:
-        stream = datasets.Dataset.from_list(lines).to_iterable_dataset()
-        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: stream)
-        spec = "hub:org/talks"
-    found = rows(spec)
+        pyarrow.parquet.write_table(pa.Table.from_pylist(lines), folder / "x.parquet")
+    return f"{kind}:{folder}/x.{kind}{column}"
+
+
+def listed(tools):
+    return [json.dumps(each) for each in tools]
+
+
+@pytest.mark.parametrize(("kind", "form"), [("jsonl", list), ("parquet", json.dumps), ("hub", listed)])
+def test_the_tools_of_a_row_are_read_as_published_data_have_them(kind, form, tmp_path, monkeypatch):
+    given = [[WEATHER], [SEARCH, WEATHER], []]
+    lines = [{"messages": TALK, "tools": form(tools), "id": number} for number, tools in enumerate(given)]
+    stream = datasets.Dataset.from_list(lines).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: stream)
+    found = rows("hub:org/talks" if kind == "hub" else saved(tmp_path, kind, lines))
     assert [row.tools for row in found] == [[WEATHER], [SEARCH, WEATHER], None]
     assert [row.turns for row in found] == [TALK] * 3 and [row.others for row in found] == [{"id": n} for n in range(3)]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_what_is_next_to_a_nested_column_belongs_to_the_row(kind, tmp_path):
+def test_columns_next_to_a_nested_one_belong_to_the_row(kind, tmp_path):
     inner = {"messages": TALK, "tools": [WEATHER], "source": "web"}
     lines = [{"data": inner, "id": 3}, {"data": {**inner, "tools": []}, "id": 4}]
-    if kind == "jsonl":
-        (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    else:
-        pyarrow.parquet.write_table(pa.Table.from_pylist(lines), tmp_path / "x.parquet")
-    found = rows(f"{kind}:{tmp_path}/x.{kind}#data.messages")
+    found = rows(saved(tmp_path, kind, lines, "#data.messages"))
     assert [(row.turns, row.tools) for row in found] == [(TALK, [WEATHER]), (TALK, None)]
     assert [row.others for row in found] == [{"source": "web", "id": 3}, {"source": "web", "id": 4}]
 
@@ -92,13 +86,10 @@ def test_what_is_next_to_a_nested_column_belongs_to_the_row(kind, tmp_path):
 @pytest.mark.parametrize(
     "column",
     [
-        {"functions": [WEATHER]},
         {"system": "Be brief."},
         {"tools": [3]},
-        {"documents": [{"text": "x"}]},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"weight": 0},
-        {"images": ["a.png"]},
     ],
     ids=str,
 )

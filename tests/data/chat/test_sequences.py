@@ -38,17 +38,6 @@ def test_every_conversation_is_stored_whole_with_its_mask(stored):
         assert row["first"] == (mask.argmax() if mask.any() else -1)
 
 
-def test_rendered_once_for_a_template(spec, tmp_path):
-    sequences.rendered([spec], tokenizer(), "train", tmp_path, DAY)
-    CountingTokenizer.texts = 0
-    sequences.rendered([spec], tokenizer(), "train", tmp_path, DAY)
-    assert CountingTokenizer.texts == 0
-    other = tokenizer()
-    other.chat_template = other.chat_template.replace("You are kind", "You are not")
-    sequences.rendered([spec], other, "train", tmp_path, DAY)
-    assert CountingTokenizer.texts > 0
-
-
 @pytest.mark.parametrize("too_long", ["cut", "leave_out"])
 def test_what_is_too_long_is_counted(stored, too_long):
     sizes = [len(by_hand(turns, tokenizer())[0]) for turns in TALKS]

@@ -92,12 +92,6 @@ def test_words_are_cut_in_the_published_format_alone(tokenizer):
     assert "c d" in tokenizer.decode(summary.ids)
 
 
-def test_an_answer_goes_on_in_the_text_and_ends(tokenizer):
-    own = tokenizer("return a", add_special_tokens=False).input_ids
-    assert answer_ids("return a", tokenizer, max_tokens=50, reference_format=False)[0] == [*own, EOS]
-    assert answer_ids("return a", tokenizer, max_tokens=50, reference_format=True)[0] == [BOS, *own, EOS]
-
-
 @pytest.mark.parametrize("reference_format, beginning", [(False, []), (True, [BOS])])
 def test_a_long_answer_is_cut_and_still_ends(tokenizer, reference_format, beginning):
     """In the published format the BOS counts among the answer's tokens."""

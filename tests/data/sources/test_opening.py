@@ -192,8 +192,3 @@ def test_columns_descend_as_conditions_do(tmp_path, column, found):
     assert read(f"jsonl:{tmp_path}/x.jsonl#{column}?meta.n=2&content.a.b=y") == [("x.jsonl:1", found)]
     if column != "content.a.b":  # Parquet's own reader takes every dot for a step
         assert read(f"parquet:{tmp_path}/x.parquet#{column}") == [("x.parquet:0", found)]
-
-
-def test_a_key_that_is_spelled_with_dots_comes_first(tmp_path):
-    (tmp_path / "x.jsonl").write_bytes(lines({"a.b": "outer", "a": {"b": "inner"}}))
-    assert read(f"jsonl:{tmp_path}/x.jsonl#a.b?a.b=outer") == [("x.jsonl:1", "outer")]
