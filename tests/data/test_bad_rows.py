@@ -172,7 +172,7 @@ def test_a_prepared_corpus_counts_over_all_its_processes(tmp_path, monkeypatch):
     spec, named = jsonl(tmp_path / "x")
     (tmp_path / "x" / "y.jsonl").write_text('{"text": "five"}\n[]\n')
     spec, folder = spec.replace("x.jsonl", "*.jsonl"), tmp_path / "prepared"
-    settings = {"parts": 2, "processes": 2, "shard_tokens": 10, "report": print}
+    settings = {"parts": 2, "processes": 2, "shard_tokens": 10}
     with pytest.raises(UserError, match="skip_bad_rows"):
         prepare([spec], build_tokenizer(), folder, bad_rows=BadRows(3), **settings)
     for _ in range(2):  # the second time nothing is read again

@@ -1,4 +1,4 @@
-"""No prompt ends with what its tokenizer appends to every text, whoever asks."""
+"""No prompt ends with what its tokenizer appends to every text."""
 
 import ast
 import re

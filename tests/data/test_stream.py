@@ -46,35 +46,27 @@ def folder(tmp_path):
 
 @pytest.fixture
 def open_sequences(folder, tokenizer):
-
-    def make(**changes):
-        settings = {"samples": 120, "seed": 3, "workers": 3, "specs": [f"jsonl:{folder}/*.jsonl*#body"], **changes}
-        return StreamedSequences(
-            settings.pop("specs"), settings.pop("tokenizer", tokenizer), settings.pop("window", WINDOW), **settings
-        )
+    def make(spec=f"jsonl:{folder}/*.jsonl*#body", tokenizer=tokenizer, window=WINDOW, **changes):
+        settings = {"samples": 120, "seed": 3, "workers": 3} | changes
+        return StreamedSequences([spec], tokenizer, window, **settings)
 
     return make
 
 
 def documents_of(sequences, number):
-    """Texts of a worker's documents in their order, put together from its sequences, the cut one at the end left
-    out."""
-    ids = torch.cat(
-        [sequences[index]["input_ids"] for index in range(number, len(sequences), sequences.stream.workers)]
-    )
+    """Texts of a worker's documents in their order, from its sequences; the last, which is cut, is left out."""
+    own = range(number, len(sequences), sequences.stream.workers)
+    ids = torch.cat([sequences[index]["input_ids"] for index in own])
     begins = torch.nonzero(ids == BOS).flatten().tolist()
     assert begins[0] == 0
-    tokenizer = sequences.stream.tokenizer
-    return [tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(begins)]
+    return [sequences.stream.tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(begins)]
 
 
 @pytest.mark.parametrize("count", [3, 7])
 def test_every_document_is_read_whole_and_once_an_epoch(open_sequences, count):
     sequences = open_sequences(workers=count, samples=count * 200)
     for number in range(count):
-        found = documents_of(sequences, number)
-        visits = sequences.stream.visits(number)
-        epochs = set()
+        found, visits, epochs = documents_of(sequences, number), sequences.stream.visits(number), set()
         while len(found) >= max(SIZES):
             epoch, shard = next(visits)
             epochs.add(epoch)
@@ -108,7 +100,7 @@ def test_a_forked_worker_leaves_our_files_alone(open_sequences, folder, monkeypa
     write(folder / "large.jsonl", texts_of(7, 1500))
 
     def large():
-        return open_sequences(specs=[f"jsonl:{folder}/large.jsonl#body"], window=96, samples=150)
+        return open_sequences(spec=f"jsonl:{folder}/large.jsonl#body", window=96, samples=150)
 
     expected, sequences = list(large()), large()
     assert same(sequences[0], expected[0])
@@ -148,7 +140,7 @@ def test_data_without_tokens_are_refused(open_sequences, folder):
     plain = build_tokenizer(bos=False)
     for name in ("e", "f"):
         write(folder / f"{name}.jsonl", ["", ""])
-    sequences = open_sequences(specs=[f"jsonl:{folder}/[ef].jsonl#body"], tokenizer=plain, workers=2)
+    sequences = open_sequences(spec=f"jsonl:{folder}/[ef].jsonl#body", tokenizer=plain, workers=2)
     with pytest.raises(StreamError, match="no document has any token"):
         sequences[0]
 
@@ -168,7 +160,7 @@ def hub(folder, monkeypatch):
 
 def test_hub_shards_are_streamed(hub, open_sequences):
     expected = list(open_sequences(samples=48))
-    sequences = open_sequences(specs=["hub:allenai/c4:en#body"], samples=48)
+    sequences = open_sequences(spec="hub:allenai/c4:en#body", samples=48)
     found = list(DataLoader(sequences, batch_size=None, num_workers=2))
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))
 

@@ -8,24 +8,14 @@ from tokenizers import processors
 
 from tape_ds.data.chat import template
 from tape_ds.data.chat.template import UnfitTemplateError
-from tests.data.chat.chatml import (
-    CHATML,
-    DATED,
-    FORGETFUL,
-    MARKED,
-    TOOLED,
-    WEATHER,
-    by_hand,
-    conversation,
-    tokenizer,
-)
+from tests.data.chat import chatml
+from tests.data.chat.chatml import CHATML, MARKED, by_hand, conversation, tokenizer
 
 CONVERSATIONS = {
     "one answer": conversation("def add(a, b)?", "return a + b"),
     "two answers, a system prompt": conversation("text?", "class Tape:\n    pass", "and?", "é", system="Be brief."),
     "an answer of nothing": conversation("say nothing", "", "and now?", "pass"),
     "no answer": conversation("def add(a, b)?"),
-    "an answer without an end in the data": conversation("x", "for letter in text:\n    ", "y"),
 }
 
 
@@ -98,7 +88,7 @@ BEGUN = (
 @pytest.mark.parametrize(
     ("text", "turns", "reason"),
     [
-        (FORGETFUL, conversation("a", "so THOUGHT b", "c", "d"), "turn 2: .* once more turns follow"),
+        (chatml.FORGETFUL, conversation("a", "so THOUGHT b", "c", "d"), "turn 2: .* once more turns follow"),
         (BEGUN, conversation("a", "b"), "turn 2: .* begins an answer .* otherwise"),
         (CHATML, conversation("a", "b")[1:], "begins with an answer"),
         ("{{ raise_exception('no') }}", conversation("a", "b"), "does not render it .no"),
@@ -126,17 +116,19 @@ def text_of(of, *more):
     return of.decode(ids)
 
 
-@pytest.mark.parametrize("named", [TOOLED, {"default": CHATML, "tool_use": TOOLED}], ids=["one", "one of two"])
+@pytest.mark.parametrize(
+    "named", [chatml.TOOLED, {"default": CHATML, "tool_use": chatml.TOOLED}], ids=["one", "one of two"]
+)
 def test_tools_are_rendered_as_transformers_does(named):
     of = tokenizer(named)
-    expected = of.apply_chat_template(TALK, tools=[WEATHER], tokenize=False)
-    assert text_of(of, [WEATHER]) == expected and '"name": "weather"' in expected
+    expected = of.apply_chat_template(TALK, tools=[chatml.WEATHER], tokenize=False)
+    assert text_of(of, [chatml.WEATHER]) == expected and '"name": "weather"' in expected
     assert text_of(of) == of.apply_chat_template(TALK, tokenize=False)
 
 
 def test_tools_that_the_template_leaves_out_are_refused():
     with pytest.raises(UnfitTemplateError, match="renders none"):
-        template.encoded(TALK, tokenizer(CHATML), [WEATHER])
+        template.encoded(TALK, tokenizer(CHATML), [chatml.WEATHER])
 
 
 ALTERNATING = (
@@ -165,7 +157,7 @@ LLAMA_3 = (
 """How Llama 3.1 and 3.2 come by their date."""
 
 
-@pytest.mark.parametrize("text", [DATED, LLAMA_3, LLAMA_3.replace(CHATML, MARKED)])
+@pytest.mark.parametrize("text", [chatml.DATED, LLAMA_3])
 def test_a_template_writes_the_date_that_is_given(text):
     of = tokenizer(text)
     assert template.is_dated(of) and not template.is_dated(tokenizer(CHATML))
