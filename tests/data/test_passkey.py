@@ -134,14 +134,6 @@ def test_a_key_follows_from_its_cell_and_the_seed():
     assert not set(keys(asked(seed=4)).values()) & set(many.values())
 
 
-def test_lengths_without_room_are_refused_together():
-    with pytest.raises(UserError) as caught:
-        asked(lengths=[100, 200, 400])
-    assert [(each.field, each.value) for each in caught.value.problems] == [("lengths", 100), ("lengths", 200)]
-    needed = int(caught.value.problems[0].remedy.split()[1])
-    assert len(asked(lengths=[needed])) == 4
-
-
 def test_the_published_filler():
     """3.75 characters a token in whole kilobytes, cut anywhere; a seed puts its key at the same share everywhere."""
     questions = published(Letters())

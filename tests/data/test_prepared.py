@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 
+import datasets
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -230,6 +231,8 @@ def test_check_names_every_damaged_shard_and_exits_with_two(done, capsys):
     found = capsys.readouterr().err
     assert f"shard {first} is damaged" in found and f"shard {second} is damaged" in found
     assert f"shard {third} is missing" in found
+    (done / "manifest.json").write_text("{")
+    assert [prepare_data.main(["--check", str(folder)]) for folder in (done, done / "absent")] == [2, 2]
 
 
 def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, spec, silent):
@@ -270,9 +273,12 @@ def test_a_shard_ends_with_the_document_that_reaches_the_limit(tmp_path, limit, 
     assert len(list(left)) == 5 - read, "the rest is left to the next shard"
 
 
-def test_bytes_do_not_depend_on_the_tokenizers_batches(tmp_path, monkeypatch):
+def test_neither_rows_nor_bytes_depend_on_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_BATCH_TOKENS", 64)
     documents = [Document(str(n), f"def f{n}(a, b): return {n}" * (n % 5)) for n in range(40)]
     write_shard(tmp_path / "one.arrow", encode(documents, build_tokenizer()), 10**6)
+    found = datasets.Dataset.from_file(str(tmp_path / "one.arrow"))
+    assert list(found["input_ids"]) == [build_tokenizer()(each.text)["input_ids"] for each in documents]
     monkeypatch.setattr("tape_ds.data.tokenized._BATCH_DOCUMENTS", 3)
     write_shard(tmp_path / "two.arrow", encode(documents, build_tokenizer()), 10**6)
     assert (tmp_path / "one.arrow").read_bytes() == (tmp_path / "two.arrow").read_bytes()

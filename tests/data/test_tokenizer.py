@@ -171,6 +171,9 @@ def test_impossible_sizes_name_the_nearest_possible(tmp_path):
     for size, wrong in ((400, "a value <= 301"), (265, "265 vs 270")):
         with pytest.raises(UserError, match=wrong):
             tokenizers.train([f"text:{tmp_path}/a.txt"], size, tmp_path / "new")
+    (tmp_path / "a.txt").write_text("\n\n")
+    with pytest.raises(UserError, match="no document has any text"):
+        tokenizers.train([f"text:{tmp_path}/a.txt"], 300, tmp_path / "new")
 
 
 def test_a_folder_is_never_written_over(trained):

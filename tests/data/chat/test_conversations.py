@@ -129,6 +129,8 @@ def test_a_row_that_is_no_conversation_is_refused_by_its_place(messages, wrong, 
 def test_lists_of_sources_are_checked_as_for_every_other_run(tmp_path):
     spec = write(tmp_path / "x.jsonl", [TALK])
     assert "also trained on" in conversations.check([spec], [spec])[0].wrong
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "no rows" in conversations.check([f"jsonl:{tmp_path}/empty.jsonl"], [])[0].wrong
     found = conversations.check([f"text:{tmp_path}", f"{spec}#talk"], ["json:x"])
     assert [problem.field for problem in found] == ["train_data", "train_data", "eval_data"]
     assert "no conversations" in found[0].wrong and "no column 'talk'" in found[1].wrong

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from tape_ds.data.scrolls import examples
@@ -94,6 +95,16 @@ def test_the_published_archive():
 def test_damaged_files_are_refused(tmp_path, lines, wrong):
     found = problem("qasper", "train", write(tmp_path, *lines))
     assert wrong in found.wrong and found.field == "data_dir"
+
+
+def test_what_is_not_there_is_refused(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(examples, "hf_hub_download", refuse)
+    assert "offline" in problem("qasper", "train").wrong
+    assert "no qasper/train.jsonl and no qasper.zip there" in problem("qasper", "train", tmp_path).wrong
+    assert "did you mean 'train'" in problem("qasper", "trian", ASSETS).remedy
 
 
 def test_another_data_set_s_archive_is_not_taken_for_this_one():

@@ -214,6 +214,9 @@ def test_a_damaged_arrow_folder_is_named(tmp_path):
     ("spec", "wrong"),
     [
         ("parqet:x#y", "did you mean 'parquet'"),
+        ("csv:DIR/x.csv#text", "to_parquet"),
+        ("DIR/a.txt", "no kind of data before the path"),
+        ("text:a\0", "null byte"),
         ("text:DIR/*.md", "no file matches"),
         ("text:DIR/absent.txt", "no such file"),
         ("text:DIR", "a folder, not a file"),
