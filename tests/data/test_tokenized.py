@@ -73,6 +73,11 @@ def test_tokenizer_fingerprint_ignores_the_last_call_only(tokenizer):
     assert tokenizer_fingerprint(tokenizer) != before
 
 
+def test_saved_truncation_does_not_cut_documents(texts, tokenizer, cache):
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    assert len(tokenize([texts], tokenizer, "train", cache)[1]["input_ids"]) > 20
+
+
 def test_empty_data_is_an_error(tmp_path, cache):
     (tmp_path / "e.txt").write_text("")
     with pytest.raises(UserError, match="no document has any token") as caught:
@@ -90,6 +95,11 @@ def test_arrow_rows_pass_through_checked(tmp_path, texts, tokenizer, cache):
         documents([1], ids).save_to_disk(str(tmp_path / name))
         with pytest.raises(UserError, match=f"{name}:1 has token ids .* outside the tokenizer's vocabulary of"):
             tokenize([f"arrow:{tmp_path}/{name}"], tokenizer, "train", cache)
+
+
+def test_pack_respects_a_selection(cache):
+    sequences = pack(documents([1, 2], [3, 4], [5, 6]).select([0, 2]), 2, cache)
+    assert list(sequences["input_ids"]) == [[1, 2], [5, 6]]
 
 
 def test_pack_reuses_its_cache(texts, tokenizer, cache, monkeypatch):

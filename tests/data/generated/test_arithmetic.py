@@ -122,6 +122,15 @@ def test_small_cells_are_split_whole(name, i, j):
     assert 0 < tested < len(sides)
 
 
+@pytest.mark.parametrize("name", ["addition", "multiplication", "bitwise_or"])
+def test_the_order_of_operands_does_not_matter(name):
+    """Both orders have one answer: with one of them in training the other would be no test."""
+    task, generator = TASKS[name], random.Random(4)
+    for _ in range(500):
+        first, second = drawn(task, generator, 30, 9)
+        assert is_test(task, (first, second)) == is_test(task, (second, first))
+
+
 def test_a_cell_gives_all_it_has_and_no_more():
     """Sums of one-digit numbers: 45 sets of operands, four of which are held out, in either order."""
     task = TASKS["addition"]
