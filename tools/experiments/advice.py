@@ -1,16 +1,18 @@
-"""Decide which method to extend a model by, from the runs of ``advice`` (docs/results/protocol.md, part 8).
+"""Decide which method to extend a model by, from the runs of parts 8 to 10 of docs/results/protocol.md.
 
     python -m tools.experiment advice                              the runs
-    python -m tools.experiments.advice runs/advice --output docs/results/advice
+    python -m tools.experiments.advice methods runs/advice --output docs/results/advice
+    python -m tools.experiments.advice pose runs/advice --output docs/results/advice
+    python -m tools.experiments.advice family runs/advice_family --output docs/results/advice
 
-Writes advice.md, .json and .png: every arm's figures over seeds, the claims of the protocol, and the picture.
+Writes PART.md, .json and .png: every arm's figures over seeds, the claims of the protocol, and the picture.
 """
 
 import math
 import statistics as plain
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -26,16 +28,40 @@ from tape_ds.training.plots import COLOURS, MARKERS, STYLES
 from tools.experiment import statistics
 from tools.experiment.statistics import Sample
 
-NATIVE, TARGET = 8192, 16384
-PAST = (12288, 16384)  # lengths of the questions that decide
-STAGES = (("norms", "lora", "full"), ("theta", "tape", "tape+lora", "longlora"))
-CLAIMS = (
-    (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"), ("full", "lora")),
-    (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms")),
-)
-"""What is claimed of the arms of each stage: an arm against another."""
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part of the protocol compares."""
+
+    native: int
+    """Length in tokens that the base was made for; twice that is scored."""
+    lengths: tuple[int, ...]
+    """Of the questions that decide; none are asked where it is empty."""
+    stages: tuple[tuple[str, ...], ...]
+    """Arms of which a seed counts when all of them have it."""
+    claims: tuple[Pair, ...]
+    """An arm against another."""
+    reference: str = "yarn"
+
+
+FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"), ("full", "lora"))
+LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
+TRAINED = ("norms", "lora", "full")
+PARTS = {
+    "methods": Part(8192, (12288, 16384), (TRAINED, ("theta", "tape", "tape+lora", "longlora")), FIRST + LATER),
+    "pose": Part(
+        native=8192,
+        lengths=(12288, 16384),
+        stages=(("lora", "whole", "whole_equal_time"),),
+        claims=(("whole", "lora"), ("whole_equal_time", "lora")),
+        reference="lora",
+    ),
+    "family": Part(1024, (), (TRAINED,), FIRST),
+}
 FEWEST = 3  # seeds of a stage that claims something
-LOSS, KEYS = "loss past 8,192 tokens", "right answers past 8,192 tokens, %"
+LOSS, KEYS = "loss past the native length", "right answers past it, %"
 
 
 @dataclass(frozen=True)
@@ -45,7 +71,7 @@ class Run:
     arm: str
     seed: int
     losses: dict[str, SpanLosses]
-    """By text, up to :data:`TARGET` tokens."""
+    """By text, up to twice the native length."""
     keys: dict[int, tuple[int, int]]
     """``multikey``: length -> right answers, questions."""
     passkeys: dict[int, tuple[int, int]]
@@ -54,15 +80,10 @@ class Run:
     memory: int
     """Peak of the run, in bytes."""
 
-    def loss(self, text: str | None = None, first: int = NATIVE, last: int = TARGET) -> float:
+    def loss(self, first: int, last: int | None = None, text: str | None = None) -> float:
         """Return the mean loss between two positions, of one text or of all."""
         chosen = self.losses.values() if text is None else [self.losses[text]]
         return SpanLosses.merge(chosen).mean_between(first, last)
-
-    @property
-    def retrieval(self) -> float | None:
-        """Share of right answers at the lengths that decide, in per cent; None while they have not been asked."""
-        return share([self.keys[length] for length in PAST]) if set(PAST) <= self.keys.keys() else None
 
 
 @dataclass(frozen=True)
@@ -89,83 +110,77 @@ def share(counts: Iterable[tuple[int, int]]) -> float:
 
 
 def read(folder: Path) -> list[Run]:
-    """Return the finished runs of a folder of the experiment, in the order of their names."""
+    """Return the finished runs of a folder of an experiment, whose names are ARM_seed_N: untrained arms first."""
     runs = []
-    for path in sorted(folder.glob("*/results/run.json")):
+    for path in sorted(folder.glob("*_seed_*/results/run.json")):
         result = results.load(path)
         if result.finished is None:
             continue
         figures = result.figures
         scores = figures["loss_by_position"]
         made = next(reversed(scores))  # a run scores its trained model last
+        losses = {text: SpanLosses.from_dict(values) for text, values in scores[made].items()}
         asked = {}
         for protocol in ("multikey", "passkey"):
             file = path.parents[1] / "evaluation" / protocol / "passkey.json"
             rows = results.load(file).figures["passkeys"] if file.exists() else []
             asked[protocol] = {row["length"]: (row["correct"], row["trials"]) for row in rows}
-        losses = {text: SpanLosses.from_dict(values) for text, values in scores[made].items()}
-        seconds = TARGET * 8 / figures["tokens_per_second"] if figures.get("tokens_per_second") else 0.0
-        runs.append(
-            Run(
-                *(result.config["method"], result.seed or 0, losses, asked["multikey"], asked["passkey"]),
-                *(bool(figures["steps"]), seconds, figures.get("peak_memory_bytes") or 0),
-            )
-        )
-    return runs
+        arm, _, seed = path.parents[1].name.rpartition("_seed_")
+        trained = bool(figures["steps"])
+        seconds = figures["tokens"] / figures["tokens_per_second"] if trained else 0.0
+        memory = figures.get("peak_memory_bytes") or 0
+        runs.append(Run(arm, int(seed), losses, asked["multikey"], asked["passkey"], trained, seconds, memory))
+    return sorted(runs, key=lambda run: (run.trained, run.arm != "yarn"))
 
 
-def arms_of(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
-    """Return the runs by arm and seed. A seed counts when every arm of its stage has it, and its answers."""
+def arms_of(part: Part, runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Return the runs of a part by arm and seed. A seed counts when every arm of its stage has it, with its answers."""
+    staged = {arm for stage in part.stages for arm in stage}
     arms: dict[str, dict[int, Run]] = {}
-    for run in sorted(runs, key=lambda run: (run.trained, run.arm != "yarn")):  # untrained arms first, yarn before them
-        arms.setdefault(run.arm, {})[run.seed] = run
-    for stage in STAGES:
-        having = [{seed for seed, run in arms.get(arm, {}).items() if run.retrieval is not None} for arm in stage]
-        complete = set.intersection(*having)
+    for run in runs:
+        if set(part.lengths) <= run.keys.keys() and (run.arm in staged or not run.trained):
+            arms.setdefault(run.arm, {})[run.seed] = run
+    for stage in part.stages:
+        complete = set.intersection(*(set(arms.get(arm, {})) for arm in stage))
         for arm in stage:
             arms[arm] = {seed: run for seed, run in sorted(arms.get(arm, {}).items()) if seed in complete}
     return {arm: of_seed for arm, of_seed in arms.items() if of_seed}
 
 
-def claims_of(arms: dict[str, dict[int, Run]]) -> list[Claim]:
-    """Return the claims of every stage with enough seeds, both figures, with Holm's correction over all of them."""
-    pairs: list[tuple[str, str]] = []
-    for stage, claims in zip(STAGES, CLAIMS, strict=True):
-        if min(len(arms.get(arm, {})) for arm in stage) >= FEWEST:
-            pairs += claims
+def claims_of(part: Part, arms: dict[str, dict[int, Run]]) -> list[Claim]:
+    """Return the claims of every stage with enough seeds, with Holm's correction over all of them."""
     made = []
-    for figure in (LOSS, KEYS):
-        for arm, against in pairs:
-            base = arms.get(against, {})
-            seeds = list(arms[arm]) if against not in STAGES[0] + STAGES[1] else sorted(arms[arm].keys() & base.keys())
-            if not base or len(seeds) < FEWEST:
-                continue
+    texts = list(next(iter(next(iter(arms.values())).values())).losses)
+    for figure, places in ((LOSS, texts), (KEYS, part.lengths)):
+        if not places:
+            continue
+        for arm, against in part.claims:
             # an arm that trains nothing is one model, paired with every seed
-            others = {seed: base.get(seed, next(iter(base.values()))) for seed in seeds}
-            parts = list(arms[arm][seeds[0]].losses) if figure == LOSS else [str(length) for length in PAST]
-            by_part = {}
-            for part in parts:
-                by_part[part] = plain.fmean(
-                    _part(figure, arms[arm][seed], part) - _part(figure, others[seed], part) for seed in seeds
-                )
-            differences = {seed: _value(figure, arms[arm][seed]) - _value(figure, others[seed]) for seed in seeds}
-            found = statistics.sample([*differences.values()])
-            same = len({value > 0 for value in by_part.values()}) == 1
-            p, flipped = t_test(found), statistics.sign_flip([*differences.values()])
-            made.append(Claim(figure, arm, against, differences, found, p, flipped, same))
+            base = arms.get(against, {})
+            untrained = next((run for run in base.values() if not run.trained), None)
+            others = {seed: untrained or base[seed] for seed in arms.get(arm, {}) if untrained or seed in base}
+            if len(others) < FEWEST:
+                continue
+            by_place: dict[str | int | None, dict[int, float]] = {}
+            for place in (None, *places):
+                by_place[place] = {}
+                for seed, other in others.items():
+                    own = value_of(part, figure, arms[arm][seed], place)
+                    by_place[place][seed] = own - value_of(part, figure, other, place)
+            differences = [*by_place[None].values()]
+            found = statistics.sample(differences)
+            p, flipped = t_test(found), statistics.sign_flip(differences)
+            signs = {math.copysign(1, plain.fmean(by_place[place].values())) for place in places}
+            made.append(Claim(figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1))
     adjusted = statistics.holm([claim.p for claim in made])
-    return [Claim(**{**vars(claim), "p_holm": p}) for claim, p in zip(made, adjusted, strict=True)]
+    return [replace(claim, p_holm=p) for claim, p in zip(made, adjusted, strict=True)]
 
 
-def _value(figure: str, run: Run) -> float:
+def value_of(part: Part, figure: str, run: Run, place: str | int | None = None) -> float:
+    """Return one of the two primary figures of a run, or its part: of one text, or of one length."""
     if figure == LOSS:
-        return run.loss()
-    assert run.retrieval is not None, "runs without answers were left out"
-    return run.retrieval
-
-
-def _part(figure: str, run: Run, part: str) -> float:
-    return run.loss(part) if figure == LOSS else share([run.keys[int(part)]])
+        return run.loss(part.native, 2 * part.native, None if place is None else str(place))
+    return share([run.keys[length] for length in part.lengths if place in (None, length)])
 
 
 def t_test(differences: Sample) -> float:
@@ -190,121 +205,120 @@ def verdict(claim: Claim) -> str:
     return f"{claim.arm}: {'better' if gain > 0 else 'worse'} than {claim.against}, {size}, {where}."
 
 
-def page(arms: dict[str, dict[int, Run]], claims: Sequence[Claim]) -> str:
+def page(part: Part, name: str, arms: dict[str, dict[int, Run]], claims: Sequence[Claim]) -> str:
     """Return the tables and sentences of the result."""
     texts = list(next(iter(next(iter(arms.values())).values())).losses)
     lengths = sorted({length for of_seed in arms.values() for run in of_seed.values() for length in run.keys})
 
-    def cell(values: Sequence[float | None], spec: str) -> str:
-        known = [value for value in values if value is not None]
-        if not known:
+    def cell(values: Sequence[float], spec: str) -> str:
+        if not values:
             return "-"
-        found = statistics.sample(known)
+        found = statistics.sample(values)
         return number(found.mean, spec) + ("" if found.half_width is None else f" ± {number(found.half_width, spec)}")
 
     losses, answers, costs = [], [], []
     for arm, of_seed in arms.items():
         runs = list(of_seed.values())
-        values = [[run.loss() for run in runs], *([run.loss(text) for run in runs] for text in texts)]
-        values.append([run.loss(first=0, last=NATIVE) for run in runs])
+        values = [[value_of(part, LOSS, run, text) for run in runs] for text in (None, *texts)]
+        values.append([run.loss(0, part.native) for run in runs])
         losses.append([arm, str(len(runs)), *(cell(of_runs, ".3f") for of_runs in values)])
-        shares: list[list[float | None]] = [[run.retrieval for run in runs]]
-        for length in lengths:
-            shares.append([share([run.keys[length]]) if length in run.keys else None for run in runs])
-        pooled = []
-        for length in lengths:
-            asked = [run.passkeys[length] for run in runs if length in run.passkeys]
-            pooled.append(f"{sum(right for right, _ in asked)}/{sum(of for _, of in asked)}" if asked else "-")
-        answers.append([arm, *(cell(of_runs, ".1f") for of_runs in shares), *pooled])
-        trained = [run for run in runs if run.trained]
-        minutes, gib = [run.seconds / 60 for run in trained], [run.memory / 2**30 for run in trained]
-        costs.append([arm, cell(minutes, ".0f"), cell(gib, ".1f")])
+        if part.lengths:
+            shares = [[value_of(part, KEYS, run) for run in runs]]
+            shares += [[share([run.keys[length]]) for run in runs if length in run.keys] for length in lengths]
+            pooled = []
+            for length in lengths:
+                asked = [run.passkeys[length] for run in runs if length in run.passkeys]
+                pooled.append(f"{sum(right for right, _ in asked)}/{sum(of for _, of in asked)}" if asked else "-")
+            answers.append([arm, *(cell(of_runs, ".1f") for of_runs in shares), *pooled])
+        if any(run.trained for run in runs):
+            minutes, gib = [run.seconds / 60 for run in runs], [run.memory / 2**30 for run in runs]
+            costs.append([arm, cell(minutes, ".1f"), cell(gib, ".1f")])
 
-    at = [f"{length:,}" for length in lengths]
     names = [text.rsplit("/")[-1] for text in texts]
     parts = [
         "Mean over seeds ± half of Student's 95 % interval; an arm that trains nothing is one run.",
-        markdown_table(["arm", "runs", LOSS, *names, "within 8,192"], losses),
-        "![Loss and right answers by length](advice.png)",
-        "Keys among ten keys (20 questions a length), and plain passkeys, right of all:",
-        markdown_table(["arm", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)], answers),
-        markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs),
+        markdown_table(["arm", "runs", LOSS, *names, "within it"], losses),
+        f"![Loss and right answers by length]({name}.png)" if part.lengths else f"![Loss by position]({name}.png)",
     ]
-    if claims:
-        rows = []
-        for claim in claims:
-            digits = 1 if claim.figure == KEYS else 3
-            assert claim.found.interval is not None
-            ends = " to ".join(f"{end:+.{digits}f}" for end in claim.found.interval)
-            tests = [f"{value:.2g}" for value in (claim.p, claim.p_holm, claim.sign_flip)]
-            name = f"{claim.arm} less {claim.against}"
-            rows.append([claim.figure, name, f"{claim.found.mean:+.{digits}f}", ends, str(claim.found.n), *tests])
-        header = ["figure", "claim", "mean", "95 % interval", "seeds", "p, t test", "p, Holm's", "p, sign flip"]
-        parts += [markdown_table(header, rows), "\n".join(f"- {verdict(claim)}" for claim in claims)]
-    else:
-        parts.append(f"No stage has {FEWEST} seeds yet: nothing is claimed.")
+    if part.lengths:
+        at = [f"{length:,}" for length in lengths]
+        header = ["arm", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)]
+        parts += ["One key among ten (20 questions a length), and plain passkeys, right of all:"]
+        parts += [markdown_table(header, answers)]
+    parts += [markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs)] if costs else []
+    if not claims:
+        return "\n\n".join([*parts, f"No stage has {FEWEST} seeds yet: nothing is claimed."]) + "\n"
+    rows = []
+    for claim in claims:
+        digits = 1 if claim.figure == KEYS else 3
+        assert claim.found.interval is not None, "there are seeds enough"
+        ends = " to ".join(f"{end:+.{digits}f}" for end in claim.found.interval)
+        tests = [f"{value:.2g}" for value in (claim.p, claim.p_holm, claim.sign_flip)]
+        pair = f"{claim.arm} less {claim.against}"
+        rows.append([claim.figure, pair, f"{claim.found.mean:+.{digits}f}", ends, str(claim.found.n), *tests])
+    header = ["figure", "claim", "mean", "95 % interval", "seeds", "p, t test", "p, Holm's", "p, sign flip"]
+    parts += [markdown_table(header, rows), "\n".join(f"- {verdict(claim)}" for claim in claims)]
     return "\n\n".join(parts) + "\n"
 
 
-def draw(arms: dict[str, dict[int, Run]], path: Path) -> None:
-    """Draw the loss less yarn's in each span, and the share of right answers at each length, with 95 % bands."""
-    figure = Figure(figsize=(12, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    base = next(iter(arms["yarn"].values())) if "yarn" in arms else next(iter(next(iter(arms.values())).values()))
+def draw(part: Part, arms: dict[str, dict[int, Run]], path: Path) -> None:
+    """Draw the loss less the reference's in each span, and the share of right answers at each length, with 95 %
+    bands."""
+    both = bool(part.lengths)
+    figure = Figure(figsize=(12 if both else 7, 4.8), layout="constrained")
+    left, *right = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
+    base = next(iter(arms.get(part.reference, next(iter(arms.values()))).values()))
     zero = SpanLosses.merge(base.losses.values())
     for index, (arm, of_seed) in enumerate(arms.items()):
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "ms": 4}
-        style["ls"] = STYLES[index // len(COLOURS) % len(STYLES)]
         merged = [SpanLosses.merge(run.losses.values()) for run in of_seed.values()]
-        lengths = sorted(set.intersection(*(set(run.keys) for run in of_seed.values())))
-        for axes, places, curves in (
-            (left, [start + zero.span / 2 for start in zero.starts], _columns(merged, zero)),
-            (right, lengths, [[share([run.keys[each]]) for run in of_seed.values()] for each in lengths]),
-        ):
-            found = [statistics.sample(values) for values in curves]
-            if not found:
-                continue
-            axes.plot(places, [each.mean for each in found], label=arm, **style)
+        places = [start + zero.span / 2 for start in zero.starts]
+        curves = [(left, places, [[each.nll[at] - zero.nll[at] for each in merged] for at in range(len(zero.starts))])]
+        for axes in right:
+            lengths = sorted(set.intersection(*(set(run.keys) for run in of_seed.values())))
+            answers = [[share([run.keys[length]]) for run in of_seed.values()] for length in lengths]
+            curves.append((axes, [float(length) for length in lengths], answers))
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        line = STYLES[index // len(COLOURS) % len(STYLES)]
+        for axes, at, values in curves:
+            found = [statistics.sample(of_place) for of_place in values]
+            axes.plot(at, [each.mean for each in found], label=arm, color=colour, marker=marker, ms=4, ls=line)
             if len(of_seed) > 1:
-                half = [each.half_width or 0.0 for each in found]
-                low = [each.mean - width for each, width in zip(found, half, strict=True)]
-                high = [each.mean + width for each, width in zip(found, half, strict=True)]
-                axes.fill_between(places, low, high, color=style["color"], alpha=0.15, lw=0)
-    for axes in (left, right):
-        axes.axvline(NATIVE, color="#888888", ls="--", lw=1)
+                low = [each.mean - (each.half_width or 0.0) for each in found]
+                high = [each.mean + (each.half_width or 0.0) for each in found]
+                axes.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
+    for axes in (left, *right):
+        axes.axvline(part.native, color="#888888", ls="--", lw=1)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
-    left.set(xlabel="position", ylabel="loss less YaRN's (nats per token)", title="Loss: lower is better")
-    right.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="One key of ten", ylim=(-3, 103))
+    left.set(xlabel="position", ylabel=f"loss less that of {part.reference} (nats)", title="Loss: lower is better")
+    for axes in right:
+        axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="One key of ten", ylim=(-3, 103))
     left.legend(frameon=False, ncols=2, fontsize=8)
     storage.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
-
-
-def _columns(losses: Sequence[SpanLosses], zero: SpanLosses) -> list[list[float]]:
-    return [[each.nll[at] - zero.nll[at] for each in losses] for at in range(len(zero.starts))]
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="python -m tools.experiments.advice", description=__doc__)
+    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9 or 10")
     parser.add_argument("runs", help="the folder of the experiment's runs")
     parser.add_argument("--output", required=True, help="folder of the page")
     options = parser.parse_args(typed)
     raise_if_any(check_folder("output", options.output))
-    found = read(Path(options.runs))
-    if not found:
-        raise UserError(Problem("runs", options.runs, "no finished run of the experiment", "give its --output"))
-    arms = arms_of(found)
-    claims = claims_of(arms)
-    folder = Path(options.output)
-    draw(arms, folder / "advice.png")
+    part, folder = PARTS[options.part], Path(options.output)
+    arms = arms_of(part, read(Path(options.runs)))
+    if not arms:
+        wrong, remedy = "no finished run of this part, with its answers", "give the folder of its experiment"
+        raise UserError(Problem("runs", options.runs, wrong, remedy))
+    claims = claims_of(part, arms)
+    draw(part, arms, folder / f"{options.part}.png")
     stored = [asdict(claim) | {"interval": claim.found.interval, "verdict": verdict(claim)} for claim in claims]
-    figures = {"runs": [asdict(run) for run in found], "seeds": {a: [*s] for a, s in arms.items()}, "claims": stored}
-    result = results.collect(command=["python", "-m", "tools.experiments.advice", *typed], seed=None).finish(figures)
-    results.save(result, folder / "advice.json")
-    text = page(arms, claims)
-    storage.write_text(folder / "advice.md", text)
+    runs = [asdict(run) for of_seed in arms.values() for run in of_seed.values()]
+    result = results.collect(command=["python", "-m", "tools.experiments.advice", *typed])
+    results.save(result.finish({"runs": runs, "claims": stored}), folder / f"{options.part}.json")
+    text = page(part, options.part, arms, claims)
+    storage.write_text(folder / f"{options.part}.md", text)
     print(text)
     return 0
 

@@ -1,5 +1,7 @@
 """The analysis of extension methods: what it claims of runs whose figures are known."""
 
+from dataclasses import replace
+
 import pytest
 from scipy import stats
 
@@ -7,6 +9,7 @@ from tape_ds import results
 from tape_ds.scoring.span_losses import SpanLosses
 from tools.experiments import advice
 
+METHODS = advice.PARTS["methods"]
 SPAN, TEXTS = 2048, ("a.py", "b.json")
 # loss past the native length, and right answers of 40 there, by seed
 FIGURES = {
@@ -17,14 +20,19 @@ FIGURES = {
 
 
 def store(folder, arm, seed, loss, right, steps=16):
-    starts = tuple(range(0, advice.TARGET, SPAN))
+    starts = tuple(range(0, 2 * METHODS.native, SPAN))
     scores = {}
     for shift, text in zip((0.0, 0.1), TEXTS, strict=True):
-        nll = tuple(2.0 if start < advice.NATIVE else loss + shift for start in starts)
+        nll = tuple(2.0 if start < METHODS.native else loss + shift for start in starts)
         scores[text] = SpanLosses(SPAN, starts, nll, (SPAN,) * len(starts)).to_dict()
-    figures = {"loss_by_position": {"untouched": scores, arm: scores}, "steps": steps, "tokens_per_second": 100.0}
+    figures = {
+        "loss_by_position": {"untouched": scores, arm: scores},
+        "steps": steps,
+        "tokens": 1000,
+        "tokens_per_second": 100.0,
+    }
     figures |= {"peak_memory_bytes": 2**30}
-    run = results.collect(command=["x"], seed=seed, config={"method": arm}).finish(figures)
+    run = results.collect(command=["x"], seed=seed).finish(figures)
     results.save(run, folder / f"{arm}_seed_{seed}" / "results" / "run.json")
     halves = {12288: right // 2, 16384: right - right // 2}
     rows = [{"length": length, "correct": correct, "trials": 20} for length, correct in halves.items()]
@@ -42,14 +50,14 @@ def runs(tmp_path):
 
 
 def test_claims_are_paired_t_tests_with_holm_over_both_figures(runs):
-    arms = advice.arms_of(advice.read(runs))
+    arms = advice.arms_of(METHODS, advice.read(runs))
     assert {arm: list(of_seed) for arm, of_seed in arms.items()} == {
         "yarn": [0],
         "full": [0, 1, 2],
         "lora": [0, 1, 2],
         "norms": [0, 1, 2],
     }
-    claims = {(claim.figure, claim.arm, claim.against): claim for claim in advice.claims_of(arms)}
+    claims = {(claim.figure, claim.arm, claim.against): claim for claim in advice.claims_of(METHODS, arms)}
     assert len(claims) == 10
     lora = claims[advice.LOSS, "lora", "norms"]
     assert lora.found.mean == pytest.approx(-0.29 / 3)
@@ -66,14 +74,24 @@ def test_claims_are_paired_t_tests_with_holm_over_both_figures(runs):
 
 
 def test_two_seeds_claim_nothing(runs):
-    arms = advice.arms_of([run for run in advice.read(runs) if run.seed < 2])
-    assert list(arms["lora"]) == [0, 1] and advice.claims_of(arms) == []
+    arms = advice.arms_of(METHODS, [run for run in advice.read(runs) if run.seed < 2])
+    assert list(arms["lora"]) == [0, 1]
+    assert advice.claims_of(METHODS, arms) == []
 
 
 def test_the_page_has_every_arm_claim_and_the_picture(runs, tmp_path):
-    assert advice.main([str(runs), "--output", str(tmp_path / "page")]) == 0
-    page = (tmp_path / "page" / "advice.md").read_text(encoding="utf-8")
+    assert advice.main(["methods", str(runs), "--output", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page" / "methods.md").read_text(encoding="utf-8")
     assert page.count("not told apart") + page.count("better than") + page.count("worse than") == 10
     assert "| yarn | 1 | 1.750 | 1.700 | 1.800 | 2.000 |" in page
-    assert (tmp_path / "page" / "advice.png").stat().st_size > 10_000
-    assert len(results.load(tmp_path / "page" / "advice.json").figures["claims"]) == 10
+    assert (tmp_path / "page" / "methods.png").stat().st_size > 10_000
+    assert len(results.load(tmp_path / "page" / "methods.json").figures["claims"]) == 10
+
+
+def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
+    family = replace(advice.PARTS["family"], native=METHODS.native)
+    arms = advice.arms_of(family, advice.read(runs))
+    claims = advice.claims_of(family, arms)
+    assert [(claim.arm, claim.against) for claim in claims] == list(advice.FIRST)
+    advice.draw(family, arms, tmp_path / "family.png")
+    assert "key" not in advice.page(family, "family", arms, claims)
