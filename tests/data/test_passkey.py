@@ -134,6 +134,17 @@ def test_a_key_follows_from_its_cell_and_the_seed():
     assert not set(keys(asked(seed=4)).values()) & set(many.values())
 
 
+def test_all_that_is_wrong_with_a_grid_is_named_at_once():
+    for make, fields in (
+        (lambda: asked(trials=0, seed=-1), ["trials", "seed"]),
+        (lambda: asked(lengths=[100, 200, 400]), ["lengths", "lengths"]),
+        (lambda: published(Letters(), [100, 1000], trials=0), ["trials", "lengths"]),
+    ):
+        with pytest.raises(UserError) as caught:
+            make()
+        assert [each.field for each in caught.value.problems] == fields
+
+
 def test_the_published_filler():
     """3.75 characters a token in whole kilobytes, cut anywhere; a seed puts its key at the same share everywhere."""
     questions = published(Letters())

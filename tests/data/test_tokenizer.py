@@ -176,6 +176,11 @@ def test_impossible_sizes_name_the_nearest_possible(tmp_path):
         tokenizers.train([f"text:{tmp_path}/a.txt"], 300, tmp_path / "new")
 
 
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        tokenizers.load_tokenizer(str(tmp_path))
+
+
 def test_a_folder_is_never_written_over(trained):
     with pytest.raises(UserError, match="exists"):
         tokenizers.train(DATA, 300, trained[1])

@@ -220,6 +220,7 @@ def test_a_damaged_arrow_folder_is_named(tmp_path):
         ("text:DIR/*.md", "no file matches"),
         ("text:DIR/absent.txt", "no such file"),
         ("text:DIR", "a folder, not a file"),
+        ("bin:DIR/absent.bin", "no such file"),
         ("text:DIR/a.txt#body", "a text file has no '#field'"),
         ("jsonl:DIR/x.jsonl", "no '#field' names the column"),
         ("jsonl:DIR/x.jsonl#bod", "x.jsonl:1 has no column 'bod'"),
