@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.checkpoint import source_model
     from tape_ds.export import folder
     from tape_ds.export.card import unread_by_llama_cpp
-    from tape_ds.training.environment import quieten_libraries
+    from tape_ds.models.library_messages import quieten_libraries
 
     with collecting(problems):
         source = source_model.find(options.source, base_anyway=options.base_anyway)

@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.checkpoint import merging, trained
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.models import saving
-    from tape_ds.training.environment import quieten_libraries
+    from tape_ds.models.library_messages import quieten_libraries
 
     quieten_libraries()
     record = trained.read_record(folder)

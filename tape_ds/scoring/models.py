@@ -27,6 +27,7 @@ from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
 from tape_ds.models import saving
 from tape_ds.models.configuration import TapeConfig
+from tape_ds.models.library_messages import quieten_libraries
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.models.loading import config_file, extendable, model_folder, weight_files
 from tape_ds.models.loading.config_file import RUN_CODE
@@ -152,6 +153,7 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
     """Return the model of the options that :func:`tape_ds.arguments.add_model` adds, not loaded yet; ``problems`` are
     reported with those of the model."""
+    quieten_libraries()
     problems = [*problems]
     name_or_path: str = options.model
     place, gpus = torch.device("cpu"), torch.cuda.device_count()

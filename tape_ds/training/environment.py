@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from accelerate.utils.other import get_free_port
 from tqdm.auto import tqdm
-from transformers.utils import logging as transformers_logging
 
 from tape_ds import run_folder, storage
 from tape_ds.distributed import rank_sync
 from tape_ds.distributed.processes import share_cores
 from tape_ds.errors import is_main_process, redacted
+from tape_ds.models.library_messages import quieten_libraries
 from tape_ds.resilience import stopping
 
 if TYPE_CHECKING:
@@ -64,16 +64,6 @@ def prepare_process() -> None:
     quieten_libraries()
     # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
     warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
-
-
-def quieten_libraries() -> None:
-    """Drop messages that libraries print for every run and every model."""
-    transformers_logging.disable_progress_bar()  # of loading and saving: a log gets one line for each step of it
-    # peft asks for it by the name that transformers 5 deprecates
-    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)
-    # transformers counts accumulation steps itself: it gives accelerate 1, and DeepSpeed their number
-    noise = "Gradient accumulation steps mismatch"
-    logging.getLogger("accelerate.accelerator").addFilter(lambda record: noise not in record.getMessage())
 
 
 def say(text: str) -> None:
