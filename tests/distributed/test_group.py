@@ -7,7 +7,6 @@ import torch
 from torch import distributed
 
 from tests.distributed.group import CaseFailed, Group
-from tests.distributed.journal import Journal
 
 
 def total(addend: int) -> tuple[int, int]:
@@ -38,15 +37,3 @@ def test_a_case_that_fails_on_one_rank_is_told_and_survived():
         assert [value for value, _ in own.run(total, 0)] == [1, 1]
     finally:
         own.end()
-
-
-def test_a_product_that_was_cut_short_goes_on(tmp_path):
-    """A line that a kill left unfinished is computed again."""
-    file = tmp_path / "steps.jsonl"
-    assert Journal(file).of(1, lambda: {"a": 0.5}) == {"a": 0.5}
-    with file.open("a") as written:
-        written.write('{"case": "2", "fou')
-    again = Journal(file)
-    assert again.of(1, lambda: {"a": 9.0}) == {"a": 0.5}
-    assert again.of(2, lambda: {"a": 2.0}) == {"a": 2.0}
-    assert len(file.read_text().splitlines()) == 2 and len(again.commits) == 1

@@ -6,8 +6,8 @@ write, calls within a save fail with the system's own error (:mod:`.worker`).
 
 import contextlib
 import errno
+import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tape_ds.checkpoint import format
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS, STEPS
-from tests.processes import LAUNCH_SECONDS, Job
+from tests.processes import Job
 
 SETTING = SETTINGS["streamed"]
 KINDS = ("calls", "full", "calls", "read-only", "calls", "full", "calls", "slow", "calls", "full")
@@ -78,15 +78,12 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         OSError, subprocess.CalledProcessError: there is no mount, or this user may not.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _mount(["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)])
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    subprocess.run(mount, check=True, capture_output=True)
     try:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)
-
-
-def _mount(arguments: list[str]) -> None:
-    subprocess.run(["mount", *arguments], check=True, capture_output=True)
 
 
 def _full(attempt: Attempt) -> None:
@@ -99,22 +96,23 @@ def _full(attempt: Attempt) -> None:
         output = disk / "run"
         log = attempt.folder / "run.log"
         with jobs.fork(attempt.workspace, SETTING, output, log=log) as job:
-            _wait_for_save(job, output)
+            jobs.wait_for(job, lambda: checkpoint.committed(output))
             _fill(disk, left)
-            _wait_for_words(job, "CHECKPOINT NOT SAVED")
+            jobs.wait_for(job, lambda: "CHECKPOINT NOT SAVED" in job.printed)
             (disk / "ballast").unlink()
             _assert_survived(attempt, job, output, original)
         assert "free" in job.printed and ("full" in job.printed or "missing" in job.printed)
-        _assert_nothing_left(output)
+        left = [path.name for path in output.rglob("*") if path.name.endswith((checkpoint.WRITING, format.REMOVED))]
+        assert not left and run_folder.finished(output) is not None, f"left behind: {left}"
 
 
 def _fill(disk: Path, left: int) -> None:
     """Write until ``left`` bytes are free."""
     with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        free = runs.free(disk)
+        free = shutil.disk_usage(disk).free
         while free > left:
             file.write(bytes(min(2**20, free - left)))
-            free = runs.free(disk)
+            free = shutil.disk_usage(disk).free
 
 
 def _read_only(attempt: Attempt) -> None:
@@ -136,33 +134,13 @@ def _slow(attempt: Attempt) -> None:
     background = attempt.draw.random() < 0.5
     attempt.what = f"every sync takes {seconds} s, async_save {str(background).lower()}"
     fault = {"act": "slow", "seconds": seconds}
-    with jobs.fork(
-        attempt.workspace, SETTING, output, fault=fault, async_save=str(background).lower(), save_steps=7
-    ) as job:
+    changed = {"async_save": str(background).lower(), "save_steps": 7}
+    with jobs.fork(attempt.workspace, SETTING, output, fault=fault, **changed) as job:
         code = job.wait()
         assert code == 0 and "Traceback" not in job.printed, job.printed[-4000:]
     runs.assert_whole(output)
     runs.assert_same(output, original)
     attempt.seen.append("exit 0, every save whole")
-
-
-def _wait_for_save(job: Job, output: Path) -> None:
-    deadline = time.monotonic() + LAUNCH_SECONDS
-    while not checkpoint.committed(output):
-        assert not job.ended and time.monotonic() < deadline, job.printed[-3000:]
-        time.sleep(0.01)
-
-
-def _wait_for_words(job: Job, words: str) -> None:
-    deadline = time.monotonic() + LAUNCH_SECONDS
-    while words not in job.printed:
-        assert not job.ended and time.monotonic() < deadline, job.printed[-5000:]
-        time.sleep(0.02)
-
-
-def _assert_nothing_left(output: Path) -> None:
-    left = [path.name for path in output.rglob("*") if path.name.endswith((checkpoint.WRITING, format.REMOVED))]
-    assert not left and run_folder.finished(output) is not None, f"left behind: {left}"
 
 
 CAMPAIGN = Campaign(
