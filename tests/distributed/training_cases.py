@@ -123,7 +123,6 @@ def possible(values: Mapping[str, Any]) -> bool:
 
 
 PAIRWISE = [Plan(**values) for values in cover(DIMENSIONS, possible)]
-THREE_WAY = [Plan(**values) for values in cover(DIMENSIONS, possible, strength=3)]
 PRODUCT = [
     Plan(**values)
     for values in (dict(zip(DIMENSIONS, each, strict=True)) for each in product(*DIMENSIONS.values()))
