@@ -233,20 +233,14 @@ def _resume(attempt: Attempt, output: Path, two: bool = False, **changed: object
         return Ended(job.wait(), job.printed)
 
 
-def _original(workspace: Path, *, two: bool) -> Path:
-    """The uninterrupted run."""
-    if two:
-        return jobs.reference(workspace, TWO)
-    output = workspace / "references" / "alone"
-    if run_folder.finished(output) is None:
-        with jobs.fork(workspace, SETTING, output, processes=1, start_anew="true") as job:
-            assert job.wait() == 0, job.printed[-4000:]
-    return output
-
-
 def _copy(attempt: Attempt, *, two: bool = False) -> tuple[Path, Path]:
     """A copy of the uninterrupted run as if it had not come to its end, and that run itself."""
-    original = _original(attempt.workspace, two=two)
+    original = attempt.workspace / "references" / "alone"
+    if two:
+        original = jobs.reference(attempt.workspace, TWO)
+    elif run_folder.finished(original) is None:
+        with jobs.fork(attempt.workspace, SETTING, original, processes=1, start_anew="true") as job:
+            assert job.wait() == 0, job.printed[-4000:]
     output = attempt.folder / "run"
     shutil.copytree(original, output, ignore=shutil.ignore_patterns(run_folder.RANKS, run_folder.TRAINED, "results"))
     (output / run_folder.FINISHED).unlink()
