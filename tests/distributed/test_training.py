@@ -14,6 +14,8 @@ SPECIAL = [
     Plan("TP4", stage=1),
     Plan("TP2", stage=2, encoding="fire", heads="mqa"),
     Plan("SP2", stage=3, encoding="t5"),
+    Plan("none", stage=3, method="lora", savings="selective"),
+    Plan("none", stage=3, savings="tiles"),
 ]
 
 
