@@ -6,7 +6,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -81,8 +82,8 @@ def page(kinds: Sequence[type[Recipe]]) -> str:
     defaults = ", ".join(f"`{name}: {_shown(value)}`" for name, value in trainer.OURS.items() if name in USUAL)
     lines = [
         *("# Fields of a recipe", ""),
-        "The fields of every launcher, section by section, for a recipe or the command line. `--help` prints the same,",
-        "and `--help FIELD` one of them.",
+        "The fields of every launcher, for a recipe or the command line. `--help` prints the same, and",
+        "`--help FIELD` one of them.",
     ]
     groups = {f"launchers/{kind.LAUNCHER}.py": [*kind.SECTIONS.values()] for kind in kinds}
     listed: set[str] = set()
@@ -115,7 +116,21 @@ _LIBRARY = (
 
 
 def _line(name: str, field: FieldInfo) -> str:
-    return _filled(f"- `{name}` ({fields.spelled(field.annotation)}): {_described(field)}")
+    return _filled(f"- `{name}` ({_type(field.annotation)}): {_described(field)}")
+
+
+def _type(annotation: Any) -> str:
+    """Return a type as Python writes it, without what checks its values."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(inner[0])
+    if origin is Literal:
+        return ", ".join(map(str, inner))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type, inner))
+    if origin is list:
+        return f"list of {_type(inner[0])}"
+    return "null" if annotation is NoneType else (origin or annotation).__name__
 
 
 def _filled(text: str) -> str:

@@ -1,0 +1,97 @@
+"""The analysis of extension methods: what it claims of runs whose figures are known."""
+
+from dataclasses import replace
+
+import pytest
+from scipy import stats
+
+from tape_ds import results
+from tape_ds.scoring.span_losses import SpanLosses
+from tools.experiments import advice
+
+METHODS = advice.PARTS["methods"]
+SPAN, TEXTS = 2048, ("a.py", "b.json")
+# loss past the native length, and right answers of 40 there, by seed
+FIGURES = {
+    "norms": {0: (1.60, 10), 1: (1.62, 12), 2: (1.61, 11)},
+    "lora": {0: (1.50, 30), 1: (1.53, 31), 2: (1.51, 33)},
+    "full": {0: (1.52, 28), 1: (1.50, 33), 2: (1.51, 30), 3: (1.4, 40)},  # no other arm of its stage has seed 3
+}
+
+
+def store(folder, arm, seed, loss, right, steps=16):
+    starts = tuple(range(0, 2 * METHODS.native, SPAN))
+    scores = {}
+    for shift, text in zip((0.0, 0.1), TEXTS, strict=True):
+        nll = tuple(2.0 if start < METHODS.native else loss + shift for start in starts)
+        scores[text] = SpanLosses(SPAN, starts, nll, (SPAN,) * len(starts)).to_dict()
+    figures = {
+        "loss_by_position": {"untouched": scores, arm: scores},
+        "steps": steps,
+        "tokens": 1000,
+        "tokens_per_second": 100.0,
+    }
+    figures |= {"peak_memory_bytes": 2**30}
+    run = results.collect(command=["x"], seed=seed).finish(figures)
+    results.save(run, folder / f"{arm}_seed_{seed}" / "results" / "run.json")
+    halves = {12288: right // 2, 16384: right - right // 2}
+    rows = [{"length": length, "correct": correct, "trials": 20} for length, correct in halves.items()]
+    asked = results.collect(command=["x"]).finish({"passkeys": rows})
+    results.save(asked, folder / f"{arm}_seed_{seed}" / "evaluation" / "multikey" / "passkey.json")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    store(tmp_path / "runs", "yarn", 0, 1.70, 20, steps=0)
+    for arm, of_seed in FIGURES.items():
+        for seed, (loss, right) in of_seed.items():
+            store(tmp_path / "runs", arm, seed, loss, right)
+    return tmp_path / "runs"
+
+
+def test_claims_are_paired_t_tests_with_holm_over_both_figures(runs):
+    arms = advice.arms_of(METHODS, advice.read(runs))
+    assert {arm: list(of_seed) for arm, of_seed in arms.items()} == {
+        "yarn": [0],
+        "full": [0, 1, 2],
+        "lora": [0, 1, 2],
+        "norms": [0, 1, 2],
+    }
+    claims = {(claim.figure, claim.arm, claim.against): claim for claim in advice.claims_of(METHODS, arms)}
+    assert len(claims) == 10
+    lora = claims[advice.LOSS, "lora", "norms"]
+    assert lora.found.mean == pytest.approx(-0.29 / 3)
+    expected = stats.ttest_rel([1.50, 1.53, 1.51], [1.60, 1.62, 1.61])
+    assert lora.p == pytest.approx(expected.pvalue)
+    assert lora.found.interval == pytest.approx(tuple(expected.confidence_interval()))
+    keys = claims[advice.KEYS, "lora", "yarn"]  # yarn is one model, paired with every seed
+    assert keys.differences == pytest.approx({0: 25.0, 1: 27.5, 2: 32.5})
+    assert sorted(claim.p for claim in claims.values())[0] * 10 == pytest.approx(
+        min(claim.p_holm for claim in claims.values())
+    )
+    assert "better than norms" in advice.verdict(lora) and "on each text" in advice.verdict(lora)
+    assert "not told apart from lora" in advice.verdict(claims[advice.LOSS, "full", "lora"])
+
+
+def test_two_seeds_claim_nothing(runs):
+    arms = advice.arms_of(METHODS, [run for run in advice.read(runs) if run.seed < 2])
+    assert list(arms["lora"]) == [0, 1]
+    assert advice.claims_of(METHODS, arms) == []
+
+
+def test_the_page_has_every_arm_claim_and_the_picture(runs, tmp_path):
+    assert advice.main(["methods", str(runs), "--output", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page" / "methods.md").read_text(encoding="utf-8")
+    assert page.count("not told apart") + page.count("better than") + page.count("worse than") == 10
+    assert "| yarn | 1 | 1.750 | 1.700 | 1.800 | 2.000 |" in page
+    assert (tmp_path / "page" / "methods.png").stat().st_size > 10_000
+    assert len(results.load(tmp_path / "page" / "methods.json").figures["claims"]) == 10
+
+
+def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
+    family = replace(advice.PARTS["family"], native=METHODS.native)
+    arms = advice.arms_of(family, advice.read(runs))
+    claims = advice.claims_of(family, arms)
+    assert [(claim.arm, claim.against) for claim in claims] == list(advice.FIRST)
+    advice.draw(family, arms, tmp_path / "family.png")
+    assert "key" not in advice.page(family, "family", arms, claims)

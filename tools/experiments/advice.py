@@ -1,0 +1,327 @@
+"""Decide which method to extend a model by, from the runs of parts 8 to 10 of docs/results/protocol.md.
+
+    python -m tools.experiment advice                              the runs
+    python -m tools.experiments.advice methods runs/advice --output docs/results/advice
+    python -m tools.experiments.advice pose runs/advice --output docs/results/advice
+    python -m tools.experiments.advice family runs/advice_family --output docs/results/advice
+
+Writes PART.md, .json and .png: every arm's figures over seeds, the claims of the protocol, and the picture.
+"""
+
+import math
+import statistics as plain
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from scipy.special import stdtr
+
+from tape_ds import results, storage
+from tape_ds.arguments import Parser
+from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+from tape_ds.markdown_table import markdown_table
+from tape_ds.numbers import number
+from tape_ds.scoring.span_losses import SpanLosses
+from tape_ds.training.plots import COLOURS, MARKERS, STYLES
+from tools.experiment import statistics
+from tools.experiment.statistics import Sample
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part of the protocol compares."""
+
+    native: int
+    """Length in tokens that the base was made for; twice that is scored."""
+    lengths: tuple[int, ...]
+    """Of the questions that decide; none are asked where it is empty."""
+    stages: tuple[tuple[str, ...], ...]
+    """Arms of which a seed counts when all of them have it."""
+    claims: tuple[Pair, ...]
+    """An arm against another."""
+    reference: str = "yarn"
+
+
+FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"), ("full", "lora"))
+LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
+TRAINED = ("norms", "lora", "full")
+PARTS = {
+    "methods": Part(8192, (12288, 16384), (TRAINED, ("theta", "tape", "tape+lora", "longlora")), FIRST + LATER),
+    "pose": Part(
+        native=8192,
+        lengths=(12288, 16384),
+        stages=(("lora", "whole", "whole_equal_time"),),
+        claims=(("whole", "lora"), ("whole_equal_time", "lora")),
+        reference="lora",
+    ),
+    "family": Part(1024, (), (TRAINED,), FIRST),
+}
+FEWEST = 3  # seeds of a stage that claims something
+LOSS, KEYS = "loss past the native length", "right answers past it, %"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of an arm scored."""
+
+    arm: str
+    seed: int
+    losses: dict[str, SpanLosses]
+    """By text, up to twice the native length."""
+    keys: dict[int, tuple[int, int]]
+    """``multikey``: length -> right answers, questions."""
+    passkeys: dict[int, tuple[int, int]]
+    trained: bool
+    seconds: float
+    memory: int
+    """Peak of the run, in bytes."""
+
+    def loss(self, first: int, last: int | None = None, text: str | None = None) -> float:
+        """Return the mean loss between two positions, of one text or of all."""
+        chosen = self.losses.values() if text is None else [self.losses[text]]
+        return SpanLosses.merge(chosen).mean_between(first, last)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One arm less another in a figure, paired by seed."""
+
+    figure: str
+    arm: str
+    against: str
+    differences: dict[int, float]
+    found: Sample
+    p: float
+    """Of the paired t test."""
+    sign_flip: float
+    same_sign: bool
+    """Whether each text, or each length, has the difference's sign on average."""
+    p_holm: float = math.nan
+
+
+def share(counts: Iterable[tuple[int, int]]) -> float:
+    """Return 100 times right answers over questions."""
+    right, asked = map(sum, zip(*counts, strict=True))
+    return 100 * right / asked
+
+
+def read(folder: Path) -> list[Run]:
+    """Return the finished runs of a folder of an experiment, whose names are ARM_seed_N: untrained arms first."""
+    runs = []
+    for path in sorted(folder.glob("*_seed_*/results/run.json")):
+        result = results.load(path)
+        if result.finished is None:
+            continue
+        figures = result.figures
+        scores = figures["loss_by_position"]
+        made = next(reversed(scores))  # a run scores its trained model last
+        losses = {text: SpanLosses.from_dict(values) for text, values in scores[made].items()}
+        asked = {}
+        for protocol in ("multikey", "passkey"):
+            file = path.parents[1] / "evaluation" / protocol / "passkey.json"
+            rows = results.load(file).figures["passkeys"] if file.exists() else []
+            asked[protocol] = {row["length"]: (row["correct"], row["trials"]) for row in rows}
+        arm, _, seed = path.parents[1].name.rpartition("_seed_")
+        trained = bool(figures["steps"])
+        seconds = figures["tokens"] / figures["tokens_per_second"] if trained else 0.0
+        memory = figures.get("peak_memory_bytes") or 0
+        runs.append(Run(arm, int(seed), losses, asked["multikey"], asked["passkey"], trained, seconds, memory))
+    return sorted(runs, key=lambda run: (run.trained, run.arm != "yarn"))
+
+
+def arms_of(part: Part, runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Return the runs of a part by arm and seed. A seed counts when every arm of its stage has it, with its answers."""
+    staged = {arm for stage in part.stages for arm in stage}
+    arms: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        if set(part.lengths) <= run.keys.keys() and (run.arm in staged or not run.trained):
+            arms.setdefault(run.arm, {})[run.seed] = run
+    for stage in part.stages:
+        complete = set.intersection(*(set(arms.get(arm, {})) for arm in stage))
+        for arm in stage:
+            arms[arm] = {seed: run for seed, run in sorted(arms.get(arm, {}).items()) if seed in complete}
+    return {arm: of_seed for arm, of_seed in arms.items() if of_seed}
+
+
+def claims_of(part: Part, arms: dict[str, dict[int, Run]]) -> list[Claim]:
+    """Return the claims of every stage with enough seeds, with Holm's correction over all of them."""
+    made = []
+    texts = list(next(iter(next(iter(arms.values())).values())).losses)
+    for figure, places in ((LOSS, texts), (KEYS, part.lengths)):
+        if not places:
+            continue
+        for arm, against in part.claims:
+            # an arm that trains nothing is one model, paired with every seed
+            base = arms.get(against, {})
+            untrained = next((run for run in base.values() if not run.trained), None)
+            others = {seed: untrained or base[seed] for seed in arms.get(arm, {}) if untrained or seed in base}
+            if len(others) < FEWEST:
+                continue
+            by_place: dict[str | int | None, dict[int, float]] = {}
+            for place in (None, *places):
+                by_place[place] = {}
+                for seed, other in others.items():
+                    own = value_of(part, figure, arms[arm][seed], place)
+                    by_place[place][seed] = own - value_of(part, figure, other, place)
+            differences = [*by_place[None].values()]
+            found = statistics.sample(differences)
+            p, flipped = t_test(found), statistics.sign_flip(differences)
+            signs = {math.copysign(1, plain.fmean(by_place[place].values())) for place in places}
+            made.append(Claim(figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1))
+    adjusted = statistics.holm([claim.p for claim in made])
+    return [replace(claim, p_holm=p) for claim, p in zip(made, adjusted, strict=True)]
+
+
+def value_of(part: Part, figure: str, run: Run, place: str | int | None = None) -> float:
+    """Return one of the two primary figures of a run, or its part: of one text, or of one length."""
+    if figure == LOSS:
+        return run.loss(part.native, 2 * part.native, None if place is None else str(place))
+    return share([run.keys[length] for length in part.lengths if place in (None, length)])
+
+
+def t_test(differences: Sample) -> float:
+    """Return the two-sided p of the paired t test: of a mean of 0 under Student's distribution."""
+    if not differences.sd:
+        return 1.0 if differences.mean == 0 else 0.0
+    statistic = abs(differences.mean) / (differences.sd / math.sqrt(differences.n))
+    return 2 * float(stdtr(differences.n - 1, -statistic))
+
+
+def verdict(claim: Claim) -> str:
+    """Return one sentence on a claim."""
+    gain = claim.found.mean if claim.figure == KEYS else -claim.found.mean
+    digits, unit = (1, " points") if claim.figure == KEYS else (3, "")
+    assert claim.found.interval is not None
+    ends = " to ".join(f"{end:+.{digits}f}" for end in claim.found.interval)
+    size = f"{claim.found.mean:+.{digits}f}{unit} (95 %: {ends}, {claim.found.n} seeds, Holm's p {claim.p_holm:.2g})"
+    if claim.p_holm > 1 - statistics.CONFIDENCE:
+        return f"{claim.arm}: not told apart from {claim.against}, {size}."
+    parts = "text" if claim.figure == LOSS else "length"
+    where = f"on each {parts}" if claim.same_sign else f"but not on each {parts}"
+    return f"{claim.arm}: {'better' if gain > 0 else 'worse'} than {claim.against}, {size}, {where}."
+
+
+def page(part: Part, name: str, arms: dict[str, dict[int, Run]], claims: Sequence[Claim]) -> str:
+    """Return the tables and sentences of the result."""
+    texts = list(next(iter(next(iter(arms.values())).values())).losses)
+    lengths = sorted({length for of_seed in arms.values() for run in of_seed.values() for length in run.keys})
+
+    def cell(values: Sequence[float], spec: str) -> str:
+        if not values:
+            return "-"
+        found = statistics.sample(values)
+        return number(found.mean, spec) + ("" if found.half_width is None else f" ± {number(found.half_width, spec)}")
+
+    losses, answers, costs = [], [], []
+    for arm, of_seed in arms.items():
+        runs = list(of_seed.values())
+        values = [[value_of(part, LOSS, run, text) for run in runs] for text in (None, *texts)]
+        values.append([run.loss(0, part.native) for run in runs])
+        losses.append([arm, str(len(runs)), *(cell(of_runs, ".3f") for of_runs in values)])
+        if part.lengths:
+            shares = [[value_of(part, KEYS, run) for run in runs]]
+            shares += [[share([run.keys[length]]) for run in runs if length in run.keys] for length in lengths]
+            pooled = []
+            for length in lengths:
+                asked = [run.passkeys[length] for run in runs if length in run.passkeys]
+                pooled.append(f"{sum(right for right, _ in asked)}/{sum(of for _, of in asked)}" if asked else "-")
+            answers.append([arm, *(cell(of_runs, ".1f") for of_runs in shares), *pooled])
+        if any(run.trained for run in runs):
+            minutes, gib = [run.seconds / 60 for run in runs], [run.memory / 2**30 for run in runs]
+            costs.append([arm, cell(minutes, ".1f"), cell(gib, ".1f")])
+
+    names = [text.rsplit("/")[-1] for text in texts]
+    parts = [
+        "Mean over seeds ± half of Student's 95 % interval; an arm that trains nothing is one run.",
+        markdown_table(["arm", "runs", LOSS, *names, "within it"], losses),
+        f"![Loss and right answers by length]({name}.png)" if part.lengths else f"![Loss by position]({name}.png)",
+    ]
+    if part.lengths:
+        at = [f"{length:,}" for length in lengths]
+        header = ["arm", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)]
+        parts += ["One key among ten (20 questions a length), and plain passkeys, right of all:"]
+        parts += [markdown_table(header, answers)]
+    parts += [markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs)] if costs else []
+    if not claims:
+        return "\n\n".join([*parts, f"No stage has {FEWEST} seeds yet: nothing is claimed."]) + "\n"
+    rows = []
+    for claim in claims:
+        digits = 1 if claim.figure == KEYS else 3
+        assert claim.found.interval is not None, "there are seeds enough"
+        ends = " to ".join(f"{end:+.{digits}f}" for end in claim.found.interval)
+        tests = [f"{value:.2g}" for value in (claim.p, claim.p_holm, claim.sign_flip)]
+        pair = f"{claim.arm} less {claim.against}"
+        rows.append([claim.figure, pair, f"{claim.found.mean:+.{digits}f}", ends, str(claim.found.n), *tests])
+    header = ["figure", "claim", "mean", "95 % interval", "seeds", "p, t test", "p, Holm's", "p, sign flip"]
+    parts += [markdown_table(header, rows), "\n".join(f"- {verdict(claim)}" for claim in claims)]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(part: Part, arms: dict[str, dict[int, Run]], path: Path) -> None:
+    """Draw the loss less the reference's in each span, and the share of right answers at each length, with 95 %
+    bands."""
+    both = bool(part.lengths)
+    figure = Figure(figsize=(12 if both else 7, 4.8), layout="constrained")
+    left, *right = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
+    base = next(iter(arms.get(part.reference, next(iter(arms.values()))).values()))
+    zero = SpanLosses.merge(base.losses.values())
+    for index, (arm, of_seed) in enumerate(arms.items()):
+        merged = [SpanLosses.merge(run.losses.values()) for run in of_seed.values()]
+        places = [start + zero.span / 2 for start in zero.starts]
+        curves = [(left, places, [[each.nll[at] - zero.nll[at] for each in merged] for at in range(len(zero.starts))])]
+        for axes in right:
+            lengths = sorted(set.intersection(*(set(run.keys) for run in of_seed.values())))
+            answers = [[share([run.keys[length]]) for run in of_seed.values()] for length in lengths]
+            curves.append((axes, [float(length) for length in lengths], answers))
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        line = STYLES[index // len(COLOURS) % len(STYLES)]
+        for axes, at, values in curves:
+            found = [statistics.sample(of_place) for of_place in values]
+            axes.plot(at, [each.mean for each in found], label=arm, color=colour, marker=marker, ms=4, ls=line)
+            if len(of_seed) > 1:
+                low = [each.mean - (each.half_width or 0.0) for each in found]
+                high = [each.mean + (each.half_width or 0.0) for each in found]
+                axes.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
+    for axes in (left, *right):
+        axes.axvline(part.native, color="#888888", ls="--", lw=1)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    left.set(xlabel="position", ylabel=f"loss less that of {part.reference} (nats)", title="Loss: lower is better")
+    for axes in right:
+        axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="One key of ten", ylim=(-3, 103))
+    left.legend(frameon=False, ncols=2, fontsize=8)
+    storage.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    typed = sys.argv[1:] if argv is None else argv
+    parser = Parser(prog="python -m tools.experiments.advice", description=__doc__)
+    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9 or 10")
+    parser.add_argument("runs", help="the folder of the experiment's runs")
+    parser.add_argument("--output", required=True, help="folder of the page")
+    options = parser.parse_args(typed)
+    raise_if_any(check_folder("output", options.output))
+    part, folder = PARTS[options.part], Path(options.output)
+    arms = arms_of(part, read(Path(options.runs)))
+    if not arms:
+        wrong, remedy = "no finished run of this part, with its answers", "give the folder of its experiment"
+        raise UserError(Problem("runs", options.runs, wrong, remedy))
+    claims = claims_of(part, arms)
+    draw(part, arms, folder / f"{options.part}.png")
+    stored = [asdict(claim) | {"interval": claim.found.interval, "verdict": verdict(claim)} for claim in claims]
+    runs = [asdict(run) for of_seed in arms.values() for run in of_seed.values()]
+    result = results.collect(command=["python", "-m", "tools.experiments.advice", *typed])
+    results.save(result.finish({"runs": runs, "claims": stored}), folder / f"{options.part}.json")
+    text = page(part, options.part, arms, claims)
+    storage.write_text(folder / f"{options.part}.md", text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

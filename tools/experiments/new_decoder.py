@@ -1,0 +1,46 @@
+"""Make a model folder of one of transformers' families, with random weights, to be trained from scratch.
+
+    tape-ds train-tokenizer --data stdlib --vocab_size 2048 --output tokenizer
+    python -m tools.experiments.new_decoder gemma2 --config '{"hidden_size": 128, ...}' --tokenizer tokenizer \\
+        --output start
+
+``tape-ds pretrain`` builds Llama-shaped models; ``tape-ds extend --method full`` at the native length trains such a
+folder instead. Exit codes: 0 done; 2 bad input.
+"""
+
+import json
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tape_ds.arguments import Parser
+from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m tools.experiments.new_decoder", description=__doc__)
+    parser.add_argument("family", help="transformers' model type")
+    parser.add_argument("--config", type=json.loads, default={}, help="fields of its configuration, as JSON")
+    parser.add_argument("--tokenizer", required=True, help="a folder; the vocabulary is its number of tokens")
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    raise_if_any(check_folder("output", options.output))
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    try:
+        config = AutoConfig.for_model(options.family, **{"vocab_size": len(tokenizer)} | special | options.config)
+    except ValueError as error:
+        raise UserError(Problem("family", options.family, f"transformers makes no such model: {error}", "")) from None
+    torch.manual_seed(options.seed)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(options.output)
+    tokenizer.save_pretrained(options.output)
+    print(f"{options.output}: {type(model).__name__}, {model.num_parameters():,} parameters")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
