@@ -1,5 +1,6 @@
 """What every test shares: one thread, no network, hardware marks and Triton's mode decided in one place."""
 
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all modules out of garbage collection: a trainer collects several times, which took half a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
