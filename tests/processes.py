@@ -1,9 +1,8 @@
-"""Jobs of several ranks: as a user launches them, or without a launcher, from a process that has all imported already.
+"""Jobs of several ranks: launched by DeepSpeed as a user does, or forked.
 
-A launch is DeepSpeed's own: its runner, its launch.py, and a Python for every rank, which takes a quarter of a minute
-to import what it needs. A forked rank becomes the script's ``main`` at once, with the same command line, engine,
-process group and exit: for whatever is not about launching. It comes from a server that never computes anything
-itself, since whoever has trained cannot be forked.
+A launched rank is a new Python, which imports for a quarter of a minute. A forked rank becomes the script's ``main`` at
+once, with the same command line, engine, process group and exit code: for tests that are not about launching. It is
+forked from a server that has imported everything and computed nothing, since a process that has trained cannot fork.
 """
 
 import contextlib
@@ -45,15 +44,12 @@ class Job(Protocol):
     """What a launch and a forked job have in common."""
 
     @property
-    def printed(self) -> str:
-        """What it has printed so far, without colours."""
+    def printed(self) -> str: ...
 
     @property
-    def ended(self) -> bool:
-        """Whether it has ended."""
+    def ended(self) -> bool: ...
 
-    def wait(self, seconds: float = LAUNCH_SECONDS) -> int:
-        """Its exit code."""
+    def wait(self, seconds: float = LAUNCH_SECONDS) -> int: ...
 
 
 def _plain(log: Path) -> str:
@@ -61,15 +57,10 @@ def _plain(log: Path) -> str:
 
 
 class Launch:
-    """A job that was started as a user starts it, in a session of its own to which all its processes belong.
-
-    Args:
-        command: the whole command line.
-        log: file for what it prints.
-        environment: variables beyond those of this process.
-    """
+    """A job that was started as a user starts it, as a new session of processes."""
 
     def __init__(self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None):
+        """Start a command line that prints to ``log``, with ``environment`` added to this process's."""
         self.log = log
         own = {"HF_HUB_OFFLINE": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +77,12 @@ class Launch:
 
     @property
     def printed(self) -> str:
-        """What it has printed so far, without colours."""
+        """What was printed so far, without colours."""
         return _plain(self.log)
 
     @property
     def ended(self) -> bool:
-        """Whether what was started has ended; ranks may yet live."""
+        """Whether the launcher has ended; ranks may still live."""
         return self.process.poll() is not None
 
     def members(self) -> list[psutil.Process]:
@@ -117,11 +108,7 @@ class Launch:
         return found
 
     def wait(self, seconds: float = LAUNCH_SECONDS) -> int:
-        """The exit code of what was started; everything is killed where it takes longer than ``seconds``.
-
-        Raises:
-            AssertionError: it took longer.
-        """
+        """Return the launcher's exit code; after ``seconds`` kill everything and raise AssertionError."""
         try:
             return self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -130,24 +117,18 @@ class Launch:
             raise AssertionError(f"no end after {seconds:.0f} s: {stuck}\n{self.printed[-3000:]}") from None
 
     def gone(self, seconds: float = ORPHAN_SECONDS) -> float:
-        """Wait until no process of the job lives; returns how long that took.
-
-        Raises:
-            AssertionError: some live after ``seconds``; they are killed.
-        """
+        """Wait until no process of the job lives, and return how long that took; after ``seconds`` kill those that do
+        and raise AssertionError."""
         begin = time.monotonic()
-        self._reap()
+        self.process.poll()
         while living := self.members():
             if time.monotonic() - begin > seconds:
                 names = [f"{each.pid} {' '.join(_words(each))[-160:]}" for each in living]
                 self.kill()
                 raise AssertionError(f"after {seconds:.0f} s these still lived: {names}\n{self.printed[-3000:]}")
             time.sleep(0.1)
-            self._reap()
+            self.process.poll()
         return time.monotonic() - begin
-
-    def _reap(self) -> None:
-        self.process.poll()
 
     def kill(self) -> None:
         """``kill -9`` for everything that is left of it."""
@@ -173,15 +154,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 class Forked:
-    """A job whose ranks come from the server.
-
-    Args:
-        script: whose ``main`` they become.
-        words: its command line.
-        log: file for what they print.
-        processes: ranks.
-        environment: variables beyond those of this process.
-    """
+    """A job whose ranks are forked from the server and become the ``main`` of a script."""
 
     def __init__(
         self,
@@ -215,7 +188,7 @@ class Forked:
 
     @property
     def printed(self) -> str:
-        """What it has printed so far, without colours."""
+        """What was printed so far, without colours."""
         return _plain(self.log)
 
     @property
@@ -224,12 +197,8 @@ class Forked:
         return len(self.codes) == len(self._processes)
 
     def wait(self, seconds: float = LAUNCH_SECONDS) -> int:
-        """The exit code of the job: 0 if that is every rank's, else that of the first one that failed; the others are
-        then given :data:`ORPHAN_SECONDS` to end.
-
-        Raises:
-            AssertionError: it took longer than ``seconds``, or a rank outlived the failed one.
-        """
+        """Return 0 if that is every rank's exit code, else that of the first one that failed; the others then have
+        ``ORPHAN_SECONDS`` to end. Raises AssertionError: it took longer."""
         deadline, failed = time.monotonic() + seconds, 0
         while not self.ended:
             if not failed and (failed := next((code for code in self.codes.values() if code), 0)):
@@ -324,7 +293,7 @@ def settle() -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -332,6 +301,6 @@ def free_port() -> int:
 
 
 def deepspeed(processes: int = 2) -> list[str]:
-    """The words before the script: DeepSpeed's runner, on a port of its own."""
+    """The words before the script: DeepSpeed's runner, on a free port."""
     runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
     return [*runner, "--num_accelerators", str(processes), "--master_port", str(free_port())]

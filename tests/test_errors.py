@@ -1,4 +1,4 @@
-"""What a user reads: every problem at once, a disk that refused, and never a credential."""
+"""Messages of errors: a full disk, a broken pipe, and never a credential."""
 
 import errno
 import subprocess
@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from tape_ds import errors, storage
-from tape_ds.errors import DiskError, Problem, UserError, check_folder, command, did_you_mean, disk_error, redacted
-from tests.disks import mounted
+from tape_ds import errors
+from tape_ds.errors import DiskError, Problem, UserError, check_folder, command, disk_error, redacted
 from tests.processes import ROOT
 
 TOKEN = "hf_" + "aB3" * 10
@@ -33,27 +32,10 @@ def test_a_full_disk_is_a_message_and_not_a_traceback(tmp_path, capsys):
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "file"))
     assert run(error) == 2
     said = capsys.readouterr().err
-    assert f"disk = '{tmp_path}': the disk of {tmp_path} is full (" in said and " free)" in said
-    assert "make room" in said and "what was written before stays" in said and "nothing was started" not in said
+    assert f"the disk of {tmp_path} is full" in said and "nothing was started" not in said
 
 
-def test_a_disk_that_really_is_full(tmp_path, capsys):
-    with mounted(tmp_path / "disk") as disk:
-
-        @command
-        def main():
-            storage.write_file(disk / "file", lambda path: path.write_bytes(bytes(2**20)))
-
-        assert main() == 2
-        assert f"the disk of {disk} is full (256.00 KiB free)" in capsys.readouterr().err
-
-
-def test_a_library_that_names_no_file(capsys):
-    assert run(OSError(errno.ENOSPC, "No space left on device")) == 2
-    assert "no file (No space left on device)" in capsys.readouterr().err
-
-
-def test_the_rank_that_met_it_speaks(monkeypatch, capsys):
+def test_a_disk_error_is_shown_by_its_rank_and_a_mistake_by_rank_0(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     assert run(OSError(errno.EROFS, "Read-only file system", "/x/file")) == 2
     assert "/x/file cannot be written" in capsys.readouterr().err
@@ -61,26 +43,20 @@ def test_the_rank_that_met_it_speaks(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), KeyError("x")])
-def test_other_errors_are_nobodys_to_hide(error):
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), BrokenPipeError("of a worker")]
+)
+def test_other_errors_are_raised(error):
     with pytest.raises(type(error)):
         run(error)
 
 
-def test_the_folder_is_named_by_its_field_where_the_disk_is_its_own(tmp_path):
+def test_a_disk_error_has_the_field_of_its_folder(tmp_path):
     error = OSError(errno.ENOSPC, "x", str(tmp_path / "cache" / "file"))
     found = disk_error(error, "data_cache", tmp_path / "cache", "name another")
     assert isinstance(found, DiskError)
     (problem,) = found.problems
     assert (problem.field, problem.value) == ("data_cache", str(tmp_path / "cache"))
-    assert "name another" in problem.remedy
-    with mounted(tmp_path / "disk") as disk:
-        error = OSError(errno.ENOSPC, "x", str(disk / "file"))
-        assert disk_error(error, "data_cache", tmp_path / "cache").problems[0].value == str(disk)
-
-
-def test_no_disk_behind_it_is_no_disk_error():
-    assert disk_error(ValueError("x")) is None
 
 
 @pytest.mark.parametrize(
@@ -88,20 +64,14 @@ def test_no_disk_behind_it_is_no_disk_error():
     [
         (f"see {TOKEN}.", "see <redacted>."),
         ("sk-" + "a" * 20, "<redacted>"),
-        ("github_pat_" + "a" * 22, "<redacted>"),
         ("AKIA" + "A" * 16, "<redacted>"),
         ("https://me:pass@host/x?y=1", "https://<redacted>@host/x?y=1"),
-        (f"https://x-{'a' * 5}@host/x", "https://<redacted>@host/x"),
         ("s3://key:word@bucket/x", "s3://<redacted>@bucket/x"),
         (
             "https://h/x?X-Amz-Credential=a%2Fb&n=1&X-Amz-Signature=cd",
             "https://h/x?X-Amz-Credential=<redacted>&n=1&X-Amz-Signature=<redacted>",
         ),
         ("https://h/x?sv=1&sig=a%3D", "https://h/x?sv=1&sig=<redacted>"),
-        (
-            "https://one/x?token=a https://two/x?token=b",
-            "https://one/x?token=<redacted> https://two/x?token=<redacted>",
-        ),
     ],
 )
 def test_credentials_are_taken_out(text, expected):
@@ -113,15 +83,13 @@ def test_credentials_are_taken_out(text, expected):
     "text",
     [
         "jsonl:hf://datasets/someone/books@490b980249446f2f3bd2df3a8cf085d0f2de240a/x.jsonl#text?meta.token=Github",
-        "jsonl:zip://a/test.jsonl::hf://datasets/tau/scrolls/x.zip#input",
         "hub:someone/books@main:default:train:100#text",
         "ssh://git@host/x",
-        "hf_hub_download_and_more",
         "min_document_tokens = 1024",
         "https://host:8080/x?page=2",
     ],
 )
-def test_what_is_no_credential_stays(text):
+def test_other_texts_stay(text):
     assert redacted(text) == text
 
 
@@ -147,8 +115,8 @@ def test_a_message_shows_no_credential(capsys):
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_a_reader_that_has_enough_is_no_traceback(flush):
-    """``extend_llama.py --print_config | head -3`` showed three lines and a traceback."""
+def test_a_closed_pipe_is_no_traceback(flush):
+    """As in ``--print_config | head -3``."""
     code = f"""
 from tape_ds.errors import command
 
@@ -166,23 +134,8 @@ raise SystemExit(main())
         assert writing.stderr.read() == b"" and writing.wait() == 1
 
 
-def test_another_pipe_that_breaks_is_an_error():
-    with pytest.raises(BrokenPipeError, match="of a worker"):
-        run(BrokenPipeError("of a worker"))
-
-
-def test_a_folder_of_results_need_not_be_there_but_must_be_able_to(tmp_path):
+def test_a_folder_of_results_must_be_possible(tmp_path):
     (tmp_path / "file").touch()
     assert check_folder("--output", str(tmp_path / "new")) == []
-    assert check_folder("--output", tmp_path / "file" / "new") == [
-        Problem("--output", str(tmp_path / "file" / "new"), f"{tmp_path / 'file'} is a file", "name a folder")
-    ]
-
-
-def test_what_begins_as_it_was_typed_comes_first():
-    """h100 was taken for h200, which is nearer than h100-80."""
-    gpus = ["a100-80", "h100-80", "h200", "rtx4090"]
-    assert did_you_mean("h100", gpus) == "did you mean 'h100-80'?"
-    assert did_you_mean("h20", gpus) == "did you mean 'h200'?"
-    assert did_you_mean("4090", gpus) == "did you mean 'rtx4090'?"
-    assert did_you_mean("zz", gpus) == "one of: a100-80, h100-80, h200, rtx4090"
+    (problem,) = check_folder("--output", tmp_path / "file" / "new")
+    assert problem.field == "--output" and "is a file" in problem.wrong

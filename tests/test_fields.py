@@ -1,4 +1,4 @@
-"""Sections: what is wrong with a value is said whatever its field is, and rules run where what they read is right."""
+"""Sections: wrong values of every kind of field, spelling of values, and rules over correct fields."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -15,7 +15,6 @@ class Inner(Section):
     """Has a prefix in a recipe."""
 
     size: int = Field(2, ge=1, le=9)
-    """Of it."""
 
 
 class Outer(Section):
@@ -47,14 +46,6 @@ class Outer(Section):
             yield Problem("rate", self.rate, "too much", "give less")
 
 
-class Other(Outer):
-    """Has another rule of the same name."""
-
-    @rule("share")
-    def _both(self, limit: float) -> Iterator[Problem]:
-        yield Problem("share", self.share, "never", "remove it")
-
-
 def checked(section, values):
     return [each for each in section.check(values) if each.wrong != "missing"]
 
@@ -63,16 +54,12 @@ def checked(section, values):
     "name, value, wrong, remedy",
     [
         ("share", 1.0, "out of range", "give a number above 0 and below 1"),
-        ("rate", 0.0, "out of range", "give a number above 0, or null"),
         ("rate", float("inf"), "wrong type", "give a number, or null"),
         ("kept", [3, 0], "out of range", "give 1 or more"),
-        ("kept", [3, "x"], "wrong type", "give a list, each item a whole number"),
         ("mode", "of", "wrong type", "give one of: on, off, or a whole number"),
         ("even", 3, "odd", "give an even one"),
         ("even", True, "wrong type", "give a whole number"),
         ("even", 2**63, "wrong type", "give a number of 64 bits"),
-        ("name", 7, "wrong type", "give a text (in quotes if it looks like a number)"),
-        ("options", {"a": "b"}, "wrong type", "give a mapping"),
         ("shares", 1, "unknown field", "did you mean 'share'?"),
     ],
 )
@@ -81,7 +68,7 @@ def test_a_wrong_value(name, value, wrong, remedy):
     assert (found.field, found.wrong, found.remedy) == (name, wrong, remedy)
 
 
-def test_every_wrong_value_is_named_once():
+def test_all_wrong_values_are_found_once():
     found = checked(Outer, {"share": 2.0, "kept": [0, 0, "x"], "even": 4, "rate": -1})
     assert [problem.field for problem in found] == ["share", "rate", "kept"]
 
@@ -105,11 +92,7 @@ def test_spelling(name, value, meant):
     assert found == meant and type(found) is type(meant)
 
 
-def test_rules_run_where_what_they_read_is_right():
+def test_rules_run_where_the_fields_they_read_are_correct():
     asked = Outer.build({"name": "a", "rate": 4.0})
     assert [each.field for each in fields.run_rules(asked, {"name"}, 1.0)] == ["rate"]
     assert not list(fields.run_rules(asked, {"share"}, 1.0)) and not list(fields.run_rules(asked, set(), 3.0))
-
-
-def test_a_rule_replaces_its_namesake():
-    assert [each.field for each in fields.run_rules(Other.build({"name": "a", "rate": 4.0}), set(), 1.0)] == ["share"]

@@ -1,7 +1,7 @@
-"""Nothing that comes from outside is run, and no credential goes outside: rules over the code, and doors tried.
+"""Nothing that comes from outside is run, and no credential goes outside.
 
-docs/staying_alive.md has the promises. The rules read every file of the package and its commands; archives and
-weights have tests of their own beside the rooms that read them.
+docs/staying_alive.md has the promises. Rules read every file of the package; archives and weights are tested in the
+rooms that read them.
 """
 
 import ast
@@ -37,9 +37,7 @@ NEVER_CALLED = {
     *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.full_load_all", "yaml.unsafe_load_all"),
     *("eval", "exec", "__import__", "shutil.unpack_archive"),
 }
-"""What runs, or may run, what it is given; and what unpacks an archive wherever its members say."""
-ALLOWED: set[tuple[str, str]] = set()
-"""What is run there is source of the installed libraries, which a run imports anyway."""
+"""Calls that run what they are given, or unpack an archive wherever its members say."""
 NEVER_IMPORTED = {"joblib", "dill", "cloudpickle", "shelve", "marshal"}
 NEVER_A_METHOD = {"extractall", "extract", "read_pickle"}
 NEVER_AN_ARGUMENT = {"trust_remote_code": True, "shell": True, "allow_pickle": True, "weights_only": False}
@@ -81,42 +79,35 @@ def wrong_calls(node):
         yield "torch.load without weights_only=True"
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_code_runs_what_it_is_given(path):
-    found = offences(ast.parse(path.read_text()))
-    assert [each for each in found if (str(path.relative_to(ROOT)), each[1]) not in ALLOWED] == []
+def test_no_code_runs_what_it_is_given():
+    assert [(path, *found) for path in CODE for found in offences(ast.parse(path.read_text()))] == []
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "torch.load(file)",
-        "torch.load(file, weights_only=False)",
-        "torch.load(file, weights_only=given)",
-        "pickle.loads(x)",
-        "np.load(file, allow_pickle=True)",
-        "import joblib",
-        "from dill import load",
-        "AutoModel.from_pretrained(x, trust_remote_code=True)",
-        "yaml.load(x, yaml.SafeLoader)",
-        "loader = yaml.Loader",
-        "eval(recipe)",
-        "archive.extractall()",
-        "zipfile.ZipFile(x).extract('y')",
-        "shutil.unpack_archive(x)",
-        "subprocess.run(x, shell=True)",
-        "os.system(x)",
-    ],
-)
-def test_the_search_finds_what_runs(code):
-    assert len(list(offences(ast.parse(code)))) == 1
+FORBIDDEN = """
+torch.load(file)
+torch.load(file, weights_only=False)
+torch.load(file, weights_only=given)
+pickle.loads(x)
+np.load(file, allow_pickle=True)
+import joblib
+from dill import load
+AutoModel.from_pretrained(x, trust_remote_code=True)
+yaml.load(x, yaml.SafeLoader)
+loader = yaml.Loader
+eval(recipe)
+archive.extractall()
+zipfile.ZipFile(x).extract('y')
+shutil.unpack_archive(x)
+subprocess.run(x, shell=True)
+os.system(x)
+"""
+ALLOWED = "torch.load(f, weights_only=True)\nyaml.safe_load(x)\nmodel.eval()\nf(shell=False)"
 
 
-@pytest.mark.parametrize(
-    "code", ["torch.load(f, weights_only=True)", "yaml.safe_load(x)", "model.eval()", "f(shell=False)"]
-)
-def test_the_search_finds_nothing_else(code):
-    assert list(offences(ast.parse(code))) == []
+def test_the_search_finds_every_call_that_runs_and_no_other():
+    lines = [line for line, _ in offences(ast.parse(FORBIDDEN.strip()))]
+    assert sorted(lines) == list(range(1, 17))
+    assert list(offences(ast.parse(ALLOWED))) == []
 
 
 def test_a_recipe_is_data_and_never_code(tmp_path):
@@ -132,7 +123,7 @@ TRAP = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nraise S
 
 @pytest.fixture
 def trapped(base, tmp_path):
-    """A model's folder whose configuration and tokenizer name code beside them."""
+    """A model's folder with code that its configuration and tokenizer name."""
     folder = tmp_path / "trapped"
     shutil.copytree(base, folder)
     for name in ("config.json", "tokenizer_config.json"):
@@ -155,7 +146,7 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("model_type", ["llama", "unheard_of"])
 def test_code_in_a_models_folder_never_runs(trapped, door, model_type):
-    """Where transformers has the class itself it is used; where the code would be needed, the folder is refused."""
+    """The class is transformers' own where it has one; else the folder is refused."""
     config = json.loads((trapped / "config.json").read_text())
     (trapped / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
     refused = None
@@ -191,7 +182,7 @@ SECRETS = {
 
 
 def test_credentials_reach_no_stored_file(base, run, tmp_path, monkeypatch):
-    """In the environment, on the command line, in the configuration, in data specs: and looked for in every file."""
+    """From the environment, the command line, the configuration and data specs."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     said = list(SECRETS.values())

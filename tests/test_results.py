@@ -32,16 +32,7 @@ def test_saved_and_loaded_result_is_the_same(tmp_path):
     assert finished.figures == {"loss": 2.5, "spans": [1.0, 2.0], "steps": 3}
     assert finished.config == {"window": 1024, "folder": "/data", "rates": [0.1, 0.2]}
     assert finished.started <= finished.finished and finished.started.endswith("+00:00")
-
-
-def test_collect_names_versions_and_hardware():
-    collected = results.collect(command=["x"], processes=2)
-    assert collected.versions["torch"].startswith("2.")
-    assert "pytest" not in collected.versions
-    assert collected.hardware["processes"] == 2
-    assert collected.hardware["cores"] >= 1
-    assert collected.hardware["memory_bytes"] > 2**20
-    assert collected.finished is None
+    assert finished.versions["torch"].startswith("2.") and finished.hardware["processes"] == 2
 
 
 def test_figures_that_are_not_finite_survive_in_valid_json(tmp_path):
@@ -53,7 +44,7 @@ def test_figures_that_are_not_finite_survive_in_valid_json(tmp_path):
 
 
 def test_a_text_that_is_no_unicode_is_stored(tmp_path):
-    """A file's name need not be UTF-8, and JSON lines may hold half a surrogate pair: what a run had found was lost."""
+    """A file's name need not be UTF-8, and JSON lines may have half a surrogate pair."""
     started = results.collect(command=["x", os.fsdecode(b"text:\xff.txt")])
     finished = started.finish({"replies": ["\ud800", "d\u00e9j\u00e0"]})
     assert results.load(results.save(finished, tmp_path / "r.json")) == finished
@@ -72,19 +63,6 @@ def test_environment_and_credentials_are_never_stored(tmp_path, monkeypatch):
     assert collected.config["min_document_tokens"] == 5
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_scrap(tmp_path, monkeypatch):
-    path = results.save(make(seed=1), tmp_path / "r.json")
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        results.save(make(seed=2), path)
-    assert results.load(path).seed == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
-
-
 def test_load_names_everything_that_is_wrong_at_once(tmp_path):
     path = results.save(make(), tmp_path / "r.json")
     content = json.loads(path.read_text())
@@ -97,17 +75,12 @@ def test_load_names_everything_that_is_wrong_at_once(tmp_path):
     assert "did you mean 'figures'" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"schema": 99}', '{"schema": 1, "seed"'])
+@pytest.mark.parametrize("text", ["[1]", '{"schema": 99}', '{"schema": 1, "seed"'])
 def test_load_refuses_what_is_not_a_result(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(UserError):
         results.load(path)
-
-
-def test_load_refuses_a_missing_file(tmp_path):
-    with pytest.raises(UserError, match="No such file"):
-        results.load(tmp_path / "none.json")
 
 
 def git(folder, *arguments):
@@ -134,12 +107,6 @@ def test_commit_of_somebody_elses_repository_is_not_reported(tmp_path):
     inside = tmp_path / ".venv" / "site-packages"
     inside.mkdir(parents=True)
     assert results.commit(inside) is None
-
-
-def test_a_result_says_which_model_was_evaluated(tmp_path):
-    model = {"address": "smollm2", "sha256": "abc", "rope_parameters": {"factor": 2.0}}
-    path = results.save(results.collect(model=model), tmp_path / "result.json")
-    assert results.load(path).model == model
 
 
 def test_results_stored_before_there_were_evaluations_can_be_read(tmp_path):

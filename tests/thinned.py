@@ -1,6 +1,6 @@
 """Long grids and repeated runs: a spread of their cases is in the daily suite, the rest is for ``-m slow``.
 
-``python -m tests.mutants`` says what the daily suite still notices.
+``python -m tests.mutants`` shows which planted faults the daily suite finds.
 """
 
 import pytest
@@ -24,6 +24,7 @@ ONE_IN = {
     "tests/attention/test_shifted_groups.py::test_gradients_by_differences": 2,
     "tests/encodings/test_layer_options.py::test_no_parameter_is_without_a_gradient": 5,
     "tests/models/test_contract_saving.py::test_another_window_loads_and_generates_past_it": 5,
+    "tests/models/test_contract_training.py::test_bf16_is_finite_and_close": 3,
     "tests/models/test_contract_training.py::test_gradients_are_the_slopes_of_the_loss": 3,
     "tests/models/test_conventions.py::test_an_exported_step_counts_any_cache": 7,
     "tests/models/test_decoders.py::test_a_family_is_computed_as_transformers_does_or_refused": 3,
@@ -32,7 +33,6 @@ ONE_IN = {
     "tests/models/test_generation.py::test_cached_logits_are_the_full_pass_s": 3,
     "tests/models/test_generation.py::test_cached_logits_of_a_padded_batch": 3,
     "tests/models/test_generation.py::test_packed_documents_continue_in_a_cache": 3,
-    "tests/models/test_generation.py::test_positions_beyond_the_window_are_no_error": 3,
     "tests/models/test_outputs.py::test_a_training_step_compiles_without_a_break": 2,
     "tests/models/test_packing.py::test_packed_is_each_document_alone": 5,
     "tests/models/test_score_bias.py::test_every_mask_at_every_place": 5,
@@ -43,24 +43,19 @@ ONE_IN = {
     "tests/distributed/test_steps.py::test_special_cases": 3,
     "tests/distributed/test_training.py::test_twenty_steps_are_those_of_one_process": 13,
     "tests/planning/test_against_tensors.py::test_bytes_of_a_step": 5,
-    "tests/config/test_generated.py::test_every_encoding_can_be_asked_for": 3,
-    "tests/config/test_extension.py::test_a_recipe_written_out_loads_to_itself": 3,
     "tests/scoring/test_passkey.py::test_pieces_give_the_same_logits": 3,
     "tests/tools/experiment/test_table.py::test_every_run_of_every_experiment_loads": 5,
     "tests/training/runs/test_generated.py::test_every_encoding_is_trained_and_scored_beyond_its_sequences": 11,
-    "tests/training/runs/test_extension_decoders.py::test_the_start_is_scaled_without_training": 3,
-    "tests/training/runs/test_extension_decoders.py::test_trained_with_pose_scored_loaded_again_and_exported": 3,
-    "tests/training/runs/test_extension_gptj.py::test_scaled_without_training": 3,
-    "tests/training/runs/test_extension_gptj.py::test_trained_with_pose_scored_and_loaded_again": 3,
+    "tests/training/runs/test_extension_decoders.py::test_trained_with_pose_scored_loaded_again_and_exported": 5,
     "tests/training/runs/test_pretraining.py::test_resumed_equals_uninterrupted_to_the_last_digit": 2,
     "tests/training/test_ending.py::test_a_malicious_file_is_never_executed": 4,
     "tests/training/test_ending.py::test_a_person_asks_for_a_checkpoint": 3,
-    "tests/training/test_ending.py::test_a_spike_is_said_and_left_out_where_that_is_wanted": 2,
-    "tests/training/test_ending.py::test_a_stop_is_committed_and_gone_on_with_to_the_last_digit": 3,
-    "tests/training/test_ending.py::test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_way": 2,
+    "tests/training/test_ending.py::test_a_spike_is_reported_and_skipped_if_asked": 2,
+    "tests/training/test_ending.py::test_a_stop_is_committed_and_resumed_to_the_last_digit": 3,
+    "tests/training/test_ending.py::test_checkpoints_after_the_resumed_one_are_set_aside": 2,
     "tests/planning/test_recipe_job.py::test_every_shipped_recipe_can_be_planned_without_its_model": 5,
-    "tests/methods/test_memory_savings.py::test_a_training_is_the_same": 10,
-    "tests/training/test_samples.py::test_losses_know_nothing_of_it": 2,
+    "tests/methods/test_memory_savings.py::test_a_training_is_the_same": 3,
+    "tests/training/test_samples.py::test_samples_do_not_change_the_losses": 2,
     "tests/training/test_trainer.py::test_resumed_equals_uninterrupted_to_the_last_digit": 3,
 }
 """A test of many cases -> the first case and every so many-th after it are daily. The number should divide no dimension

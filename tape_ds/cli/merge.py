@@ -1,16 +1,17 @@
 """Merge the trained weights of a run with their base model into a whole model folder.
 
-    tape-ds merge runs/demo/trained OUT [--dtype bfloat16]
+    tape-ds merge runs/demo OUT [--dtype bfloat16]
 
-The first argument is the folder ``trained`` of a run or one of its checkpoints: position updates, norms and embeddings
-are loaded into the base model that the folder names, adapters are merged. This is done in fp32, and the merged model's
-logits are compared with the adapter model's before anything is written. After ``tape_ds.register()``, OUT loads with
-``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder that needs no ``tape_ds``.
+The first argument is a run's folder, its folder ``trained`` or one of its checkpoints: position updates, norms and
+embeddings are loaded into the base model that the folder names, adapters are merged. This is done in fp32, and the
+merged model's logits are compared with the adapter model's before anything is written. After ``tape_ds.register()``,
+OUT loads with ``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export`` makes a folder that needs no
+``tape_ds``.
 """
 
 from pathlib import Path
 
-from tape_ds import building, paths
+from tape_ds import building, paths, run_folder
 from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import command, raise_if_any
 
@@ -20,7 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds merge", description=__doc__)
     add_new_folder(parser, "trained")
     options = parser.parse_args(argv)
-    out = Path(options.out)
+    out, folder = Path(options.out), Path(options.trained)
+    if (folder / run_folder.TRAINED / run_folder.RECORD).is_file():
+        folder /= run_folder.TRAINED
     raise_if_any(paths.check_new("out", out))
     import torch
 
@@ -30,12 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.training.environment import quieten_libraries
 
     quieten_libraries()
-    record = trained.read_record(options.trained)
-    tokenizer = tokenizers.load_tokenizer(options.trained, "trained")
-    original = merging.original_dtype(options.trained, base_anyway=options.base_anyway)
-    model = merging.merge(options.trained, base_anyway=options.base_anyway)
+    record = trained.read_record(folder)
+    tokenizer = tokenizers.load_tokenizer(str(folder), "trained")
+    original = merging.original_dtype(folder, base_anyway=options.base_anyway)
+    model = merging.merge(folder, base_anyway=options.base_anyway)
     dtype = original if options.dtype == "auto" else getattr(torch, options.dtype)
     model.to(dtype).config.use_cache = True
+    tokenizer.model_max_length = model.config.max_position_embeddings
 
     def write(folder: Path) -> None:
         saving.save(model, folder)

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from tape_ds import encodings
 from tape_ds.config import loading
-from tape_ds.config.method import MethodSection, targets_of
+from tape_ds.config.files import Given
+from tape_ds.config.method import MethodSection, targets_of, unread
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Backend, DataCache, Liger, Mixture, StateDType, learns
 from tape_ds.data import sources
@@ -115,6 +116,14 @@ class ExtensionRecipe(Recipe):
         if not self.trains:
             object.__setattr__(self, "deepspeed", None)  # each process scores by itself
 
+    @classmethod
+    def superseded(cls, collected: Mapping[str, Given]) -> tuple[str, ...]:
+        """Settings of the base's method, where another method is chosen above it."""
+        if (method := collected.get("method")) is None or method.value not in METHODS:
+            return ()
+        fields = [name for name in unread(METHODS[method.value]) if name in collected]
+        return tuple(sorted(name for name in fields if collected[name].level > method.level))
+
     def derived(self) -> dict[str, Any]:
         target, method = self.model.target_length, self.method.chosen
         # a method without RoPE trains within the native length, all others up to the target
@@ -188,16 +197,18 @@ class ExtensionRecipe(Recipe):
         else:
             lengths = f"{own.native_length:,} -> {target:,} positions, x{target / own.native_length:g}"
             start = trained_rope.described_change(own, self.rope_parameters, target)
+        left_out = f"; the base's {', '.join(self.left_out)} left out" if self.left_out else ""
         return {
             "model": f"{model.model}, {lengths}{family_note(config or {})}",
             "encoding": f"{model.position_encoding}{options} from {start}",
-            "method": f"{method.method}, training {', '.join(trained)}",
+            "method": f"{method.method}, training {', '.join(trained)}{left_out}",
             "data": read if self.trains else "none is read: nothing is trained",
             "held out": ", ".join(data.eval_data) or "nothing",
         }
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
-        if "model" not in broken and other_family(self.native_config() or {}):
+        other = "model" not in broken and other_family(self.native_config() or {}) is not None
+        if other and config_file.check(self.model.model, online=self.dry_run):
             # the rules of lengths would blame the wrong fields of a model that is not supported
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)

@@ -15,7 +15,7 @@ import copy
 import functools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ class Given:
     value: Any
     where: str
     """For messages: ``demo.yaml line 3`` or ``command line``."""
+    level: int = 0
+    """0: the command line; 1: the recipe that is named; 2: its base; and so on."""
 
 
 Collected = dict[str, Given]
@@ -135,8 +137,8 @@ def read_recipe(name: str | RecipeLine, launcher: str, problems: list[Problem]) 
         if place.variant:
             own.pop("about", None)
         base = own.pop("base", None)
-        found = own | found
         above.append(place)
+        found = {name: replace(given, level=len(above)) for name, given in own.items()} | found
         folder, field, below = place.path.parent, "base", None
         if base is None and place.variant:
             below = RecipeLine(place.path)

@@ -60,6 +60,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
             problems.append(Problem(old, given.value, f"contradicts {new} = {other.value!r}", f"keep {new}"))
 
     collected = command_line.override(collected, flags, kind.fields(), problems)
+    left_out = kind.superseded(collected)
+    collected = {field: given for field, given in collected.items() if field not in left_out}
     values, found = _checked(kind, collected)
     if unreadable:  # then every required field is missing
         raise UserError([*problems, *(each for each in found.values() if each.wrong != "missing")])
@@ -73,6 +75,7 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsew
         words=(name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts))),
         print_config=print_config,
         dry_run=dry_run,
+        left_out=left_out,
     )
     known = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems({*found}) if str(each) not in known}.values()

@@ -32,6 +32,10 @@ _READ_BY: dict[str, Callable[[Method], bool]] = {
 """Field -> whether a method reads it."""
 
 
+def unread(method: Method) -> set[str]:
+    return {field for field, reads in _READ_BY.items() if not reads(method)}
+
+
 class MethodSection(Section):
     """What is trained."""
 
@@ -89,7 +93,7 @@ class MethodSection(Section):
 
     @property
     def unused_fields(self) -> set[str]:
-        fields = {field for field, reads in _READ_BY.items() if not reads(self.chosen)}
+        fields = unread(self.chosen)
         if not self.train_router:
             fields.add("train_router")
         if not self.distill:  # nor in a checkpoint's identity, so that runs before there was distillation resume

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from tape_ds import attention
 from tape_ds.config import deepspeed_config, trainer
+from tape_ds.config.files import Given
 from tape_ds.config.scale import Scale, check_groups
 from tape_ds.config.sections import Memory, Optimization, Profile, Safety, Samples, learns
 from tape_ds.config.trainer import Trainer
@@ -81,6 +82,8 @@ class Recipe(ABC):
     """The flags for the fields that the recipe left to the plan, and why; empty if it left none."""
     words: tuple[str, ...] = ()
     """Its name or path and the fields of the command line, as they were typed."""
+    left_out: tuple[str, ...] = ()
+    """See :meth:`superseded`."""
 
     def __init_subclass__(cls) -> None:
         kinds = cls.__annotations__.items()
@@ -96,6 +99,12 @@ class Recipe(ABC):
         for section in sections:
             found |= section.flat_fields()
         return found
+
+    @classmethod
+    def superseded(cls, collected: Mapping[str, Given]) -> tuple[str, ...]:
+        """Return the fields of a base that do not apply where a recipe above it, or the command line, changes another:
+        they are left out."""
+        return ()
 
     def derived(self) -> dict[str, Any]:
         """Return values of the :data:`tape_ds.fields.DERIVED` fields by name, from those that are given."""

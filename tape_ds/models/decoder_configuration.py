@@ -116,7 +116,8 @@ def configure(
     length. ``position_options`` and ``state_dtype`` are refused: these families have neither."""
     problems = []
     if position_encoding != ENCODING:
-        wrong = f"a {native.model_type} is extended by its own class, whose positions are RoPE"
+        window = f" with sliding_window = {getattr(native, 'sliding_window', None)}" * ("window" in needs(native))
+        wrong = f"a {native.model_type}{window} is extended by its own class, whose positions are RoPE"
         problems.append(Problem("position_encoding", position_encoding, wrong, f"choose a method: {PLAIN}"))
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:

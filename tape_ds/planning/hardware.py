@@ -57,7 +57,7 @@ class Rates:
 
     linear: float
     """Matrix products: fitted, after subtracting attention and memory-bound operators, to llm-foundry's MPT-7B at
-    4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see ``tests/planning/published.py``."""
+    4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see ``tests/planning/test_published.py``."""
     attention: float
     """Causal attention over long sequences, 128 columns a head."""
     packed: float

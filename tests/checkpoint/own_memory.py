@@ -1,4 +1,4 @@
-"""How much memory of its own a process takes while it does something: anonymous pages, and not those of mapped files,
+"""How much private memory a process takes while it does something: anonymous pages, and not those of mapped files,
 which the system takes back when it needs them."""
 
 import subprocess

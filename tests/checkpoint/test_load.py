@@ -1,5 +1,6 @@
-"""What can be gone on with is told from what only looks like it, before a run starts."""
+"""A run resumes from the newest whole checkpoint, or is refused before it starts."""
 
+import contextlib
 import errno
 
 import pytest
@@ -15,14 +16,11 @@ def choose(given, output):
     return load.choose(given, output, RankSync())
 
 
-@pytest.mark.parametrize("given", [None, False, ""])
-def test_nothing_asked_is_a_fresh_start(tmp_path, given):
-    sealed(tmp_path, 3)
-    assert choose(given, tmp_path) is None
-
-
-def test_auto_starts_anew_where_there_is_nothing(tmp_path):
+def test_a_fresh_start(tmp_path):
+    """Where nothing was asked for, and by "auto" where there is nothing."""
     assert choose("auto", tmp_path) is None
+    sealed(tmp_path, 3)
+    assert choose(None, tmp_path) is None
 
 
 @pytest.mark.parametrize("given", [True, "auto"])
@@ -35,8 +33,7 @@ def test_the_newest_whole_one_is_found_and_others_named(tmp_path, given):
     found = choose(given, tmp_path)
     assert found.folder == tmp_path / "checkpoint-16" and found.manifest.step == 16
     assert [each.partition(":")[0] for each in found.passed_over] == ["checkpoint-100", "checkpoint-24"]
-    assert "did not come to its end" in found.passed_over[0] and "a.txt is damaged" in found.passed_over[1]
-    assert "not used: checkpoint-24: a.txt is damaged" in "\n".join(load.describe(found, []))
+    assert "a.txt is damaged" in "\n".join(load.describe(found, []))
 
 
 def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
@@ -47,15 +44,14 @@ def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
     with pytest.raises(UserError) as caught:
         choose(str(tmp_path / "checkpoint-24"), tmp_path)
     (problem,) = caught.value.problems
-    assert problem.field == "resume_from_checkpoint" and problem.wrong == "inner/b.txt is missing"
-    assert f"use {tmp_path / 'checkpoint-8'}, which is whole" in problem.remedy
+    assert problem.field == "resume_from_checkpoint" and str(tmp_path / "checkpoint-8") in problem.remedy
 
 
 @pytest.mark.parametrize(
     ("harm", "given", "said"),
     [(None, True, "holds no committed checkpoint"), (flip, "auto", "none of its checkpoints is whole")],
 )
-def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
+def test_where_nothing_can_be_resumed(tmp_path, harm, given, said):
     """Damaged checkpoints alone are no reason to start anew over them."""
     if harm is not None:
         harm(sealed(tmp_path, 3))
@@ -66,38 +62,23 @@ def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
 @pytest.mark.parametrize(
     ("saved", "job", "said"),
     [
-        ((0, 1), (3, 1), "saved at ZeRO stage 0, and this job's is 3.*zero0.*consolidate"),
+        ((1, 1), (3, 1), None),
+        ((None, 1), (None, 1), None),
+        ((0, 1), (3, 1), "saved at ZeRO stage 0, and this job's is 3"),
         ((2, 1), (0, 1), "saved at ZeRO stage 2, and this job's is 0"),
         ((None, 1), (3, 1), "saved without an engine"),
         ((3, 1), (None, 1), "saved with DeepSpeed"),
         ((2, 2), (2, 1), "saved with tensor_parallel_size 2, and this job's is 1"),
     ],
 )
-def test_a_job_that_cannot_read_it(tmp_path, saved, job, said):
+def test_shards_fit_every_stage_and_other_jobs_are_refused(tmp_path, saved, job, said):
     manifest = Manifest(step=3, processes=2, stage=saved[0], tensor=saved[1], files={}, identity={})
-    with pytest.raises(UserError, match=f"(?s){said}"):
+    with contextlib.nullcontext() if said is None else pytest.raises(UserError, match=said):
         load.require_fitting(load.Resumed(tmp_path, manifest), *job)
 
 
-@pytest.mark.parametrize(("saved", "stage"), [(None, None), (0, 0), (1, 3), (3, 2), (2, 2)])
-def test_any_number_of_processes_will_do_and_shards_fit_every_stage(tmp_path, saved, stage):
-    manifest = Manifest(step=3, processes=2, stage=saved, files={}, identity={})
-    load.require_fitting(load.Resumed(tmp_path, manifest), stage)
-
-
-def test_verification_of_a_stage_3_checkpoint_grows_with_its_files_alone():
-    """Each rank hashed the file of model states of every other one, too."""
-    ranks = range(8)
-    stage_3 = [f"global_step3/zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in ranks]
-    read = [load.read_by(rank, 8, stage_3) for rank in ranks]
-    assert all(stage_3[rank] in read[rank] and len(read[rank]) <= 2 for rank in ranks)
-    assert {name for own in read for name in own} == set(stage_3)
-    shared = "global_step3/mp_rank_00_model_states.pt"
-    assert all(shared in load.read_by(rank, 8, [shared, *stage_3]) for rank in ranks)
-
-
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
-    """What one rank alone meets on its machine is no error of its own: the others would wait for it."""
+    """An error on one rank alone would make the others wait."""
     for step in (8, 16):
         sealed(tmp_path, step)
     missing_files = checkpoint.missing_files

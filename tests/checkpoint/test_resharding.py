@@ -1,4 +1,4 @@
-"""What keeps an engine from taking shards of others. That it goes on: ``tests/integration/test_resharding.py``."""
+"""Engines that cannot take shards of others. That they continue: ``tests/integration/test_resharding.py``."""
 
 from types import SimpleNamespace
 
@@ -38,14 +38,3 @@ def test_an_engine_that_cannot_take_them_is_refused(tmp_path, made, said):
     with pytest.raises(UserError, match=f"(?s){said}.*start 2 processes at ZeRO stage 2") as refused:
         load_engine(made, seal(tmp_path / "checkpoint-7", 2, 2), 7, processes=1, stage=2)
     assert refused.value.on_one_rank  # a file may be missing for one rank alone
-
-
-def test_without_shards_the_engine_loads_by_itself(tmp_path):
-    """Stage 0, another number of processes."""
-    (tmp_path / "checkpoint-7").mkdir()
-    asked = []
-    made = SimpleNamespace(
-        load_checkpoint=lambda folder, **options: asked.append((folder, options["tag"])) or ("it", {})
-    )
-    load_engine(made, seal(tmp_path / "checkpoint-7", 0, 2), 7, processes=1, stage=0)
-    assert asked == [(str(tmp_path / "checkpoint-7"), "global_step7")]

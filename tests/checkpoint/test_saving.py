@@ -1,7 +1,6 @@
 """A save that a disk fails costs the save and nothing else; one in the background is committed when all is written."""
 
 import errno
-import os
 import threading
 
 import pytest
@@ -72,45 +71,27 @@ def test_a_full_disk_costs_the_save_and_leaves_the_old_checkpoint(saver, tmp_pat
     part.write("a.txt", fails)
     part.write("never.txt", lambda path: path.write_text("not tried"))
     assert mine.finish() is None and mine.failed == 1
-    assert names(tmp_path) == ["checkpoint-1"]
-    assert "CHECKPOINT NOT SAVED" in said[-1] and "is full" in said[-1] and "checkpoint-1" in said[-1]
+    assert names(tmp_path) == ["checkpoint-1"] and "CHECKPOINT NOT SAVED" in said[-1]
     assert save(mine, 3) is not None, "the next one is tried as usual"
 
 
-def test_room_is_looked_for_first(saver, tmp_path, said, monkeypatch):
-    """A checkpoint as large as the last one: it says how much is missing, and writes nothing."""
+def test_without_room_for_a_checkpoint_as_large_as_the_last_nothing_is_written(saver, tmp_path, monkeypatch):
     mine = saver()
     save(mine, 1, content="w" * 2**20)
     monkeypatch.setattr(storage, "free_bytes", lambda folder: 2**24 + 2**19)
     assert mine.begin(2, need=100) is None and mine.failed == 1
-    assert ": 512.00 KiB are missing" in said[-1] and names(tmp_path) == ["checkpoint-1"]
+    assert names(tmp_path) == ["checkpoint-1"]
 
 
-def test_a_mistake_in_the_program_is_no_trouble_with_a_disk(saver):
-    mine = saver()
-    part = mine.begin(1, need=100)
-    with pytest.raises(KeyError):
-        part.write("a.txt", lambda path: {}["missing"])
-
-
-def test_in_the_background_training_goes_on_until_it_is_committed(saver, tmp_path):
+def test_in_the_background_training_continues_until_it_is_committed(saver, tmp_path):
     mine, goes = saver(background=True), threading.Event()
     part = mine.begin(1, need=100)
-    part.write("a.txt", lambda path: (goes.wait(10), path.write_text("late")))
+    part.write("a.txt", lambda path: (goes.wait(120), path.write_text("late")))
     part.go()
     assert mine.pending and not mine.done and checkpoint.committed(tmp_path) == []
     goes.set()
     assert mine.finish() == tmp_path / "checkpoint-1" and not mine.pending
     assert (tmp_path / "checkpoint-1" / "a.txt").read_text() == "late"
-
-
-def test_the_next_save_waits_for_the_one_on_its_way(saver, tmp_path):
-    mine = saver(background=True)
-    part = mine.begin(1, need=100)
-    part.write("a.txt", lambda path: path.write_text("one"))
-    part.go()
-    mine.begin(2, need=100)
-    assert [folder.name for folder in checkpoint.committed(tmp_path)] == ["checkpoint-1"]
 
 
 def test_a_mistake_in_the_background_is_not_lost(saver):
@@ -120,32 +101,6 @@ def test_a_mistake_in_the_background_is_not_lost(saver):
     part.go()
     with pytest.raises(KeyError):
         mine.finish()
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_an_engine_saves_into_the_part(tmp_path, background):
-    """In the background, tensors are those of the moment of the save, whatever training does with them since."""
-    part = SavedPart(tmp_path, background)
-    files, state = EngineFiles(), {"step": 3, "groups": [torch.ones(2)], "shape": torch.Size([2])}
-    files.part = part
-    files.save(state, str(tmp_path / "global_step3" / "mp_rank_00_model_states.pt"))
-    state["groups"][0].add_(1)
-    part.go()
-    part.wait()
-    (name,) = part.entries
-    assert name == "global_step3/mp_rank_00_model_states.pt"
-    found = torch.load(tmp_path / name, weights_only=True)
-    assert found["groups"][0].tolist() == [1.0, 1.0] and found["shape"] == (2,) and found["step"] == 3
-
-
-def test_a_checkpoint_that_cannot_even_be_begun(saver, tmp_path, said, monkeypatch):
-    def read_only(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path))
-
-    mine = saver()
-    monkeypatch.setattr(os, "mkdir", read_only)
-    assert mine.begin(1, need=100) is None
-    assert "cannot be written (Read-only file system)" in said[-1] and "no earlier checkpoint" in said[-1]
 
 
 def test_a_name_stays_when_its_step_is_saved_again(saver, tmp_path):
@@ -162,19 +117,18 @@ class Scale:
         self.value = 8
 
 
-def test_a_state_in_the_background_is_that_of_the_save(tmp_path):
-    part, files, state = SavedPart(tmp_path, True), EngineFiles(), {"scaler": Scale()}
+def test_an_engine_s_state_in_the_background_is_that_of_the_save(tmp_path):
+    """Its tensors, and objects such as the loss scaler, whatever training does with them since."""
+    part, files = SavedPart(tmp_path, True), EngineFiles()
+    state = {"step": 3, "groups": [torch.ones(2)], "shape": torch.Size([2]), "scaler": Scale()}
     files.part = part
-    files.save(state, str(tmp_path / "state.pt"))
+    files.save(state, str(tmp_path / "global_step3" / "mp_rank_00_model_states.pt"))
+    state["groups"][0].add_(1)
     state["scaler"].value = 4
     part.go()
     part.wait()
+    (name,) = part.entries
     with torch.serialization.safe_globals([Scale]):
-        found = torch.load(tmp_path / "state.pt", weights_only=True)
+        found = torch.load(tmp_path / name, weights_only=True)
+    assert found["groups"][0].tolist() == [1.0, 1.0] and found["shape"] == (2,) and found["step"] == 3
     assert found["scaler"].value == 8
-
-
-def test_what_is_written_at_once_is_so_in_the_background_too(tmp_path):
-    part = SavedPart(tmp_path, True)
-    part.write("now.txt", lambda path: path.write_text("now"), at_once=True)
-    assert (tmp_path / "now.txt").read_text() == "now" and part.entries["now.txt"].size == 3

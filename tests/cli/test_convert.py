@@ -1,4 +1,4 @@
-"""``tools/convert.py``: there and back, published checkpoints, rows dropped and never added."""
+"""``tape-ds convert``: there and back, published checkpoints, rows dropped and never added."""
 
 import json
 
@@ -54,71 +54,47 @@ def test_rows_are_dropped_and_named(tmp_path, capsys):
     assert torch.equal(ours.model.embed_tokens.weight, model.model.embed_tokens.weight[:VOCABULARY])
 
 
-def test_rows_that_are_never_used_stay_and_are_told(tmp_path, capsys):
-    llama(tmp_path / "base", vocab_size=VOCABULARY + 1)
-    assert run("llama-to-tape", tmp_path / "base", tmp_path / "tape") == 0
-    assert "62 rows for a tokenizer of 61 tokens: the last row is never used" in capsys.readouterr().out
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "tape").config.vocab_size == VOCABULARY + 1
-
-
 @pytest.mark.parametrize(
     "has, arguments, words",
     [
         (61, ("--rows", 62), "rows are never added"),
-        (61, ("--rows", 0), "no vocabulary"),
         (62, (), "no row for 'last'"),
-        (61, ("--tokenizer", "nowhere"), "--tokenizer"),
+        (61, ("--rows", 0, "--position_options", "[3]"), "2 problems"),
         (61, ("--position_encoding", "ropee"), "did you mean 'rope'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys, has, arguments, words):
+def test_refusals_come_before_anything_is_written(tmp_path, capsys, has, arguments, words):
     llama(tmp_path / "base", tokens_it_has=has)
     assert run("llama-to-tape", tmp_path / "base", tmp_path / "tape", *arguments) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_reference_checkpoint(tmp_path, capsys, more):
-    """With as many rows as its base, and with one more."""
+def test_a_reference_checkpoint_with_one_row_more_than_its_base(tmp_path):
     _, config, weights = golden("adape")
     size = config["vocab_size"]
-    extra = {name: weights[name][:1].expand(more, -1) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    weights |= {name: torch.cat((weights[name], rows)) for name, rows in extra.items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.cat((weights[name], weights[name][:1]))
     source = tmp_path / "published"
     source.mkdir()
     save_file({name: x.contiguous() for name, x in weights.items()}, source / "model.safetensors")
-    (source / "config.json").write_text(json.dumps(config | {"vocab_size": size + more}))
+    (source / "config.json").write_text(json.dumps(config | {"vocab_size": size + 1}))
     tokenizer_of(size).save_pretrained(tmp_path / "tokenizer")
     whole = ("reference-to-tape", source, tmp_path / "whole", "--variant", "adape")
     assert run(*whole) == 0
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "whole").config.vocab_size == size + more
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "whole").config.vocab_size == size + 1
     assert not (tmp_path / "whole" / "tokenizer.json").exists()
+    assert run("reference-to-tape", source, tmp_path / "new") == 2, "no variant"
+    assert run("reference-to-tape", tmp_path, tmp_path / "new", "--variant", "adape") == 2, "no checkpoint"
     cut = ("reference-to-tape", source, tmp_path / "cut", "--variant", "adape", "--rows", size)
     assert run(*cut) == 2
-    assert "--tokenizer" in capsys.readouterr().err
     assert run(*cut, "--tokenizer", tmp_path / "tokenizer") == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "cut").config.vocab_size == size
     assert (tmp_path / "cut" / "tokenizer.json").exists()
 
 
-def test_a_folder_that_is_there_and_a_variant_left_out_are_named_together(tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    assert run("reference-to-tape", tmp_path, tmp_path / "out") == 2
-    message = capsys.readouterr().err
-    assert "exists" in message and "--variant" in message and "2 problems" in message
-    assert run("reference-to-tape", tmp_path / "out", tmp_path / "new", "--variant", "adape") == 2
-    assert "no reference checkpoint" in capsys.readouterr().err
-
-
-def test_options_that_are_no_mapping_are_refused(tmp_path, capsys):
-    assert run("llama-to-tape", tmp_path, tmp_path / "out", "--position_options", "[3]") == 2
-    assert "give a mapping" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("tool", [convert, merge, export])
 def test_a_folder_below_a_file_is_refused_before_anything_loads(tool, tmp_path, capsys):
-    """Converting and merging put the model together first, and could not write it."""
     (tmp_path / "file").touch()
     kind = ["llama-to-tape"] if tool is convert else []
     assert tool.main([*kind, str(tmp_path), str(tmp_path / "file" / "out")]) == 2

@@ -1,4 +1,4 @@
-"""The command: every mistake in one message before anything loads, and what it says when it is done."""
+"""``tape-ds export``: what it writes, what it warns of, and all its problems in one message."""
 
 import pytest
 import torch
@@ -15,26 +15,18 @@ def source(tmp_path):
     return tmp_path / "source"
 
 
-def test_all_mistakes_come_in_one_message(tmp_path, capsys):
+def test_all_problems_are_in_one_message(tmp_path, capsys):
     (tmp_path / "out").mkdir()
     arguments = [str(tmp_path / "nowhere"), str(tmp_path / "out"), "--license", "All Rights Reserved"]
     assert export.main(arguments) == 2
     said = capsys.readouterr().err
-    assert all(each in said for each in ("3 problems", "exists", "no such folder", "not an id of a licence"))
+    assert "3 problems" in said
 
 
-def test_a_folder_around_it_must_be_there(source, tmp_path, capsys):
-    assert export.main([str(source), str(tmp_path / "a" / "out")]) == 2
-    assert "the folder around it does not exist" in capsys.readouterr().err
-    assert not (tmp_path / "a").exists()
-
-
-def test_it_exports_and_says_what(source, tmp_path, capsys):
+def test_name_licence_and_dtype_reach_the_folder(source, tmp_path):
     out = tmp_path / "out"
     assert export.main([str(source), str(out), "--dtype", "bfloat16", "--name", "Tiny", "--license", "mit"]) == 0
-    said = capsys.readouterr().out
-    for expected in ("torch.bfloat16", "with its own code, modeling_tape.py", "without results", "no tokenizer"):
-        assert expected in said
+    assert export.main([str(source), str(tmp_path / "a" / "out")]) == 2, "no folder around it"
     card = (out / "README.md").read_text()
     assert "# Tiny\n" in card and "license: mit" in card
     model, original = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (out, source))
@@ -45,37 +37,25 @@ def test_it_exports_and_says_what(source, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "changes, unread",
-    [
-        ({}, None),
-        ({"beta_fast": 32, "truncate": True}, None),
-        ({"beta_slow": 2.0, "truncate": False}, "beta_slow, truncate"),
-    ],
-    ids=str,
+    "changes, unread", [({"beta_fast": 32, "truncate": True}, None), ({"beta_slow": 2.0}, "beta_slow")], ids=str
 )
-def test_it_says_what_llama_cpp_leaves_out(tmp_path, capsys, changes, unread):
-    """Its converter takes any YaRN, and its log-probabilities were off by 0.7 to 6 with such settings."""
-    rope_parameters = {
-        "rope_type": "yarn",
-        "rope_theta": 1e4,
-        "factor": 2.0,
-        "original_max_position_embeddings": 32,
-        **changes,
-    }
-    tiny_model(encoding="rope", rope_parameters=rope_parameters).save_pretrained(tmp_path / "source")
+def test_settings_that_llama_cpp_ignores_are_named(tmp_path, capsys, changes, unread):
+    """Its converter takes any YaRN, with log-probabilities that are off by 0.7 to 6 with such settings."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+    tiny_model(encoding="rope", rope_parameters=yarn | changes).save_pretrained(tmp_path / "source")
     assert export.main([str(tmp_path / "source"), str(tmp_path / "out")]) == 0
-    for said in (capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()):
-        assert ("computes other angles" in said) == (unread is not None)
-        assert unread is None or f"it does not read {unread} (" in said
+    for text in (capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()):
+        assert ("computes other angles" in text) == (unread is not None)
+        assert unread is None or f"it does not read {unread} (" in text
 
 
-def test_a_push_without_a_token_starts_nothing(source, tmp_path, capsys, monkeypatch):
+def test_a_push_without_a_token_writes_nothing(source, tmp_path, monkeypatch):
     monkeypatch.setattr("tape_ds.export.folder.get_token", lambda: None)
     assert export.main([str(source), str(tmp_path / "out"), "--push", "tiny"]) == 2
-    assert "no token for the hub" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_push_uploads_what_was_written(source, tmp_path, capsys, monkeypatch):
+def test_a_push_uploads_what_was_written(source, tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr("tape_ds.export.folder.check_push", lambda name: [])
     monkeypatch.setattr(
@@ -83,4 +63,3 @@ def test_a_push_uploads_what_was_written(source, tmp_path, capsys, monkeypatch):
     )
     assert export.main([str(source), str(tmp_path / "out"), "--push", "me/tiny"]) == 0
     assert {"README.md", "config.json", "model.safetensors", "modeling_tape.py"} <= set(seen["me/tiny"])
-    assert "uploaded to" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every test of recipes runs in a folder of its own."""
+"""Every test of recipes runs in an empty folder."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def in_folder(name):
 
 
 def said(name):
-    """What a shipped recipe says itself, and what it builds on, which a variant may leave unsaid."""
+    """The fields that a shipped recipe gives itself, and its base, also of a variant that leaves it out."""
     path, variant = files.shipped()[name]
     content = yaml.safe_load(path.read_text())
     variants = content.pop("variants", {})
@@ -63,21 +63,7 @@ def problems_of(*argv, world_size=1, load=extension.load):
     return {problem.field: problem for problem in caught.value.problems}, str(caught.value)
 
 
-def check_malformed(change, field, value, remedy, load=extension.load, good=GOOD):
-    """A good recipe with ``change`` is refused for this field alone, with its value and this remedy."""
-    found, message = problems_of("--recipe", write(**change, good=good), load=load)
-    assert set(found) == {field}, message
-    assert value in message and remedy in found[field].remedy, message
-    assert message.startswith("1 problem found; nothing was started")
-
-
-def check_said(found, field, wrong, remedy):
-    """The one problem that was found is of this field, and says so much."""
-    assert list(found) == [field]
-    assert wrong in found[field].wrong and remedy in found[field].remedy
-
-
 def json_file(**changes):
-    """A DeepSpeed JSON of our own: a good one with ``changes``."""
+    """A DeepSpeed JSON: a good one with ``changes``."""
     Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}} | changes))
     return "ds.json"

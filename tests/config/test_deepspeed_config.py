@@ -3,7 +3,6 @@
 import argparse
 import inspect
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,14 +10,8 @@ import pytest
 
 from tape_ds.config import deepspeed_config
 from tape_ds.config.extension import load
-from tape_ds.distributed.layout import Engine, Layout
-from tape_ds.models.configuration import TapeConfig
-from tape_ds.planning import activations, hardware, memory, shape
-from tape_ds.planning.job import Job
-from tape_ds.planning.shape import TrainedShape
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @pytest.fixture(autouse=True)
@@ -60,13 +53,8 @@ def filled(name, hidden_size=4096):
 
 
 def autos(config):
-    """Every value in a nested mapping that is still "auto"."""
     nested = [autos(value) for value in config.values() if isinstance(value, dict)]
     return [key for key, value in config.items() if value == "auto"] + [key for keys in nested for key in keys]
-
-
-def test_the_files_are_there():
-    assert [path.stem for path in FILES] == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -155,78 +143,6 @@ def test_transformers_fills_what_the_trainer_and_the_model_know():
     assert some < {*deepspeed_config.filled()}
 
 
-def shapes(name):
-    """(configuration, tokens in a micro-batch, checkpointing, embeddings trained) of the README's models."""
-    if name == "SmolLM2-135M":
-        config = TapeConfig(
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            vocab_size=49152,
-            tie_word_embeddings=True,
-        )
-        return config, 2048, False, False
-    config = TapeConfig(
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        vocab_size=32000,
-        position_options={"rank": 128},
-    )
-    return config, 8192, True, True
-
-
-def planned(config, tokens, method, embeddings, **layout):
-    """The planner's job for a row of the README, on GPUs."""
-    trained = {
-        "full": TrainedShape.everything(),
-        "TAPE": TrainedShape(norms=True, embeddings=embeddings, positions=True),
-        "LoRA": TrainedShape(norms=True, embeddings=embeddings, adapters=tuple((name, 8) for name in TARGETS)),
-    }[method]
-    if method == "LoRA":
-        config.position_encoding, config.position_options = "rope", None
-    own = {"length": tokens, "global_batch": layout["world"], "gpu": hardware.find("a100-80")}
-    return Job(model=shape.sizes(config), trained=trained, layout=Layout(**layout, engine=Engine(persistence=0)), **own)
-
-
-def table():
-    """Rows of the README's two memory tables, one behind the other."""
-    text = (deepspeed_config.FOLDER / "README.md").read_text()
-    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if re.match(r"\| (SmolLM2|Llama)", line)]
-    found = {}
-    for name, *cells in rows:
-        found.setdefault(name, []).extend(float(cell.replace(",", "")) for cell in cells)
-    return [(*name.split(", "), cells) for name, cells in found.items()]
-
-
-def cells_of(model, method):
-    """What the planner says of a row."""
-    config, tokens, checkpointing, embeddings = shapes(model)
-    policy = 1 if checkpointing else None
-    expected = []
-    for gpus, zero in ((1, 1), (8, 1), (8, 2), (8, 3)):
-        job = planned(config, tokens, method, embeddings, world=gpus, zero=zero, checkpoint_layers=policy)
-        moments = memory.estimate(job, reserve=False).moments
-        found = next(each for each in moments if each.moment == "end of the backward")
-        expected.append(round((found.weights + found.gradients + found.optimizer) / 1e9, 2))
-    one = activations.count(planned(config, tokens, method, embeddings, world=8, zero=1, checkpoint_layers=policy))
-    kept = one.checkpoints + one.states + one.inside + one.recomputed + one.working
-    return [*expected, job.parameters, job.trained_parameters, round(kept / 1e9, 2), round(one.logits / 1e9, 2)]
-
-
-@pytest.mark.parametrize("model, method, cells", table(), ids=lambda part: part if isinstance(part, str) else "")
-def test_the_memory_table_of_the_readme(model, method, cells):
-    assert cells == cells_of(model, method)
-
-
-def test_the_memory_table_has_its_six_rows():
-    assert len(table()) == 6
-
-
 @pytest.mark.parametrize("path", ["zero_optimization.sub_group_size", "steps_per_print", "bf16.enabled"])
 def test_a_value_of_another_type_is_refused_and_a_whole_number_with_a_point_is_taken(path):
     """Dozens of public files write sub_group_size: 1e9, which DeepSpeed takes."""
@@ -239,8 +155,3 @@ def test_a_value_of_another_type_is_refused_and_a_whole_number_with_a_point_is_t
         deepspeed_config.read(given, problems)
         assert [each.field for each in problems] == [f"deepspeed.{path}"] * wrong
         assert all(each.value == value and "wrong type" in each.wrong for each in problems)
-
-
-def test_a_stage_too_may_have_a_point():
-    problems = []
-    assert deepspeed_config.stage(deepspeed_config.read({"zero_optimization": {"stage": 3.0}}, problems)) == 3

@@ -1,7 +1,5 @@
 """Recipes in files: variants, where their values stand, what they are called, and what is told of a wrong one."""
 
-import re
-
 import pytest
 import yaml
 
@@ -50,10 +48,7 @@ def read(name):
     return {key: (given.value, given.where) for key, given in found.items()}, problems
 
 
-# --- what is right
-
-
-def test_a_variant_builds_on_its_file_and_says_where_each_value_stands(shipped):
+def test_a_variant_builds_on_its_file_and_keeps_the_place_of_each_value(shipped):
     shipped(first=TABLE, other="seed: 9\n")
     found, problems = read("second")
     assert not problems and "about" not in found and "variants" not in found
@@ -98,61 +93,26 @@ def test_what_a_run_changes_in_its_recipe_reaches_no_other(shipped):
     assert read("third")[0]["rope_parameters"][0] == {"factor": 2.0}
 
 
-def test_about_a_variant_and_a_file(shipped):
-    shipped(
-        first=TABLE,
-        other="# One sentence\n# on two lines, of 2.5 lines (Su et al. 2021). Another.\n#\n# A third.\nseed: 9\n",
-    )
-    assert files.about("second") == "The second row."
-    assert files.about("first") == "Rows of a table."
-    assert files.about("other") == "One sentence on two lines, of 2.5 lines (Su et al. 2021)."
-
-
-# --- what is wrong: (text of the file, recipe asked for, field, part of the message)
-
 WRONG = {
-    "unknown base": ("variants: {a: {base: gone}}\n", "a", "base", "no such recipe (first.yaml line 1)"),
     "base of no text": ("variants:\n  a: {base: 7}\n", "a", "base", "not the name of a recipe (first.yaml line 2)"),
-    "circle": ("base: a\nvariants: {a: {seed: 1}}\n", "a", "base", "a -> first.yaml -> a"),
     "circle of variants": ("variants: {a: {base: b}, b: {base: a}}\n", "a", "base", "a -> b -> a"),
     "a variant twice": ("variants:\n  a: {seed: 1}\n  a: {seed: 2}\n", "a", "a", "the second time in line 3"),
-    "a field twice": ("variants:\n  a:\n    seed: 1\n    seed: 2\n", "a", "seed", "the second time in line 4"),
     "no table": ("seed: 1\nvariants: [a]\n", "first", "variants", "not a mapping (first.yaml line 2)"),
-    "no fields": ("variants:\n  a: 3\n", "first", "variants", "not a recipe (first.yaml line 2)"),
     "no name": ("variants:\n  yes: {seed: 1}\n", "first", "variants", "not a recipe (first.yaml line 2)"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variant_is_told_with_its_place(shipped, name):
+def test_a_wrong_variant_is_named_with_its_place(shipped, name):
     text, recipe, field, wrong = WRONG[name]
     shipped(first=text)
     _, problems = read(recipe)
     assert [problem.field for problem in problems] == [field] and wrong in problems[0].wrong
 
 
-def test_the_path_of_a_file_that_became_a_variant_is_answered_with_its_name():
-    found, _ = problems_of("--recipe", "launchers/recipes/smollm2/smollm2_16k_tape.yaml")
-    assert "did you mean 'smollm2_16k_tape'" in found["recipe"].remedy
-
-
-def test_a_shipped_file_that_does_not_read_explains_a_variant_that_is_missing(shipped):
-    shipped(first="variants: {a: [\n")
-    assert [problem.wrong[:24] for problem in read("a")[1]] == ["no such recipe", "not readable as YAML, li"]
-
-
-def test_the_line_of_a_variant_s_value_is_said(shipped):
-    shipped(first="launcher: extend_llama\nvariants:\n  a:\n    about: One.\n    max_steps: many\n    zzz: 1\n")
-    found, _ = problems_of("--recipe", "a")
-    assert "(first.yaml line 5)" in found["max_steps"].wrong and "(first.yaml line 6)" in found["zzz"].wrong
-
-
 def test_a_file_of_one_s_own_has_no_variants():
     found, message = problems_of("--recipe", write(variants={"a": {"seed": 1}}))
     assert set(found) == {"variants"} and "mine.yaml line" in message and "base: NAME" in message
-
-
-# --- the shipped recipes
 
 
 def test_a_name_means_one_recipe():
@@ -162,20 +122,8 @@ def test_a_name_means_one_recipe():
     assert all(name.isidentifier() for name in names), "a dot would cut the name of its folder short"
 
 
-def test_what_is_told_of_every_recipe_is_a_sentence_of_one_line():
-    told = {name: files.about(name) for name in files.shipped()}
-    assert not {name: text for name, text in told.items() if not re.fullmatch(r"[A-Z].{20,158}\.", text)}
-
-
 def test_no_shipped_file_has_a_problem():
     problems = []
     for name in files.shipped():
         files.read_recipe(name, "", problems)
     assert not problems
-
-
-def test_a_start_reads_only_the_files_that_it_needs():
-    """Reading them all takes longer than checking a recipe."""
-    files._shipped_file.cache_clear()
-    assert read("c4_155m_rope")[0]["position_encoding"][0] == "rope"
-    assert files._shipped_file.cache_info().currsize <= 2

@@ -9,7 +9,6 @@ from tape_ds.fields import run_rules
 
 
 def problems(max_steps=10, world_size=2, **fields):
-    """Fields that the checks refuse."""
     recipe = SimpleNamespace(
         trainer_value={"max_steps": max_steps}.get,
         world_size=world_size,
@@ -23,20 +22,16 @@ def problems(max_steps=10, world_size=2, **fields):
     "fields, wrong",
     [
         ({}, set()),
-        ({"profile_start": 9}, set()),
         ({"profile_start": 10}, {"profile_start"}),
         ({"profile_start": 1, "profile_steps": 10}, set()),
         ({"profile_start": 1, "profile_steps": 11}, {"profile_start"}),
         ({"profile_start": 100, "max_steps": -1}, set()),
-        ({"profile_start": 0}, {"profile_start"}),
-        ({"profile_steps": 0}, {"profile_steps"}),
         ({"profile_ranks": [0, 1]}, set()),
         ({"profile_ranks": [0, 2]}, {"profile_ranks"}),
-        ({"profile_ranks": [-1]}, {"profile_ranks"}),
         ({"profile_ranks": []}, {"profile_ranks"}),
         ({"profile": False, "profile_ranks": [9], "profile_start": 100}, set()),
     ],
 )
 def test_the_window_and_the_ranks(fields, wrong):
-    """A run of epochs has a number of steps that nobody knows yet; off, nothing is refused."""
+    """The steps of a run of epochs are not known yet; off, nothing is refused."""
     assert problems(**fields) == wrong

@@ -1,8 +1,7 @@
 """Commands of the book, read by the programs' own parsers: nothing is run.
 
-A program is started as it would be, with the command line that the page shows, and stopped where it has read all of it:
-a tool where its parser returns, a launcher where its recipe is loaded and checked, a comparison where its first run
-would start. What it finds wrong before that is what a reader would have seen.
+A program is called with the command line of the page, and stopped where it has read all of it: a tool where its parser
+returns, a launcher where its recipe is loaded and checked, an experiment where its first run would start.
 """
 
 import argparse
@@ -24,7 +23,6 @@ from tape_ds.resilience.stopping import SIGNALS
 from tests.docs import pages
 from tests.docs.pages import Block
 
-RECORDS = pages.ROOT / "docs" / "results"
 PROGRAMS = ("launchers", "tools", "evaluation", "benchmarks")
 PLACEHOLDERS = {
     r"\bRECIPE\b": "llama2_7b_8k",
@@ -35,11 +33,12 @@ PLACEHOLDERS = {
     "<scaling>": "yarn",
     "<length>": "16k",
 }
-"""What in the pages stands for something that a parser would look into."""
 WORLDS = (1, 2, 8, 16)
-"""Processes that a command is tried with which does not say how many it starts: on one of them it has to be right."""
+"""Numbers of processes for a command that has none; it has to be right with one of them."""
+WRAPPERS = ("tape_ds.cli.keep_alive",)
+"""They read their own options and start another command."""
 
-# What stops a program, by module: it is called and then stopped, or stopped instead of being called.
+# What stops a program, by module: a reader is called and then stops it, work is never called.
 READERS = {
     None: "argparse.ArgumentParser.parse_args",
     "tape_ds.cli.train": "tape_ds.config.loading.load",
@@ -56,52 +55,43 @@ WORK = {
 PAST = re.compile(
     r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.(reproduce|stability|visualise|flops)\b|tools/flops\.py"
 )
-"""What made results that are stored, at the commit that stands with them, and is there no more."""
-OWN = ("make ", "tape-ds ", ".venv/bin/tape-ds ")
-"""What begins a command of ours without a script's name."""
-WRAPPERS = ("tape_ds.cli.keep_alive",)
-"""Read their own options, and hand on a command."""
+"""Programs of stored results that exist only at the results' commit."""
 NOT_HERE = re.compile(r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline")
-"""Said of what this machine lacks, and the reader has: data, models, checkpoints, a GPU."""
+"""In messages about what a reader has and this machine lacks: data, models, checkpoints, a GPU."""
 
 _LINE = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^'"\\#]|(?<=\S)\#)*""")
 _OPTIONAL = re.compile(r"\[(-[^\]]*)\]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
-_PYTHON = re.compile(r"python3?")
 
 
 class Read(BaseException):
-    """Raised in place of a program's work; nothing between here and there may catch it."""
+    """Raised in place of a program's work; nothing on the way may catch it."""
 
 
 class WrongCommandError(AssertionError):
-    """Raised for a command of a page that its program would refuse."""
+    """Raised for a command that its program would refuse, or that does not exist."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command line as a page shows it."""
-
     place: str
     text: str
     words: tuple[str, ...]
     is_partial: bool = False
-    """Whether it stands in a sentence, where what is clear from it may be left out."""
+    """Whether it is in a sentence, where arguments may be left out."""
 
     def __str__(self) -> str:
         return f"{self.place}  {self.text}"
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """Those of a block that start one of our programs; within a sentence, those that are written out."""
+    """Yield the commands of a block that start one of our programs; in a sentence, those that are written out."""
     if block.info is None and ("..." in block.text or not ("--" in block.text or block.text.startswith("make "))):
         return
     if block.info not in (None, "", "sh", "bash", "shell", "console"):
         return
     for line in block.text.replace("\\\n", " ").splitlines():
-        if PAST.search(line) and block.page.is_relative_to(RECORDS):
-            continue
-        if not any(f"{name}/" in line or f"-m {name}" in line for name in PROGRAMS) and not line.startswith(OWN):
+        if PAST.search(line) and block.page.is_relative_to(pages.ROOT / "docs" / "results"):
             continue
         found = _LINE.match(line.strip())
         text = _OPTIONAL.sub(r"\1", found[0] if found else "")
@@ -117,55 +107,49 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def parts(words: Sequence[str]) -> Iterator[list[str]]:
-    """The commands of a pipe, without the variables that are set for them."""
+    """Yield the commands of a pipe, without variables that are set for them."""
     part: list[str] = []
     for word in [*words, "|"]:
         if word in ("|", "&&", ";"):
-            while part and _VARIABLE.match(part[0]):
-                part = part[1:]
             yield part
             part = []
-        else:
+        elif part or not _VARIABLE.match(word):
             part.append(word)
 
 
 def starts_ours(words: Sequence[str]) -> bool:
-    """Whether a command starts something of this repository."""
     program = PurePath(words[0]).name
     if program in ("make", "tape-ds"):
-        return True
+        return len(words) > 1
     if PurePath(words[0]).parts[0] in PROGRAMS and words[0].endswith(".py"):
         return len(words) > 1  # alone it is a file's name
-    known = program in ("deepspeed", "torchrun", "sbatch") or _PYTHON.fullmatch(program)
-    return bool(known) and any(PurePath(word).parts[:1] and module_of(word) for word in words[1:])
+    known = program in ("deepspeed", "torchrun", "sbatch", "python", "python3")
+    return known and any(PurePath(word).parts and module_of(word) for word in words[1:])
 
 
 def module_of(word: str) -> str | None:
-    """The module of ours that a word names, as a path or with dots."""
-    first = PurePath(word).parts[0] if word.endswith((".py", ".sbatch")) else word.split(".")[0]
+    """Return the module of ours that a path or a dotted name means."""
+    is_file = word.endswith((".py", ".sbatch"))
+    first = PurePath(word).parts[0] if is_file else word.split(".")[0]
     if first not in PROGRAMS:
         return None
-    return ".".join(PurePath(word).with_suffix("").parts) if word.endswith((".py", ".sbatch")) else word
+    return ".".join(PurePath(word).with_suffix("").parts) if is_file else word
 
 
 def check(words: Sequence[str], is_partial: bool = False) -> None:
-    """Hold a command to its program; one that is partial may lack arguments.
-
-    Raises:
-        WrongCommandError: the program would refuse it, or is not there.
-    """
+    """Raise WrongCommandError if a command's program would refuse it; a partial one may lack arguments."""
     program = PurePath(words[0]).name
     if program == "make":
         check_make(words[1:])
     elif program == "tape-ds":
         check_tape_ds(words[1:], is_partial)
     elif program == "deepspeed":
-        check_deepspeed(words)
+        check_deepspeed(words[1:])
     elif program == "torchrun":
         check_torchrun(words[1:])
     elif program == "sbatch":
         script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
-        must_be_there(words[script])
+        check_exists(words[script])
         check_program(words[script + 1], words[script + 2 :], None)
     else:
         start = 0 if program.endswith(".py") else 2 if words[1] == "-m" else 1
@@ -173,7 +157,6 @@ def check(words: Sequence[str], is_partial: bool = False) -> None:
 
 
 def check_make(words: Sequence[str]) -> None:
-    """Targets and variables are the Makefile's."""
     text = (pages.ROOT / "Makefile").read_text(encoding="utf-8")
     for word in words:
         variable = _VARIABLE.match(word)
@@ -183,7 +166,6 @@ def check_make(words: Sequence[str]) -> None:
 
 
 def check_tape_ds(words: Sequence[str], is_partial: bool) -> None:
-    """The command is there, and its words are its own and the launcher's."""
     if words[0] in ("--help", "--folder"):
         return
     name = words[0].replace("_", "-")
@@ -191,24 +173,20 @@ def check_tape_ds(words: Sequence[str], is_partial: bool) -> None:
         raise WrongCommandError(f"tape-ds has no {words[0]}")
     options, arguments = split(words[1:]) if name in TRAINING or name == "evaluate" else ([], words[1:])
     if options:
-        check_deepspeed(["deepspeed", *options, "--module", "tape_ds", name, *arguments])
+        check_deepspeed([*options, "--module", "tape_ds", name, *arguments])
     else:
         check_program("tape_ds", [name, *arguments], None, is_partial)
 
 
 def check_deepspeed(words: Sequence[str]) -> None:
-    """DeepSpeed's own options by its own parser, then the script's."""
     from deepspeed.launcher import runner
 
     with exits("deepspeed"):
-        found = runner.parse_args(list(words[1:]))
-    count = max(found.num_gpus, -1)
-    world = count if count > 0 else None
-    check_program(found.user_script, found.user_args, world)
+        found = runner.parse_args(list(words))
+    check_program(found.user_script, found.user_args, found.num_gpus if found.num_gpus > 0 else None)
 
 
 def check_torchrun(words: Sequence[str]) -> None:
-    """The same for torchrun."""
     from torch.distributed.run import get_args_parser
 
     with exits("torchrun"):
@@ -218,14 +196,18 @@ def check_torchrun(words: Sequence[str]) -> None:
     check_program(found.training_script, found.training_script_args, nodes * each)
 
 
+def check_exists(path: str) -> None:
+    if not (pages.ROOT / path).is_file():
+        raise WrongCommandError(f"{path} does not exist")
+
+
 def check_program(word: str, arguments: Sequence[str], world: int | None, is_partial: bool = False) -> None:
-    """One of ours, started with these arguments, as far as it reads them."""
+    """Call one of our programs as far as it reads its arguments."""
     module = word if word == "tape_ds" else module_of(word)
+    if module is None or word.endswith(".py"):
+        check_exists(word)
     if module is None:
-        must_be_there(word)
         return
-    if word.endswith(".py"):
-        must_be_there(word)
     if door(module, arguments)[0] in WRAPPERS:
         found = read(module, arguments, None)
         if getattr(found, "command", None) not in ([], ["COMMAND"]):
@@ -245,14 +227,8 @@ def check_program(word: str, arguments: Sequence[str], world: int | None, is_par
     raise WrongCommandError("\n".join(map(str, wrong)))
 
 
-def must_be_there(path: str) -> None:
-    """A file that a command names as a program."""
-    if not (pages.ROOT / path).is_file():
-        raise WrongCommandError(f"{path} is not there")
-
-
 def door(module: str, arguments: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
-    """The module that has a program's ``main``, and what that is called with."""
+    """Return the module with a program's ``main``, and the arguments of that."""
     if module == "tape_ds":
         name, rest = arguments[0], list(arguments[1:])
         if name == "experiment":
@@ -269,11 +245,7 @@ def door(module: str, arguments: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
 
 
 def read(module: str, arguments: Sequence[str], world: int | None, is_partial: bool = False) -> Any:
-    """What a program makes of its command line; None where it ends before any work.
-
-    Raises:
-        UserError, WrongCommandError: it refuses it.
-    """
+    """Return what a program makes of its command line; None where it ends before any work."""
     module, given = door(module, arguments)
     is_package = (pages.ROOT / module.replace(".", "/") / "__main__.py").is_file()
     with contextlib.ExitStack() as patched:
@@ -283,12 +255,11 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
         imported = importlib.import_module(f"{module}.__main__" if is_package else module)
         main = getattr(imported.main, "__wrapped__", imported.main)
         patched.enter_context(mock.patch("tape_ds.errors.report", raise_again))
-        group = module if module in READERS or module in WORK else module.split(".")[0]
-        group = None if module in WRAPPERS or (group not in READERS and module not in WORK) else group
         for target in WORK.get(module, ()):
             patched.enter_context(mock.patch(target, stopped))
-        if group in READERS:
-            patched.enter_context(mock.patch(READERS[group], reading(READERS[group], world)))
+        if module not in WORK:
+            target = READERS.get(module, READERS[None])
+            patched.enter_context(mock.patch(target, reading(target, world)))
         try:
             main(*given)
         except Read as done:
@@ -298,7 +269,7 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Signals go to whom they went to: ``keep_alive.py`` listens before it reads the command that it is given."""
+    """Restore signal handlers: ``keep_alive`` sets its own before it reads its command."""
     kept = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -308,7 +279,7 @@ def handlers_kept() -> Iterator[None]:
 
 
 def reading(target: str, world: int | None) -> Callable[..., Any]:
-    """A reader that is called, and then ends the program."""
+    """Return a reader that ends the program after its work."""
     owner, _, attribute = target.rpartition(".")
     if owner.endswith("ArgumentParser"):
         original: Callable[..., Any] = argparse.ArgumentParser.parse_args
@@ -318,18 +289,17 @@ def reading(target: str, world: int | None) -> Callable[..., Any]:
 
 
 def stopped(*found: Any) -> Any:
-    """In place of the work."""
     raise Read(*found)
 
 
 def raise_again(*_: Any) -> None:
-    """In place of showing what is wrong: the error that is being handled."""
+    """Raise the error that is being handled, in place of showing it."""
     raise
 
 
 @contextlib.contextmanager
 def exits(program: str, partial: Sequence[str] | None = None) -> Iterator[None]:
-    """argparse says what is wrong on stderr, and leaves; a ``partial`` command is read where options are all known."""
+    """Turn argparse's exits into WrongCommandError; the options of a ``partial`` command must all be known."""
     said: list[str] = []
 
     def error(parser: argparse.ArgumentParser, message: str) -> None:

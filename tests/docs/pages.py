@@ -1,4 +1,4 @@
-"""The pages of the book taken apart: links, anchors, code blocks and commands, by a CommonMark parser with tables."""
+"""Links, anchors, code blocks and commands of the book's pages, by a CommonMark parser with tables."""
 
 import itertools
 import re
@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_PROSE = ("CHANGELOG.md",)
-"""Its lines tell of what once was."""
-
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
 _OUTSIDE = re.compile(r"^[a-z][a-z0-9+.-]*:|^//")
 
@@ -28,27 +24,19 @@ class Block:
     info: str | None
     text: str
     runs: bool = False
-    """Whether the page promises that it runs: ``<!-- runs -->`` stands before it."""
+    """Whether ``<!-- runs -->`` comes before it."""
 
     @property
     def place(self) -> str:
-        """Where it stands."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def pages() -> list[Path]:
-    """All that a reader of the repository is sent to."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "ds_configs" / "README.md"]
     return found + sorted((ROOT / "docs").rglob("*.md"))
 
 
-def chapters() -> list[Path]:
-    """Pages that are read by themselves; what lies deeper was written by a tool, for a page that includes it."""
-    return [page for folder in ("docs", "docs/results") for page in sorted((ROOT / folder).glob("*.md"))]
-
-
 def name(page: Path) -> str:
-    """As pytest shows it."""
     return str(page.relative_to(ROOT))
 
 
@@ -63,25 +51,20 @@ def links(text: str) -> Iterator[tuple[int, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """What links into a page may name: its headings, as GitHub and the built site write them."""
+    """Return the anchors of a page's headings, as GitHub and the built site write them."""
     found: Counter[str] = Counter()
     names = set()
     tokens = _MARKDOWN.parse(text)
     for heading, content in itertools.pairwise(tokens):
         if heading.type == "heading_open":
-            slug = slug_of(plain(content))
+            text = "".join(child.content for child in content.children or [] if child.type in ("text", "code_inline"))
+            slug = slug_of(text)
             names.add(f"{slug}-{found[slug]}" if found[slug] else slug)
             found[slug] += 1
     return names
 
 
-def plain(inline: Token) -> str:
-    """A heading without its marks."""
-    return "".join(child.content for child in inline.children or [] if child.type in ("text", "code_inline"))
-
-
 def slug_of(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
     kept = (each for each in heading.lower() if each in "-_ " or unicodedata.category(each)[0] in "LN")
     return "".join(kept).strip().replace(" ", "-")
 
@@ -94,7 +77,6 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Every piece of code of a page."""
     promised = False
     for token in _MARKDOWN.parse(page.read_text(encoding="utf-8")):
         line = (token.map or [0])[0] + 1
@@ -107,5 +89,5 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def all_blocks() -> list[Block]:
-    """Of all pages that say how things are."""
-    return [block for page in pages() if page.name not in NO_PROSE for block in blocks(page)]
+    """Return the code of all pages but the changelog, which has commands of the past."""
+    return [block for page in pages() if page.name != "CHANGELOG.md" for block in blocks(page)]

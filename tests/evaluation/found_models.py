@@ -1,4 +1,4 @@
-"""A model as a command finds it, made of what a test says."""
+"""A model as a command finds it, with the facts that a test gives."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,24 +1,17 @@
-"""Small local copies of MMLU, ARC and PoSE's benchmarks: own questions in the hub's layout, read by the real code.
+"""Small local copies of MMLU and ARC: own questions in the hub's layout, read by the real code.
 
 All questions are sums, so that an oracle can tell a right answer from the words alone. lm-eval's own YAML files are
 used; of MMLU a subject for each of the four parts. All that is replaced is where ``datasets.load_dataset`` looks for a
 name.
 """
 
-import itertools
 import json
 import random
 import re
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import datasets
 import lm_eval.tasks
-import nltk
-import tqdm
-import wonderwords
 import yaml
 from lm_eval.api.model import LM
 
@@ -41,8 +34,7 @@ def write_tasks(folder: Path) -> list[Path]:
     groups = [f"_mmlu_{part}.yaml" for part in PARTS]
     for name in ["_default_template_yaml", *groups, *(f"{task}.yaml" for task in SUBJECTS)]:
         shutil.copy(THEIRS / "mmlu" / "default" / name, mmlu)
-    parts = ("arc", "hellaswag", "piqa", "winogrande", "super_glue/boolq", "truthfulqa")
-    return [mmlu, *(THEIRS / part for part in parts)]
+    return [mmlu, THEIRS / "arc"]
 
 
 def write_data(root: Path, items: int, seed: int = 0) -> None:
@@ -53,8 +45,6 @@ def write_data(root: Path, items: int, seed: int = 0) -> None:
     for config in ("ARC-Challenge", "ARC-Easy"):
         splits = {split: _arc(draw, max(items, 30)) for split in ("train", "validation", "test")}
         _write(root / "allenai/ai2_arc", config, splits)
-    for name, config, make in OTHERS:
-        _write(root / name, config, {split: make(draw, max(items, 12)) for split in ("train", "validation")})
 
 
 def redirected(real, root: Path):
@@ -111,30 +101,6 @@ class Answering(LM):
     loglikelihood_rolling = loglikelihood
 
 
-def shorten_ruler(patch, samples: int) -> None:
-    """RULER's own code makes ``samples`` texts instead of 500, of fewer words: it pairs and sorts all there are.
-
-    What it fetches is replaced: nltk's table for splitting sentences, and the essays.
-    """
-    known = wonderwords.RandomWord()._categories
-    fewer = {name: list(words)[: 50 if name == "adjectives" else 900] for name, words in known.items()}
-
-    def first(numbers, **shown):
-        return itertools.islice(numbers, samples)
-
-    for file in (THEIRS / "ruler").glob("*.py"):
-        name = f"lm_eval.tasks.ruler.{file.stem}"
-        patch.setitem(sys.modules, name, sys.modules.get(name))  # put back, or taken out, afterwards
-        del sys.modules[name]
-    patch.setattr(wonderwords, "RandomWord", lambda: SimpleNamespace(_categories=fewer))
-    patch.setattr(nltk, "download", lambda name: False)
-    patch.setattr(nltk, "sent_tokenize", lambda text: re.split(r"(?<=\.) ", text))
-    patch.setattr(tqdm, "tqdm", first)
-    load_dataset = datasets.load_dataset
-    essay = {"text": [" ".join(f"Sentence {n} of an essay says little." for n in range(2000))]}
-    patch.setattr(datasets, "load_dataset", lambda path, **k: essay if "essays" in path else load_dataset(path, **k))
-
-
 def _write(folder: Path, config: str | None, splits: dict) -> None:
     """A configuration of a data set as the hub has it: files, and a README that names them."""
     name = config or "default"
@@ -152,11 +118,11 @@ def _files(folder: Path) -> list[dict[str, str]]:
     return [{"split": file.stem, "path": f"{folder.name}/{file.name}"} for file in sorted(folder.glob("*.jsonl"))]
 
 
-def _sum(draw: random.Random, choices: int = 4) -> tuple[int, int, list[int], int]:
-    """Two numbers, possible sums, and which is right."""
+def _sum(draw: random.Random) -> tuple[int, int, list[int], int]:
+    """Two numbers, four possible sums, and which is right."""
     one, other = draw.randint(50, 400), draw.randint(50, 400)
-    answers = draw.sample([one + other + off for off in (-30, -20, -10, 10, 20, 30)], choices - 1)
-    right = draw.randrange(choices)
+    answers = draw.sample([one + other + off for off in (-30, -20, -10, 10, 20, 30)], 3)
+    right = draw.randrange(4)
     return one, other, [*answers[:right], one + other, *answers[right:]], right
 
 
@@ -173,54 +139,3 @@ def _arc(draw, count):
         choices = {"text": [str(each) for each in answers], "label": list(labels)}
         question = f"What is {one} plus {other}?"
         yield {"id": str(number), "question": question, "choices": choices, "answerKey": labels[right]}
-
-
-def _boolq(draw, count):
-    for number in range(count):
-        one, other, answers, right = _sum(draw, 2)
-        passage = f"Someone was asked for {one} plus {other} and said {answers[0]}."
-        question = f"is the answer to {one} plus {other} really {answers[0]}"
-        yield {"question": question, "passage": passage, "idx": number, "label": int(right == 0)}
-
-
-def _piqa(draw, count):
-    for _ in range(count):
-        one, other, (first, second), right = _sum(draw, 2)
-        goal = f"How do you find {one} plus {other}?"
-        yield {"goal": goal, "sol1": f"Write {first}.", "sol2": f"Write {second}.", "label": right}
-
-
-def _winogrande(draw, count):
-    for _ in range(count):
-        one, other, (first, second), right = _sum(draw, 2)
-        sentence = f"Ann knows that {one} plus {other} is _ and writes it down."
-        yield {"sentence": sentence, "option1": str(first), "option2": str(second), "answer": str(right + 1)}
-
-
-def _hellaswag(draw, count):
-    for _ in range(count):
-        one, other, answers, right = _sum(draw)
-        yield {
-            "activity_label": "Sums",
-            "ctx_a": f"A child adds {one} plus {other}",
-            "ctx_b": "and then",
-            "endings": [f"writes {each}." for each in answers],
-            "label": str(right),
-        }
-
-
-def _truthfulqa(draw, count):
-    for _ in range(count):
-        one, other, answers, right = _sum(draw)
-        ordered = [answers[right], *answers[:right], *answers[right + 1 :]]
-        targets = {"choices": [f"It is {each}." for each in ordered], "labels": [1, 0, 0, 0]}
-        yield {"question": f"What is {one} plus {other}?", "mc1_targets": targets, "mc2_targets": targets}
-
-
-OTHERS = (
-    ("aps/super_glue", "boolq", _boolq),
-    ("baber/piqa", None, _piqa),
-    ("allenai/winogrande", "winogrande_xl", _winogrande),
-    ("Rowan/hellaswag", None, _hellaswag),
-    ("truthfulqa/truthful_qa", "multiple_choice", _truthfulqa),
-)

@@ -1,4 +1,4 @@
-"""What the first process finds is everybody's, a mistake too: nobody waits for a process that has left."""
+"""A problem that the first process finds reaches all processes: none of them waits for one that has left."""
 
 import pickle
 
@@ -12,7 +12,7 @@ from tape_ds.scoring import resumable
 
 @pytest.fixture
 def on(monkeypatch):
-    """Lets this process be a rank of two; what the first one sends, as bytes, reaches the second."""
+    """Lets this process be a rank of two; what the first one sends reaches the second."""
     sent = []
 
     def broadcast(box, src, group):
@@ -30,14 +30,7 @@ def on(monkeypatch):
     return become
 
 
-def test_what_the_first_finds_is_everybodys(on):
-    on(0)
-    assert resumable.from_first(lambda: {"found": 1}) == {"found": 1}
-    on(1)
-    assert resumable.from_first(lambda: pytest.fail("it is the first one's to find")) == {"found": 1}
-
-
-def test_a_mistake_that_the_first_finds_is_everybodys(on):
+def test_the_first_one_s_problem_reaches_all(on):
     def make():
         raise UserError(Problem("--output", "there", "is taken", "name another"))
 

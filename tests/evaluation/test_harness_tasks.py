@@ -1,7 +1,6 @@
 """The groups of this project through lm-eval's pipeline, with models whose scores are known beforehand."""
 
 import json
-import random
 
 import datasets
 import pytest
@@ -21,7 +20,7 @@ def scored(tmp_path_factory):
     """Runs a group on a model that judges continuations; gives the figures of harness.json."""
     root = tmp_path_factory.mktemp("hub")
     local_tasks.write_data(root, ITEMS)
-    included = [*local_tasks.write_tasks(root / "tasks"), *(local_tasks.OURS / n for n in ("table9", "pose_standard"))]
+    included = [*local_tasks.write_tasks(root / "tasks"), local_tasks.OURS / "table9"]
 
     def run(group, judge, limit=None):
         with pytest.MonkeyPatch.context() as patch:
@@ -50,104 +49,59 @@ def test_an_oracle_scores_all_of_table_9(scored):
     }
 
 
-def test_a_guess_scores_chance_on_table_9(scored):
-    draw = random.Random(3)
-    found = scored("tape_table9", lambda *text: draw.random())
-    mmlu = sum(found["tasks"][task]["value"] for task in local_tasks.SUBJECTS) / len(local_tasks.SUBJECTS)
-    arc = sum(found["tasks"][task]["metrics"]["acc,none"]["value"] for task in ("arc_challenge", "arc_easy")) / 2
-    for value, items in ((mmlu, 4 * ITEMS), (arc, 2 * ITEMS)):
-        assert abs(value - 0.25) < 4 * (0.25 * 0.75 / items) ** 0.5
-
-
-def test_an_oracle_scores_all_of_poses_benchmarks(scored):
-    found = scored("tape_pose_standard", lambda *text: 0.0 if local_tasks.is_true(*text) else -60.0, limit=12)
-    shown = {name: (each["metric"], round(each["value"], 9), each["shots"]) for name, each in found["tasks"].items()}
-    assert shown == {
-        "arc_challenge": ("acc_norm", 1.0, 25),
-        "boolq": ("acc", 1.0, 0),
-        "hellaswag": ("acc_norm", 1.0, 10),
-        "piqa": ("acc_norm", 1.0, 0),
-        "truthfulqa_mc1": ("acc", 1.0, 0),
-        "truthfulqa_mc2": ("acc", 1.0, 0),
-        "winogrande": ("acc", 1.0, 0),
-    }
-
-
 @pytest.fixture
-def load(base, tmp_path, monkeypatch):
-    """Loads tasks as the command does, from an index of RULER and of ``tmp_path`` alone."""
-    included = [local_tasks.THEIRS / "ruler", local_tasks.OURS / "long_context", tmp_path]
+def load(tmp_path, monkeypatch):
+    """Writes a task, and loads it as the command does from an index of it alone."""
 
     def manager(include_path, metadata):
-        return TaskManager(include_path=[str(each) for each in included], include_defaults=False, metadata=metadata)
+        return TaskManager(include_path=str(tmp_path), include_defaults=False, metadata=metadata)
 
     monkeypatch.setattr(tasks, "TaskManager", manager)
+    (tmp_path / "draw.py").write_text(DRAW)
 
-    def start(*names, seed=3, **metadata):
-        told = {"tokenizer": str(base)} | metadata
-        config = EvaluatorConfig(tasks=list(names), metadata=told, seed=[seed] * 4)
-        return harness_tasks.load(config)
+    def start(rows='{"prompt": "a"}\n', shot="b", seed=3, shots=None, **changes):
+        for name, text in (("test", rows), ("dev", json.dumps({"prompt": shot}))):
+            (tmp_path / f"{name}.jsonl").write_text(text)
+        files = {name: str(tmp_path / f"{name}.jsonl") for name in ("test", "dev")}
+        task = {"task": "own", "dataset_path": "json", "dataset_kwargs": {"data_files": files}, "test_split": "test"}
+        task |= {"fewshot_split": "dev", "output_type": "generate_until"}
+        task |= {"doc_to_text": "{{prompt}}", "doc_to_target": "x"} | changes
+        lines = [f"{name}: {value if name == 'custom_dataset' else json.dumps(value)}" for name, value in task.items()]
+        (tmp_path / "own.yaml").write_text("\n".join(lines))
+        return harness_tasks.load(EvaluatorConfig(tasks=["own"], metadata={}, seed=[seed] * 4)).fingerprints(shots)
 
     return start
 
 
-@pytest.mark.parametrize(("group", "count"), [("tape_needle", 3), ("tape_ruler", 8)])
-def test_an_oracle_finds_all_that_ruler_hides(load, group, count, monkeypatch):
-    """And a reply that has half of what is asked for scores so: the share found."""
-    local_tasks.shorten_ruler(monkeypatch, samples=4)
-    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
-    loaded = load(group)
-    scores = []
-    for answer in (lambda told: told, lambda told: told[::2], lambda told: ["nothing"]):
-        told = local_tasks.Answering(lambda request, answer=answer: ", ".join(answer(request.doc["outputs"])))
-        found = simple_evaluate(told, tasks=[group], task_manager=loaded, bootstrap_iters=0)
-        scores.append(harness_tasks.figures(found, {"requests": 0, "tokens": 0})["tasks"])
-    whole, half, nothing = scores
-    assert len(whole) == count
-    assert {(each["metric"], each["value"], each["samples"]) for each in whole.values()} == {("4096", 1.0, 4)}
-    assert {each["value"] for each in nothing.values()} == {0.0}
-    for name in {"niah_multiquery", "niah_multivalue", "ruler_cwe"} & set(half):
-        assert half[name]["value"] == 0.5
+DRAW = """
+import random
+
+import datasets
 
 
-def test_drawn_texts_follow_the_seed(load, monkeypatch):
-    """Otherwise no interrupted evaluation would know its own tasks again, and every process would have other ones."""
-    local_tasks.shorten_ruler(monkeypatch, samples=2)
-    one, again, other = (load("niah_multikey_2", seed=seed).fingerprints(None) for seed in (3, 3, 4))
+def rows(**_):
+    return {"test": datasets.Dataset.from_list([{"prompt": str(random.random())}])}
+"""
+
+
+def test_drawn_texts_follow_the_seed(load):
+    """An interrupted evaluation has to find its own tasks again, and every process the same ones."""
+    drawn = {"custom_dataset": "!function draw.rows", "dataset_path": "", "dataset_kwargs": {}, "fewshot_split": None}
+    one, again, other = (load(seed=seed, **drawn) for seed in (3, 3, 4))
     assert one == again != other
 
 
-def test_shots_count_only_where_there_are_any(load, tmp_path):
-    def fingerprint(shot, number):
-        for name, text in (("rows", "a question"), ("shots", shot)):
-            (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": text, "wanted": "w"}) + "\n")
-        files = {split: str(tmp_path / f"{name}.jsonl") for split, name in (("test", "rows"), ("dev", "shots"))}
-        task = {"task": "own_shots", "dataset_path": "json", "dataset_kwargs": {"data_files": files}}
-        task |= {"test_split": "test", "fewshot_split": "dev", "output_type": "generate_until"}
-        task |= {"doc_to_text": "{{prompt}}", "doc_to_target": "{{wanted}}"}
-        (tmp_path / "own_shots.yaml").write_text(json.dumps(task))
-        return load("own_shots").fingerprints(number)
-
-    assert fingerprint("one", 2) != fingerprint("another", 2)
-    assert fingerprint("one", None) == fingerprint("another", None)
+def test_shots_count_only_where_there_are_any(load):
+    assert load(shot="one", shots=2) != load(shot="another", shots=2)
+    assert load(shot="one") == load(shot="another")
 
 
-@pytest.mark.parametrize(
-    ("rows", "changed", "told"),
-    [
-        ('{"prompt": "a"\n', {}, "Dataset"),
-        ("", {}, ""),
-        ('{"prompt": "a"}\n', {"test_split": "nowhere"}, "nowhere"),
-        ('{"prompt": "a"}\n', {"output_tipe": "x"}, "output_tipe"),
-        ('{"prompt": "a"}\n', {"doc_to_text": "{{prompt"}, ""),
-    ],
-)
-def test_a_task_that_cannot_be_loaded_is_told(load, tmp_path, rows, changed, told):
-    (tmp_path / "rows.jsonl").write_text(rows)
-    task = {"task": "own_broken", "dataset_path": "json", "test_split": "test", "output_type": "generate_until"}
-    task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
-    (tmp_path / "own_broken.yaml").write_text(
-        json.dumps(task | {"doc_to_text": "{{prompt}}", "doc_to_target": "x"} | changed)
-    )
-    with pytest.raises(UserError, match=f"own_broken.*cannot be loaded.*{told}"):
-        load("own_broken")
+@pytest.mark.parametrize(("rows", "changes"), [('{"prompt": "a"\n', {}), ("{}\n", {"test_split": "nowhere"})])
+def test_a_task_that_cannot_be_loaded_is_refused(load, rows, changes):
+    with pytest.raises(UserError, match=r"own.*cannot be loaded"):
+        load(rows, **changes)
+
+
+def test_a_length_that_ruler_was_not_asked_for_is_no_figure():
+    found = harness_tasks.summarise({"4096,none": 0.5, "8192,none": -1}, None, 4)
+    assert (found["metric"], found["value"], list(found["metrics"])) == ("4096", 0.5, ["4096,none"])

@@ -1,4 +1,4 @@
-"""The true data sets are where the code says they are (run with ``-m network`` and ``HF_HUB_OFFLINE=0``)."""
+"""The true data sets are at the addresses in the code (run with ``-m network`` and ``HF_HUB_OFFLINE=0``)."""
 
 import itertools
 

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.evaluation import local_tasks
 from tests.evaluation.scrolls.conftest import byte_tokenizer
@@ -47,37 +46,21 @@ def test_an_oracle_finds_all(evaluate):
     found, read = evaluate(lambda prompt: f" {key_in(prompt)}. That is it.")
     assert set(found["results"]) == {"tape_passkey", "tape_passkey_pose"} and len(read) == 16
     for task in found["results"]:
-        scores = {name: value for name, value in found["results"][task].items() if name.endswith(",none")}
-        assert {name: value for name, value in scores.items() if "stderr" not in name} == {
-            f"{rule}{length},none": 1.0 for rule in ("exact_match", "exact_ids") for length in ("", "_500", "_700")
-        }
+        scores = found["results"][task]
+        for rule in ("exact_match", "exact_ids"):
+            assert [scores[f"{rule}{length},none"] for length in ("", "_500", "_700")] == [1.0, 1.0, 1.0]
         assert found["n-samples"][task]["effective"] == 8
         assert found["higher_is_better"][task]["exact_match_500"] is True
-
-
-def test_a_model_that_sees_the_last_letters_alone_finds_none(evaluate):
-    def blind(prompt):
-        seen = re.search(r"pass key is (\d+)", prompt[-100:])
-        return seen[1] if seen else "I do not know"
-
-    found, _ = evaluate(blind)
-    assert {found["results"][task]["exact_match,none"] for task in found["results"]} == {0.0}
 
 
 @pytest.mark.parametrize(
     ("reply", "match", "ids"), [(" {}0", 0.0, 1.0), (" It is {}", 1.0, 0.0), ("{}", 1.0, 1.0), ("{} 5", 1.0, 1.0)]
 )
 def test_the_two_rules(evaluate, reply, match, ids):
-    """A longer number passes LongLoRA's, other words first pass PoSE's; a space that a decoder drops is not missed."""
+    """A longer number passes LongLoRA's, other words first pass PoSE's; a space that a decoder drops is ignored."""
     found, _ = evaluate(lambda prompt: reply.format(key_in(prompt)), tasks=["tape_passkey"])
     scores = found["results"]["tape_passkey"]
     assert (scores["exact_match,none"], scores["exact_ids,none"]) == (match, ids)
-
-
-def test_lengths_are_scored_apart(evaluate):
-    found, _ = evaluate(lambda prompt: key_in(prompt) if len(prompt) < 600 else "no", tasks=["tape_passkey"])
-    scores = found["results"]["tape_passkey"]
-    assert [scores[f"exact_match{part},none"] for part in ("", "_500", "_700")] == [0.5, 1.0, 0.0]
 
 
 def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
@@ -91,26 +74,3 @@ def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
     assert sorted(prompt for prompt, _ in read) == sorted(question.write().text for question in expected)
     assert all(len(prompt) + 10 <= 700 for prompt, _ in read)
     assert {(told["do_sample"], told["max_gen_toks"], tuple(told["until"])) for _, told in read} == {(False, 10, ())}
-
-
-def test_the_room_for_a_reply_is_one_number():
-    from tape_ds.cli.evaluate import passkey as passkey_command
-
-    told = yaml.load((TASKS / "passkey" / "tape_passkey.yaml").read_text(), Loader=_Lenient)
-    code = (TASKS / "passkey" / "passkey_task.py").read_text()
-    assert told["generation_kwargs"]["max_gen_toks"] == passkey_command.NEW_TOKENS == 10
-    assert f"REPLY = {passkey_command.NEW_TOKENS}\n" in code
-
-
-class _Lenient(yaml.SafeLoader):
-    """Reads ``!function`` as text."""
-
-
-_Lenient.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
-
-
-def test_without_a_tokenizer_or_with_lengths_too_short(evaluate):
-    with pytest.raises(ValueError, match="nothing names a tokenizer"):
-        evaluate(key_in, tasks=["tape_passkey"], tokenizer=None)
-    with pytest.raises(ValueError, match="lengths = 100"):
-        evaluate(key_in, tasks=["tape_passkey"], lengths=[100])

@@ -1,53 +1,14 @@
-"""How windows are dealt into jobs, and what the jobs' findings become."""
+"""How windows are dealt into jobs, and the figures of their results."""
 
 import numpy as np
-import pytest
 
-from tape_ds.scoring import window_jobs
-from tape_ds.scoring.window_jobs import ScoredText, Scoring, figures, plan, tokens
+from tape_ds.scoring.window_jobs import ScoredText, Scoring, figures, plan
 
 BLOCKS = Scoring("blocks", 256, None, False, False, None)
 
 
 def text(name, size, stream=False):
     return ScoredText(name, np.arange(size, dtype=np.int32), stream)
-
-
-def test_jobs_hold_neighbours_of_so_many_tokens_and_the_longest_come_first(monkeypatch):
-    monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 20)
-    jobs = plan({"one": [text("a", 17), text("b", 40)], "two": [text("c", 16)]}, [8, 16], BLOCKS)
-    assert [(job.source, job.length, [at for at, _ in job.windows]) for job in jobs.values()] == [
-        *[("one", 16, [0]), ("one", 16, [1]), ("one", 16, [1]), ("two", 16, [0])],
-        *[("one", 8, [0, 0]), ("one", 8, [1, 1]), ("one", 8, [1, 1]), ("one", 8, [1]), ("two", 8, [0, 0])],
-    ]
-    assert tokens(jobs) == 16 * 4 + 8 * 9
-
-
-def test_a_window_larger_than_a_job_is_one(monkeypatch):
-    monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 5)
-    assert [len(job.windows) for job in plan({"s": [text("a", 24)]}, [8], BLOCKS).values()] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("given", "bounds"),
-    [
-        (text("long", 40), [(0, 16, 1)]),
-        (text("short", 9), [(0, 9, 1)]),
-        (text("stream", 40, stream=True), [(0, 16, 1), (16, 32, 17)]),
-        (text("short stream", 9, stream=True), [(0, 9, 1)]),
-        (text("one token", 1), []),
-    ],
-)
-def test_spans_are_of_beginnings_or_of_every_block(given, bounds):
-    jobs = plan({"s": [given]}, [8, 16], Scoring("blocks", 1, None, False, False, spans=4))
-    found = [job.windows[0][1] for job in jobs.values() if job.spans]
-    assert [(window.start, window.end, window.first) for window in found] == bounds
-
-
-def test_bos_gives_the_first_token_a_place_in_spans():
-    jobs = plan({"s": [text("a", 40)]}, [16], Scoring("blocks", 1, 0, False, False, spans=4))
-    (found,) = [job.windows[0][1] for job in jobs.values() if job.spans]
-    assert (found.start, found.end, found.first) == (0, 15, 0)
 
 
 def test_golden_figures():
@@ -62,11 +23,3 @@ def test_golden_figures():
     assert entry["documents"] == 2 and entry["standard_error"] == 0.0
     assert entry["left_out"] == {"documents": 1, "names": ["c"], "tokens": 4}
     assert entry["shorter"] == {"documents": 0, "names": []} and found["documents"] == {"s": 3}
-
-
-def test_names_are_few_however_many_documents_are_too_short():
-    texts = {"s": [text("a", 9), *(text(f"t{n}", 3) for n in range(50))]}
-    jobs = plan(texts, [4], BLOCKS)
-    found = figures(texts, [4], BLOCKS, jobs, {key: [[3.0, 0]] * 2 for key in jobs})
-    out = found["perplexity"][0]["left_out"]
-    assert out["documents"] == 50 and out["names"] == [f"t{n}" for n in range(20)]

@@ -1,4 +1,4 @@
-"""What a run leaves behind, in miniature."""
+"""A run's folder in miniature."""
 
 import pytest
 import torch

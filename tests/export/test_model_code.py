@@ -1,4 +1,4 @@
-"""The exported code of every encoding: computes what the package computes, needs nothing of it, and can be read."""
+"""The exported code of every encoding: computes what the package computes, and needs nothing of it."""
 
 import ast
 import functools
@@ -12,11 +12,11 @@ from tape_ds import encodings
 from tape_ds.export import model_code
 from tape_ds.export.model_code import CopyError
 from tape_ds.models.gptj import ScaledGPTJConfig, ScaledGPTJForCausalLM
-from tests.models.helpers import ENCODINGS, VOCABULARY, randomised, tiny_config, tiny_model, tokens
+from tests.models.helpers import ENCODINGS, VOCABULARY, randomised, tiny_model, tokens
 
 _IDENTITY = ("model_type", "architectures", "transformers_version")
 MAY_NEED = {"torch", "transformers", "huggingface_hub", "numpy"}
-"""What an exported file imports beside the standard library."""
+"""What an exported file imports, the standard library left out."""
 
 
 def needed(text):
@@ -38,7 +38,7 @@ def code(encoding, model_type="tape"):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The module with the model's class, of an encoding, imported once in a package of its own."""
+    """The module with the model's class, of an encoding, imported once in a package."""
     folder = tmp_path_factory.mktemp("code")
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(folder)
@@ -98,14 +98,6 @@ def test_it_can_be_trained(exported, name):
         assert torch.equal(mine.grad, theirs.grad) and bool(mine.grad.any()), key
 
 
-def test_the_reference_backend_gives_weights(exported):
-    model = tiny_model(attention_backend="reference")
-    other = twin(exported("tape"), model)
-    ids = tokens(1, 7)
-    mine, theirs = (each(ids, output_attentions=True).attentions for each in (other, model))
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)) and mine[0].shape == (1, 4, 7, 7)
-
-
 def test_a_gptj_with_scaled_angles_is_exported(exported):
     """The other model type: no Llama, one encoding, its own classes."""
     rope_parameters = {"rope_type": "ntk", "rope_theta": 1e4, "factor": 2.0}
@@ -120,23 +112,15 @@ def test_a_gptj_with_scaled_angles_is_exported(exported):
     with torch.no_grad():
         assert torch.equal(other(ids).logits, model(ids).logits) and bool(other(ids).logits.any())
     assert set().union(*map(needed, code("rope", "tape_gptj").values())) <= MAY_NEED
-    wanted = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    assert wanted.tolist() == other.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False).tolist()
 
 
 @pytest.mark.parametrize("encoding", encodings.available())
-def test_it_needs_torch_and_transformers_alone_and_keeps_its_words(encoding):
+def test_it_needs_torch_and_transformers_alone(encoding):
     files = code(encoding)
     assert "torch" in set().union(*map(needed, files.values())) <= MAY_NEED
-    trees = [ast.parse(text).body for text in files.values()]
-    definitions = [node for body in trees for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    public = [node for node in definitions if not node.name.startswith("_")]
-    assert len(public) > 40
     whole = "".join(files.values())
     assert '"tape_ds::' not in whole, "an operator of the package would be replaced by the export's"
-    assert "A promise: decoding with a cache gives the logits of the full pass" in whole
     assert all("Apache License, Version 2.0" in text for text in files.values())
-    assert "# tape_ds/models/llama.py of tape_ds" in files["modeling_tape.py"]
 
 
 @pytest.mark.parametrize("encoding", ["tape", "nope"])
@@ -149,7 +133,7 @@ def test_what_is_not_needed_stays_at_home(encoding):
 
 @pytest.mark.parametrize("model_type, encoding", [("tape", "tape"), ("tape", "t5"), ("tape_gptj", "rope")])
 def test_transformers_finds_every_file_from_those_that_the_configuration_names(model_type, encoding, tmp_path):
-    """It looks for lines ``from .name import``, in files beside one another, and copies what it finds, no more."""
+    """It looks for lines ``from .name import``, in files of one folder, and copies what it finds, no more."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
     for name, text in code(encoding, model_type).items():
@@ -158,16 +142,6 @@ def test_transformers_finds_every_file_from_those_that_the_configuration_names(m
     assert named == ({"modeling_tape"} if model_type == "tape_gptj" else {"modeling_tape", "configuration_tape"})
     model = str(tmp_path / "modeling_tape.py")
     assert {model, *get_relative_import_files(model)} == {str(path) for path in tmp_path.iterdir()}
-
-
-def test_a_foreign_backend_is_refused_by_name(exported):
-    with pytest.raises(ValueError, match=r"attention_backend = 'triton': unknown backend"):
-        exported("tape").TapeConfig(**{**tiny_config().to_dict(), "attention_backend": "triton"})
-
-
-def test_another_encoding_is_refused_by_name(exported):
-    with pytest.raises(ValueError, match=r"position_encoding = 'alibi': unknown encoding"):
-        exported("tape").TapeConfig(**{**tiny_config().to_dict(), "position_encoding": "alibi"})
 
 
 def test_two_exports_do_not_share_operators(exported):
@@ -198,24 +172,3 @@ def test_a_source_that_a_change_does_not_fit_is_refused(module):
 def test_an_import_that_has_no_relative_form_is_refused():
     with pytest.raises(CopyError, match=r"'import tape_ds\.errors' cannot be written"):
         model_code.relative("tape_ds.x", "import tape_ds.errors\n", {})
-
-
-def test_imports_are_rewritten_to_files_beside_one_another():
-    text = (
-        "from tape_ds.errors import Problem as P, raise_if_any\n"
-        "def f():\n    from tape_ds.kernels import rotate_triton, rotate as r\n    return r\n"
-    )
-    written, needed = model_code.relative("tape_ds.x", text, {"tape_ds.kernels.rotate": "first"})
-    assert written == (
-        "from .errors import Problem as P, raise_if_any\n"
-        "def f():\n"
-        "    from . import export_substitutes as rotate_triton\n    from .export_substitutes import __name__ as _\n"
-        "    from . import first as r\n    from .first import __name__ as _\n"
-        "    return r\n"
-    )
-    assert sorted(needed) == ["tape_ds.errors", "tape_ds.export.substitutes", "tape_ds.kernels.rotate"]
-
-
-def test_an_unknown_encoding_is_refused():
-    with pytest.raises(CopyError, match="has no ropee"):
-        model_code.files("tape", "ropee", "")

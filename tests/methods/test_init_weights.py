@@ -28,15 +28,15 @@ def build(encoding="tape", seed=1, dtype=torch.float32, **changes):
 
 
 def test_weights_follow_from_the_seed_and_nothing_else():
-    """Not from random numbers drawn before, nor are those drawn after changed."""
+    """Not from random numbers drawn before, nor are those drawn after changed; precision only rounds."""
     torch.manual_seed(3)
     one, after = build(), torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(1), after)
     torch.manual_seed(4)
-    other, third = build(), build(seed=2)
+    other, third = build(dtype=torch.bfloat16), build(seed=2)
     for (name, a), b, c in zip(one.named_parameters(), other.parameters(), third.parameters(), strict=True):
-        assert torch.equal(a, b), name
+        assert torch.equal(a.bfloat16(), b), name
         assert a.std() == 0 or not torch.equal(a, c), name
 
 
@@ -60,23 +60,8 @@ def test_values_are_those_of_the_model_s_own_initialisation():
             assert torch.equal(mine, theirs), name
         else:
             expected = 0.05 * (2 * mine.numel()) ** -0.5  # standard error of a normal's spread
-            assert (
-                abs(float(mine.detach().std()) - 0.05) < 5 * expected
-                and abs(float(mine.detach().mean())) < 10 * expected
-            ), name
-
-
-def test_no_two_weights_are_alike():
-    """Blocks, and projections of one shape within a block, are drawn apart."""
-    model = build()
-    seen = [weight for weight in model.parameters() if weight.ndim == 2 and weight.std() > 0]
-    for index, one in enumerate(seen):
-        assert not any(one.shape == other.shape and torch.equal(one, other) for other in seen[:index])
-
-
-def test_precision_only_rounds():
-    for exact, rounded in zip(build().parameters(), build(dtype=torch.bfloat16).parameters(), strict=True):
-        assert torch.equal(exact.bfloat16(), rounded)
+            assert abs(float(mine.detach().std()) - 0.05) < 5 * expected, name
+            assert abs(float(mine.detach().mean())) < 10 * expected, name
 
 
 def test_tied_embeddings_stay_tied():
@@ -91,10 +76,3 @@ def test_a_parameter_without_a_value_is_noticed(monkeypatch):
     monkeypatch.setattr(TapeForCausalLM, "_init_weights", lambda self, module: None)
     with pytest.raises(RuntimeError, match=r"gives no value to model\.embed_tokens\.weight"):
         build()
-
-
-def test_the_model_trains_and_its_configuration_is_its_own():
-    given = config()
-    model = init_weights.build(given, 1, torch.bfloat16)
-    assert model.training and all(weight.requires_grad for weight in model.parameters())
-    assert model.config is not given and model.config.dtype == torch.bfloat16 and given.dtype != torch.bfloat16

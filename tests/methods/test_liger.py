@@ -1,10 +1,8 @@
 """Liger's kernels in a built model: what is replaced, what stays, and from how many tokens the loss is theirs.
 
-A stand-in with Liger's interface and plain PyTorch inside shows the wiring anywhere; Liger itself runs where it is
-installed, its loss under Triton's interpreter too (its other kernels do not run there).
+A stand-in with Liger's interface and plain PyTorch inside shows the wiring anywhere; Liger itself runs on a GPU.
 """
 
-import copy
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -12,13 +10,10 @@ import peft
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tape_ds.kernels import jit
-from tape_ds.kernels.jit import INTERPRETED
 from tape_ds.methods import liger, liger_forwards
 from tape_ds.models.output_head import OutputHead
-from tests.models.helpers import VOCABULARY, gradients, largest_difference, tiny_model, tokens
+from tests.models.helpers import gradients, largest_difference, tiny_model, tokens
 
 
 @pytest.fixture
@@ -62,11 +57,7 @@ def step(model, ids):
     return loss.detach(), gradients(model)
 
 
-def test_why_not(calls, monkeypatch):
-    monkeypatch.setattr(jit, "no_compiler", lambda: None)
-    assert liger.why_not(torch.device("cuda", 1)) is None
-    monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
-    assert liger.why_not(torch.device("cuda")) == "Triton needs a C compiler"
+def test_it_needs_the_package_and_a_gpu(calls, monkeypatch):
     assert "need a CUDA device, not 'cpu'" in liger.why_not(torch.device("cpu"))
     monkeypatch.setattr(liger.importlib.util, "find_spec", lambda name: None)
     assert liger.why_not(torch.device("cuda")) == "the package liger-kernel is not installed"
@@ -78,24 +69,13 @@ def test_every_norm_feed_forward_and_long_loss(calls, monkeypatch, from_tokens):
     monkeypatch.setattr(liger_forwards, "FUSED_FROM", from_tokens)
     model, ids = tiny_model().train(), tokens(2, 12)
     names, expected = list(model.state_dict()), step(model, ids)
-    replaced = liger_forwards.use_liger(model)
-    assert replaced == ["RMSNorm (7)", "SwiGLU (3)", f"cross-entropy from {from_tokens} tokens (1)"]
+    liger_forwards.use_liger(model)
     found = step(model, ids)
-    by_name = [name for name, _ in calls]
-    assert (by_name.count("norm"), by_name.count("swiglu")) == (7, 3)
-    assert by_name.count("loss") == (from_tokens == 24)
+    assert (calls.count(("norm", False)), calls.count(("swiglu", None))) == (7, 3), "no gradient is overwritten"
+    assert calls.count(("loss", torch.float32)) == (from_tokens == 24)
     assert list(model.state_dict()) == names
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=0)
     assert largest_difference(found[1], expected[1]) < 1e-5
-
-
-def test_the_loss_is_summed_in_fp32_and_no_gradient_overwritten(calls, monkeypatch):
-    monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
-    model = tiny_model().train()
-    liger_forwards.use_liger(model)
-    step(model, tokens(1, 9))
-    assert {option for name, option in calls if name == "loss"} == {torch.float32}
-    assert {option for name, option in calls if name == "norm"} == {False}
 
 
 def test_a_head_trained_alone_keeps_its_gradient(calls, monkeypatch):
@@ -136,46 +116,6 @@ def test_what_peft_wrapped(calls):
     assert largest_difference(found[1], expected[1]) < 1e-5
 
 
-def test_another_activation_is_left_alone(calls):
-    assert liger_forwards.use_liger(tiny_model(hidden_act="gelu"))[1].startswith("cross-entropy")
-
-
-def test_a_copy_of_the_model_reads_its_own_weights(calls):
-    model = tiny_model()
-    liger_forwards.use_liger(model)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        other.model.norm.weight.zero_()
-    assert (other(tokens(1, 5)).logits == 0).all() and model(tokens(1, 5)).logits.abs().max() > 0
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "liger_kernel", None)
-    with pytest.raises(ModuleNotFoundError):
-        liger_forwards.use_liger(tiny_model())
-
-
-@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a GPU, or Triton's interpreter")
-def test_the_loss_of_liger_itself(monkeypatch):
-    pytest.importorskip("liger_kernel")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
-    ours = OutputHead(32, VOCABULARY, bias=False, device=device)
-    theirs = copy.deepcopy(ours)
-    liger_forwards.use_liger(theirs)
-    targets = tokens(2, 12).to(device)
-    targets[0, :5] = -100
-    hidden = torch.randn(2, 12, 32, device=device)
-    outcomes = []
-    for head in (ours, theirs):
-        x = hidden.clone().requires_grad_()
-        loss = head(x, targets=targets)
-        (loss / 7).backward()
-        outcomes.append({"loss": loss.detach(), "hidden": x.grad, "weight": head.weight.grad})
-    assert theirs.fused_loss is not None
-    assert largest_difference(outcomes[1], outcomes[0]) < 1e-5
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
 def test_liger_itself_in_a_model(monkeypatch, dtype, tolerance):
@@ -184,10 +124,7 @@ def test_liger_itself_in_a_model(monkeypatch, dtype, tolerance):
     monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
     model, ids = tiny_model().train().to("cuda", dtype), tokens(2, 64).cuda()
     expected = step(model, ids)
-    kinds = {type(module) for module in model.modules()}
-    assert {LlamaRMSNorm, LlamaMLP, OutputHead} <= kinds
     assert len(liger_forwards.use_liger(model)) == 3
-    assert {type(module) for module in model.modules()} == kinds
     found = step(model, ids)
     torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=0)
     floats = [{name: gradient.float() for name, gradient in each[1].items()} for each in (found, expected)]

@@ -1,4 +1,4 @@
-"""A recipe's memory savings in a model: the same training, announced."""
+"""A recipe's memory savings in a model: the same training."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from tape_ds.training.callbacks import ApplyMemorySavings
 from tests.models.helpers import tiny_model, tokens
 from tests.training.test_trainer import build, losses
 
-CPU = torch.device("cpu")
 EVERYTHING = Memory(checkpoint_layers="selective", checkpoint_offload=True, mlp_tiles=4)
 
 
@@ -25,15 +24,7 @@ def train(folder, memory=None, **arguments):
 
 @pytest.mark.parametrize("method", ["tape", "lora"])
 @pytest.mark.parametrize(
-    "memory, tolerance",
-    [
-        (Memory(), 0),
-        (Memory(checkpoint_layers="selective"), 0),
-        (Memory(checkpoint_layers="selective", checkpoint_offload=True), 0),
-        (Memory(mlp_tiles=4), 1e-5),
-        (EVERYTHING, 1e-5),
-    ],
-    ids=str,
+    "memory, tolerance", [(Memory(checkpoint_layers="selective", checkpoint_offload=True), 0), (EVERYTHING, 1e-5)]
 )
 def test_a_training_is_the_same(tmp_path, method, memory, tolerance):
     """To the last bit, but for tiles, whose sums have another order."""
@@ -43,43 +34,16 @@ def test_a_training_is_the_same(tmp_path, method, memory, tolerance):
     assert savings.savings.recompute.blocks == 3
 
 
-def test_savings_are_announced(tmp_path, capsys):
-    train(tmp_path, EVERYTHING, gradient_checkpointing=True)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")]
-    assert said == [
-        "memory: in 4 tiles: feed-forward (3)",
-        "memory: computed again in the backward: 3 blocks, selective, their inputs in the host's memory",
-    ]
-
-
-def test_nothing_is_done_unasked(tmp_path):
-    _, savings = train(tmp_path, Memory())
-    assert savings.savings.recompute is None and savings.savings.offload is None and savings.savings.tiled == []
-
-
-@pytest.mark.parametrize("encoding, moved", [("rope", 2), ("tape", 3)])
-def test_the_last_blocks_inputs_stay(encoding, moved):
-    """One tensor where no state travels, else two: of three blocks, two blocks' inputs are moved, the first without a
-    state."""
-    model = tiny_model("mha", encoding)
-    savings = MemorySavings(model, Memory(checkpoint_offload=True), checkpointing=True, device=CPU)
-    ids = tokens(2, 13)
-    model.train()(ids, labels=ids).loss.backward()
-    assert savings.offload.moved_bytes == moved * 2 * 13 * 32 * 4
-
-
 @pytest.mark.parametrize(
-    "memory, encoding, backend, told",
+    "memory, backend, warnings",
     [
-        (Memory(checkpoint_offload=True), "rope", "auto", "checkpoint_offload moves nothing"),
-        (Memory(checkpoint_layers="selective"), "tape", "reference", "selective is as 1 here"),
-        (Memory(checkpoint_layers="selective"), "tape", "sdpa", None),
+        (Memory(checkpoint_offload=True), "auto", 1),
+        (Memory(checkpoint_layers="selective"), "reference", 1),
+        (Memory(checkpoint_layers="selective"), "sdpa", 0),
     ],
 )
-def test_a_saving_without_effect_is_a_warning(memory, encoding, backend, told):
-    model = tiny_model("gqa", encoding, num_hidden_layers=1, attention_backend=backend)
-    savings = MemorySavings(model, memory, checkpointing=True, device=CPU)
-    ids = tokens(2, 13)
+def test_a_saving_without_effect_is_a_warning(memory, backend, warnings):
+    model, ids = tiny_model(num_hidden_layers=1, attention_backend=backend), tokens(2, 13)
+    savings = MemorySavings(model, memory, checkpointing=True, device=torch.device("cpu"))
     model.train()(ids, labels=ids).loss.backward()
-    lines = savings.without_effect()
-    assert (told is None and lines == []) or told in lines[0]
+    assert len(savings.without_effect()) == warnings

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tape_ds.methods.recompute import use_recompute
 from tape_ds.methods.tiling import use_tiles
@@ -20,7 +19,7 @@ def outcome(model, ids):
     return {"loss": loss.detach()} | gradients(model)
 
 
-@pytest.mark.parametrize("tiles", [1, 2, 5, 20])
+@pytest.mark.parametrize("tiles", [2, 20])
 @pytest.mark.parametrize("heads, encoding", FORMS)
 def test_gradients_are_those_of_one_piece(heads, encoding, tiles):
     """Sequences of 13 tokens: no number of tiles divides them, and 20 leave some empty. fp64, so that what remains is a
@@ -31,7 +30,7 @@ def test_gradients_are_those_of_one_piece(heads, encoding, tiles):
     assert largest_difference(outcome(model, ids), expected) < 1e-6
 
 
-@pytest.mark.parametrize("layers", [1, 2, "selective"])
+@pytest.mark.parametrize("layers", [1, "selective"])
 def test_inside_blocks_that_are_computed_again(layers):
     model, ids = tiny_model("gqa", "tape vector").train(), tokens(2, 13)
     use_tiles(model, 4)
@@ -39,39 +38,6 @@ def test_inside_blocks_that_are_computed_again(layers):
     use_recompute(model, layers)
     found = outcome(model, ids)
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
-
-
-def test_gradients_are_exact_to_the_last_digits_of_fp64():
-    """Of the feed-forward alone, where nothing is fp32."""
-    torch.manual_seed(0)
-    mlp = tiny_model("gqa", "rope").model.layers[0].mlp.double().train()
-    x = torch.randn(2, 13, 32, dtype=torch.float64, requires_grad=True)
-    grad = torch.randn(2, 13, 32, dtype=torch.float64)
-    wanted = [x, *mlp.parameters()]
-    expected = torch.autograd.grad(mlp(x), wanted, grad)
-    use_tiles(mlp, 4)
-    for mine, true in zip(torch.autograd.grad(mlp(x), wanted, grad), expected, strict=True):
-        torch.testing.assert_close(mine, true, rtol=1e-12, atol=1e-14)
-
-
-def test_bfloat16_gradients_differ_no_more_than_bfloat16_does():
-    """Weights' gradients are sums over tiles, each rounded: their error against fp64 stays within twice that of one
-    piece."""
-    torch.manual_seed(0)
-    exact = tiny_model("gqa", "rope").model.layers[0].mlp.double().train()
-    rounded = tiny_model("gqa", "rope").model.layers[0].mlp.bfloat16().train()
-    exact.load_state_dict(rounded.state_dict())
-    x, grad = (torch.randn(1, 256, 32, dtype=torch.bfloat16) for _ in range(2))
-
-    def weights_gradients(mlp):
-        dtype = mlp.up_proj.weight.dtype
-        return torch.autograd.grad(mlp(x.to(dtype)), list(mlp.parameters()), grad.to(dtype))
-
-    expected, whole = weights_gradients(exact), weights_gradients(rounded)
-    use_tiles(rounded, 8)
-    for mine, theirs, true in zip(weights_gradients(rounded), whole, expected, strict=True):
-        error, allowed = ((each.double() - true).norm() / true.norm() for each in (mine, theirs))
-        assert error <= 2 * allowed
 
 
 class Widest(TorchDispatchMode):
@@ -89,7 +55,7 @@ class Widest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("tiles, most", [(1, 40), (4, 10), (7, 6)])
+@pytest.mark.parametrize("tiles, most", [(4, 10), (7, 6)])
 def test_what_is_inside_exists_for_one_piece(tiles, most):
     """``intermediate_size`` columns are nowhere but inside; the largest such tensor, forward and backward, is a tile's
     (a weight has 4 rows of it)."""
@@ -101,7 +67,7 @@ def test_what_is_inside_exists_for_one_piece(tiles, most):
     assert widest.tokens == most
 
 
-@pytest.mark.parametrize("length", [1, 3, 13, 40])
+@pytest.mark.parametrize("length", [1, 13])
 def test_the_number_of_pieces_does_not_depend_on_the_sequence(length):
     """A rank whose sequences are longer would otherwise gather weights more often than the others, and wait for
     ever."""
@@ -118,6 +84,19 @@ def test_the_number_of_pieces_does_not_depend_on_the_sequence(length):
     assert (calls.count("mlp"), calls.count("gate")) == (3 * 4 * again, 2 * 4 * again)
 
 
+def test_a_hook_on_a_weight_hears_of_one_gradient():
+    """An engine counts them: DeepSpeed's own tiles have to tell it which is the last."""
+    model, ids = tiny_model("gqa", "rope").train(), tokens(1, 13)
+    names = list(model.state_dict())
+    use_tiles(model, 4)
+    assert list(model.state_dict()) == names
+    heard = []
+    weight = model.model.layers[0].mlp.up_proj.weight
+    weight.register_post_accumulate_grad_hook(lambda _: heard.append(1))
+    model(ids, labels=ids).loss.backward()
+    assert len(heard) == 1
+
+
 def test_evaluation_is_left_alone():
     model, ids = tiny_model("gqa", "tape vector"), tokens(2, 13)
     expected = model(ids).logits
@@ -127,41 +106,8 @@ def test_evaluation_is_left_alone():
     assert torch.equal(model(ids).logits, expected) and len(calls) == 1
 
 
-def test_a_hook_on_a_weight_hears_of_one_gradient():
-    """An engine counts them: DeepSpeed's own tiles have to tell it which is the last."""
-    model, ids = tiny_model("gqa", "rope").train(), tokens(1, 13)
-    use_tiles(model, 4)
-    heard = []
-    weight = model.model.layers[0].mlp.up_proj.weight
-    weight.register_post_accumulate_grad_hook(lambda _: heard.append(1))
-    model(ids, labels=ids).loss.backward()
-    assert len(heard) == 1
-
-
-@pytest.mark.parametrize(
-    "encoding, expected",
-    [
-        ("rope", ["feed-forward (3)"]),
-        ("tape", ["feed-forward (3)"]),
-        ("tape vector", ["feed-forward (3)", "position update (2)"]),
-        ("tape flattened", ["feed-forward (3)", "position update (2)"]),
-    ],
-)
-def test_it_says_what_is_tiled(encoding, expected):
-    """The paper's form of the position update is one operator already."""
-    assert use_tiles(tiny_model("gqa", encoding), 2) == expected
-
-
 def test_what_cannot_be_tiled_is_refused():
     with pytest.raises(ValueError, match="1 or more"):
         use_tiles(tiny_model("gqa", "rope"), 0)
     with pytest.raises(ValueError, match="no feed-forward"):
         use_tiles(torch.nn.Linear(2, 2), 2)
-
-
-def test_names_and_classes_stay():
-    """Sharding, adapters and checkpoints go by them."""
-    model = tiny_model("gqa", "tape")
-    names = list(model.state_dict())
-    use_tiles(model, 2)
-    assert list(model.state_dict()) == names and type(model.model.layers[0].mlp) is LlamaMLP

@@ -1,14 +1,11 @@
 """What every encoding promises of files, names and devices: a checkpoint holds parameters and nothing else."""
 
-import json
-import pickle
-
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tape_ds import TapeConfig, TapeForCausalLM, register
+from tape_ds import TapeForCausalLM, register
 from tests.models.helpers import ENCODINGS, HEADS, SIZES, rounding, tiny_config, tiny_model, tokens
 
 register()
@@ -36,8 +33,7 @@ def llama_names():
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_parameters_have_a_llama_s_names_and_their_own(encoding):
-    """Tables that follow from the configuration are in no checkpoint: the published ALiBi could be loaded at one length
-    only."""
+    """Tables that follow from the configuration are in no checkpoint."""
     model = tiny_model(encoding=encoding)
     names = set(model.state_dict())
     assert names == {name for name, _ in model.named_parameters()} and not list(model.buffers())
@@ -63,36 +59,18 @@ def test_a_saved_model_is_the_model(tmp_path, encoding):
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_pickled_model_is_the_model(encoding):
-    model, ids = tiny_model(encoding=encoding), tokens(2, 20)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(ids).logits, model(ids).logits)
-
-
 def named(model):
     """What loading adds to a configuration."""
     return {name: model.config.to_dict()[name] for name in ("_name_or_path", "architectures", "dtype")}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_configuration_survives_json(encoding):
-    config = tiny_config(encoding=encoding)
-    for again in (
-        TapeConfig.from_dict(json.loads(json.dumps(config.to_dict()))),
-        TapeConfig.from_dict(json.loads(config.to_json_string(use_diff=True))),
-    ):
-        assert again.to_dict() == config.to_dict()
-        assert again.position_options == config.position_options
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("window", [32, 512])
-def test_another_window_loads_and_generates_past_it(tmp_path, encoding, window):
+def test_another_window_loads_and_generates_past_it(tmp_path, encoding):
     """Nothing in a checkpoint has the length it was trained at; without a table there is no last position."""
     model = tiny_model(encoding=encoding)
     model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, max_position_embeddings=window)
-    assert again.config.max_position_embeddings == window
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, max_position_embeddings=32)
+    assert again.config.max_position_embeddings == 32
     ids = tokens(1, 9)
     out = again.generate(ids, max_new_tokens=70, min_new_tokens=70, do_sample=False, pad_token_id=0)
     assert out.shape == (1, 79)

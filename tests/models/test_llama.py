@@ -5,19 +5,14 @@ What is true of every encoding is in test_contract.py and its neighbours.
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
-from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tape_ds import TapeForCausalLM
 from tape_ds import encodings as positions
 from tape_ds.attention import sdpa
-from tape_ds.models import llama as model_file
 from tape_ds.models.llama import RMSNorm, change_positions, evaluated_at, positions_of
 from tests.models.helpers import (
-    ENCODINGS,
-    HEADS,
     gradients,
     largest_difference,
     rounding,
@@ -25,14 +20,6 @@ from tests.models.helpers import (
     tiny_model,
     tokens,
 )
-
-
-@pytest.fixture(params=["reference", "sdpa", "sdpa by document"])
-def backend(request, monkeypatch):
-    """Every way to attend with a mask, at tiny sizes."""
-    if request.param == "sdpa by document":
-        monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
-    return request.param.split(" ")[0]
 
 
 def llama_like(model: TapeForCausalLM) -> LlamaForCausalLM:
@@ -43,9 +30,10 @@ def llama_like(model: TapeForCausalLM) -> LlamaForCausalLM:
     return llama
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("encoding", ["rope", "tape", "tape scale"])
+@pytest.mark.parametrize(
+    "encoding, heads, tied",
+    [("rope", "mha", False), ("rope", "gqa", True), ("tape", "mqa", False), ("tape", "gqa", True)],
+)
 def test_a_fresh_model_is_a_llama(encoding, heads, tied):
     """Position updates start at zero effect: before training, extending costs nothing."""
     model = TapeForCausalLM(tiny_config(heads, encoding, tie_word_embeddings=tied)).eval()
@@ -57,7 +45,6 @@ def test_a_fresh_model_is_a_llama(encoding, heads, tied):
 
 
 def test_random_updates_do_change_the_logits():
-    """The tests around this one would all pass if the updates were never read."""
     model, ids = tiny_model(), tokens(1, 17)
     assert (model(ids).logits - llama_like(model)(ids).logits).abs().max() > 0.05
 
@@ -73,14 +60,10 @@ def test_mask_and_documents_together():
         assert torch.equal(model(ids, mask.to(kind), document_ids=documents).logits, whole)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
-def test_a_jump_in_position_ids_cuts_nothing(encoding, checkpointing):
+def test_a_jump_in_position_ids_cuts_nothing(encoding):
     """transformers' own mask code takes a jump (PoSE) for a new document when there is no mask and no cache."""
-    model = tiny_model(encoding=encoding).train(checkpointing)
-    if checkpointing:
-        model.gradient_checkpointing_enable()
-    ids = tokens(1, 16)
+    model, ids = tiny_model(encoding=encoding), tokens(1, 16)
     places = torch.cat((torch.arange(8), torch.arange(8) + 40))[None]
     plain = model(ids, position_ids=places).logits
     torch.testing.assert_close(plain, model(ids, torch.ones_like(ids), places).logits, rtol=0, atol=0)
@@ -92,17 +75,20 @@ def test_a_jump_in_position_ids_cuts_nothing(encoding, checkpointing):
         torch.testing.assert_close(plain, llama, rtol=0, atol=rounding(model, ids))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_nothing_leaves_padding(side, value, backend):
+@pytest.mark.parametrize("padding", [slice(0, 4), slice(8, 12)], ids=["left", "right"])
+@pytest.mark.parametrize("way", ["reference", "sdpa", "sdpa by document"])
+@pytest.mark.parametrize("encoding", ["tape", "alibi", "cope"])
+def test_nothing_leaves_padding(encoding, way, padding, monkeypatch):
     """Real logits, the loss and every gradient are those of padding that holds zeros."""
-    model = tiny_model(attention_backend=backend)
+    if way == "sdpa by document":
+        monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
+    model = tiny_model(encoding=encoding, attention_backend=way.split(" ")[0])
     mask = torch.ones(2, 12, dtype=torch.long)
-    mask[0, slice(0, 4) if side == "left" else slice(8, 12)] = 0
+    mask[0, padding] = 0
     labels = tokens(2, 12).masked_fill(mask == 0, -100)
     embeddings = torch.randn(2, 12, 32)
     outcomes = []
-    for filler in (0.0, value):
+    for filler in (0.0, float("nan")):
         model.zero_grad()
         x = embeddings.masked_fill(mask[..., None] == 0, filler)
         out = model(inputs_embeds=x, attention_mask=mask, labels=labels)
@@ -111,18 +97,6 @@ def test_nothing_leaves_padding(side, value, backend):
     assert torch.equal(outcomes[0][0], outcomes[1][0])
     assert torch.equal(outcomes[0][1], outcomes[1][1])
     assert largest_difference(outcomes[1][2], outcomes[0][2]) == 0
-
-
-def test_labels_and_items_in_batch():
-    """-100 predicts nothing; with ``num_items_in_batch`` the sum is divided by it, so that accumulation is exact."""
-    model, ids = tiny_model(), tokens(2, 10)
-    labels = ids.clone()
-    labels[:, :4] = -100
-    out = model(ids, labels=labels)
-    each = F.cross_entropy(out.logits[:, 3:-1].flatten(0, 1), ids[:, 4:].flatten(), reduction="none")
-    torch.testing.assert_close(out.loss, each.mean())
-    torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=7).loss, each.sum() / 7)
-    torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=torch.tensor(7)).loss, each.sum() / 7)
 
 
 def test_plain_positions_are_the_llama_inside_the_block_and_the_model_after_it():
@@ -143,9 +117,9 @@ def test_plain_positions_are_the_llama_inside_the_block_and_the_model_after_it()
     assert set(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("encoding", ["t5", "fire", "tape", "bipe_rope"])
+@pytest.mark.parametrize("encoding", ["fire", "tape", "bipe_rope"])
 def test_positions_with_parameters_cannot_be_borrowed(encoding):
-    """They would be random numbers; and nothing is changed by asking."""
+    """They would be random numbers."""
     model, ids = tiny_model(encoding="rope"), tokens(1, 9)
     before = model(ids).logits
     refusal = pytest.raises(ValueError, match="has parameters of its own")
@@ -154,19 +128,8 @@ def test_positions_with_parameters_cannot_be_borrowed(encoding):
     assert torch.equal(model(ids).logits, before)
 
 
-def test_positions_of_a_collated_batch_are_not_compared_on_the_device(monkeypatch):
-    """PoSE with several sequences a micro-batch waited for the GPU in every forward."""
-    model, ids = tiny_model("gqa", "rope"), tokens(2, 8)
-    places = torch.stack((torch.arange(8), torch.arange(8) * 3))
-    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
-    expected = model(ids, position_ids=places).logits
-    monkeypatch.setattr("tape_ds.encodings.base.dedupe_positions", lambda _: pytest.fail("waited"))
-    found = model(ids, position_ids=places, cu_seq_lens_q=starts, max_length_q=8).logits
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("encoding", ["alibi", "nope", "xpos", "randpe", "sincos", "tape neither"])
-def test_positions_without_parameters_can(encoding):
+@pytest.mark.parametrize("encoding", ["alibi", "randpe", "tape neither"])
+def test_positions_without_parameters_can_be_borrowed(encoding):
     """From any model, whatever its own encoding carries; training mode goes along."""
     model, ids = tiny_model(encoding="bipe_rope"), tokens(1, 30)
     other = tiny_model(encoding=encoding)
@@ -188,7 +151,7 @@ def yarn(factor):
 
 
 @pytest.mark.parametrize("encoding", ["yarn", "tape", "tape unit"])
-@pytest.mark.parametrize("length, factor", [(8, 1.0), (32, 1.0), (33, 33 / 32), (64, 2.0), (1000, 31.25)])
+@pytest.mark.parametrize("length, factor", [(32, 1.0), (33, 33 / 32), (1000, 31.25)])
 def test_yarn_is_evaluated_scaled_to_the_length_in_use(length, factor, encoding):
     """Trained on plain angles; beyond its window the factor is what reaches the text, and only while it is measured."""
     model, ids = tiny_model(encoding=encoding, rope_parameters=yarn(1.0).rope_parameters), tokens(1, 40)
@@ -222,53 +185,13 @@ def test_a_model_with_plain_angles_is_given_yarn_s(encoding):
     assert not torch.equal(plain, expected)
 
 
-@pytest.mark.parametrize("encoding", ["nope", "alibi", "xpos"])
-def test_what_turns_nothing_as_yarn_does_is_not_scaled(encoding):
-    assert positions.with_yarn(tiny_config(encoding=encoding)) is None
-
-
 def test_a_factor_that_reaches_farther_stays():
     """A model extended to 8 windows is not scaled back for a text of two."""
+    assert positions.with_yarn(tiny_config(encoding="alibi")) is None
     config = yarn(8.0)
     assert positions.config_at(config, 64) is config
     assert positions.config_at(config, 512).rope_parameters["factor"] == 16.0
     assert config.rope_parameters["factor"] == 8.0
-
-
-@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in ("yarn", "nope scaled")])
-def test_other_encodings_are_evaluated_as_they_are(encoding):
-    model = tiny_model(encoding=encoding)
-    own = model.model.encoding
-    assert positions.config_at(model.config, 10_000) is model.config
-    with evaluated_at(model, 10_000):
-        assert model.model.encoding is own
-
-
-def test_double_precision_reaches_the_whole_model():
-    """What is left between fp32 and fp64 is fp32 rounding: no path falls back to a lower precision."""
-    model, ids = tiny_model(), tokens(1, 32)
-    single = model(ids).logits
-    room = rounding(llama_like(model), ids)
-    torch.testing.assert_close(model.double()(ids).logits.float(), single, rtol=0, atol=room)
-
-
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "fire", "tape", "bipe_alibi"])
-def test_positions_that_are_alike_are_computed_once(encoding, monkeypatch):
-    """A batch of packed sequences says the same positions in each: what follows from them is computed once."""
-    model, ids = tiny_model(encoding=encoding), tokens(3, 11)
-    places, room = torch.arange(11)[None] + 4, rounding(model, ids)
-    seen = []
-    positions_for = model.model.encoding.positions_for
-    monkeypatch.setattr(
-        model.model.encoding,
-        "positions_for",
-        lambda positions, text: seen.append(positions.shape) or positions_for(positions, text),
-    )
-    alike = model(ids, position_ids=places.expand(3, -1)).logits
-    assert torch.equal(alike, model(ids, position_ids=places).logits)
-    different = torch.cat((places.expand(2, -1), places + 3))
-    torch.testing.assert_close(model(ids, position_ids=different).logits[:2], alike[:2], rtol=0, atol=room)
-    assert seen == [(1, 11), (1, 11), (3, 11)]
 
 
 @pytest.mark.parametrize("encoding", ["tape", "tape unit identity", "tape separate", "tape abacus"])
@@ -287,56 +210,33 @@ def test_updates_are_off_within_the_block(encoding):
         assert torch.equal(model(ids).logits, expected(ids).logits)
     assert torch.equal(model(ids).logits, own)
     assert not torch.allclose(own, expected(ids).logits, atol=1e-4)
+    assert positions.without_updates(tiny_config(encoding="rope")) is None
 
 
-@pytest.mark.parametrize("encoding", ["rope", "tape neither"])
-def test_no_updates_to_switch_off(encoding):
-    assert positions.without_updates(tiny_config(encoding=encoding)) is None
-
-
-def norm_errors(compute, dtype, device="cpu"):
+def norm_errors(kind, dtype):
     """Largest errors of the normed states and of both gradients, relative to the largest number of each in fp64."""
     torch.manual_seed(0)
-    hidden, weight, up = torch.randn(3, 40, 256) * 3, 1 + torch.randn(256) / 4, torch.randn(3, 40, 256)
-    hidden, weight, up = (each.to(device, dtype) for each in (hidden, weight, up))
-
-    def run(compute, *inputs):
-        leaves = [each.detach().requires_grad_() for each in inputs]
-        out = compute(*leaves)
-        return out, *torch.autograd.grad(out, leaves, up.to(out.dtype))
-
-    exact = run(lambda x, w: w * x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt(), hidden.double(), weight.double())
-    found = run(compute, hidden, weight)
-    assert all(each.dtype == dtype for each in found)
-    pairs = [(a.detach(), b.detach()) for a, b in zip(found, exact, strict=True)]
-    return [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]
-
-
-def by_module(kind):
-    """A module's norm as a function of states and weight."""
-
-    def compute(hidden, weight):
-        norm = kind(256, eps=1e-5)
-        del norm.weight
-        norm.weight = weight
-        return norm(hidden)
-
-    return compute
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_torch_s_norm_is_as_near_the_exact_one_as_llama_s(dtype):
-    """Which a GPU takes. In fp32 sums of another order; in bf16 one rounding less."""
-    ours = norm_errors(lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), dtype)
-    theirs = norm_errors(by_module(LlamaRMSNorm), dtype)
-    assert all(a <= 1.5 * b + 2 * torch.finfo(torch.float32).eps for a, b in zip(ours, theirs, strict=True))
+    norm = kind(256, eps=1e-5).to("cuda", dtype)
+    hidden = (torch.randn(3, 40, 256) * 3).to("cuda", dtype).requires_grad_()
+    with torch.no_grad():
+        norm.weight.add_(torch.randn(256, device="cuda", dtype=dtype) / 4)
+    direction = torch.randn(3, 40, 256).to("cuda", dtype)
+    x, w = (each.detach().double().requires_grad_() for each in (hidden, norm.weight))
+    exact = w * x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+    found = norm(hidden)
+    assert found.dtype == dtype
+    mine = [found, *torch.autograd.grad(found, [hidden, norm.weight], direction)]
+    truth = [exact, *torch.autograd.grad(exact, [x, w], direction.double())]
+    return [float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(mine, truth, strict=True)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_s_norm_is_as_near_the_exact_one_as_llama_s(dtype):
-    ours, theirs = (norm_errors(by_module(kind), dtype, "cuda") for kind in (RMSNorm, LlamaRMSNorm))
+    ours, theirs = (norm_errors(kind, dtype) for kind in (RMSNorm, LlamaRMSNorm))
     assert all(a <= 1.5 * b + 2 * torch.finfo(torch.float32).eps for a, b in zip(ours, theirs, strict=True))
+    with torch.autocast("cuda", torch.bfloat16):
+        norm_errors(RMSNorm, dtype)  # the dtype of its states, where torch's norm gives fp32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -344,21 +244,3 @@ def test_a_cpu_s_norm_is_llama_s_bit_for_bit(dtype):
     hidden = torch.randn(2, 7, 64).to(dtype)
     ours, theirs = RMSNorm(64).to(dtype), LlamaRMSNorm(64).to(dtype)
     assert torch.equal(ours(hidden), theirs(hidden))
-
-
-def test_a_gpu_s_norm_keeps_llama_s_dtype_and_takes_the_kernel_where_it_can(monkeypatch):
-    """Not for weights of another dtype, nor under autocast, which would give fp32."""
-    taken = []
-    monkeypatch.setattr(model_file.F, "rms_norm", lambda x, *rest: taken.append(x.dtype) or x)
-    half, single = torch.bfloat16, torch.float32
-
-    def normed(states, weight):
-        norm = RMSNorm(8)
-        norm.weight = torch.nn.Parameter(torch.ones(8, device="cuda", dtype=weight), requires_grad=False)
-        return norm(torch.empty(2, 8, device="cuda", dtype=states)).dtype
-
-    with FakeTensorMode():
-        assert [normed(half, half), normed(single, single), normed(half, single)] == [half, single, single]
-        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-        assert normed(half, half) == half
-    assert taken == [half, single]

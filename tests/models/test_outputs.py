@@ -1,15 +1,12 @@
 """What a caller may ask of a forward call: hidden states, weights, embeddings, fewer logits; and saving, compiling."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from tape_ds import TapeConfig, TapeForCausalLM, TapeModel
-from tests.models.helpers import HEADS, randomised, rounding, tiny_config, tiny_model, tokens
+from tape_ds import TapeForCausalLM
+from tests.models.helpers import randomised, rounding, tiny_config, tiny_model, tokens
 
 
 def test_hidden_states_are_the_blocks_own():
@@ -28,14 +25,11 @@ def test_hidden_states_are_the_blocks_own():
 
 
 @pytest.mark.parametrize("asked", ["attention_backend", "attn_implementation"])
-@pytest.mark.parametrize("heads", HEADS)
-def test_attention_weights_are_the_ones_used(heads, asked):
-    """Each row sums to one over its past, and the weights times the values give the block's own output."""
-    if asked == "attention_backend":
-        model = tiny_model(heads, attention_backend="reference")
-    else:
-        model = TapeForCausalLM._from_config(tiny_config(heads), attn_implementation="eager")
-        model = randomised(model).eval()
+def test_attention_weights_are_the_ones_used(asked):
+    """The weights times the values give the block's own output."""
+    model = tiny_model(attention_backend="reference")
+    if asked == "attn_implementation":
+        model = randomised(TapeForCausalLM._from_config(tiny_config(), attn_implementation="eager")).eval()
     values = []
     for layer in model.model.layers:
         layer.self_attn.v_proj.register_forward_hook(lambda module, arguments, output: values.append(output))
@@ -43,24 +37,16 @@ def test_attention_weights_are_the_ones_used(heads, asked):
     for layer in model.model.layers:
         layer.self_attn.register_forward_hook(lambda module, arguments, output: attended.append(output[0]))
     out = model(tokens(2, 7), output_attentions=True)
-    assert len(out.attentions) == 3
-    sizes = HEADS[heads]
     for weights, value, expected, layer in zip(out.attentions, values, attended, model.model.layers, strict=True):
-        assert weights.shape == (2, sizes["num_attention_heads"], 7, 7)
-        assert (weights.triu(1) == 0).all()
-        group = sizes["num_attention_heads"] // sizes["num_key_value_heads"]
-        v = value.view(2, 7, -1, 8).transpose(1, 2).repeat_interleave(group, 1)
+        assert weights.shape == (2, 4, 7, 7) and (weights.triu(1) == 0).all()
+        v = value.view(2, 7, 2, 8).transpose(1, 2).repeat_interleave(2, 1)
         mine = layer.self_attn.o_proj((weights @ v).transpose(1, 2).flatten(2))
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-5)
 
 
 def test_attention_weights_are_refused_where_there_are_none():
-    """Returning None, or another backend's weights, would be believed."""
-    model = tiny_model()
     with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        model(tokens(1, 4), output_attentions=True)
-    with pytest.raises(ValueError, match="attention_backend='reference'"):
-        model.generate(tokens(1, 4), max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+        tiny_model()(tokens(1, 4), output_attentions=True)
 
 
 def test_embeddings_in_place_of_ids():
@@ -81,13 +67,6 @@ def test_logits_to_keep():
         )
 
 
-def test_a_tuple_when_asked():
-    model, ids = tiny_model(), tokens(1, 5)
-    loss, logits = model(ids, labels=ids, return_dict=False)[:2]
-    out = model(ids, labels=ids)
-    assert torch.equal(loss, out.loss) and torch.equal(logits, out.logits)
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -99,34 +78,6 @@ def test_a_tuple_when_asked():
 def test_masks_of_the_wrong_shape_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         tiny_model()(tokens(1, 6), **arguments)
-
-
-@pytest.mark.slow
-def test_a_sharded_folder_loads_in_a_fresh_process(tmp_path):
-    """``tape_ds.register()`` is all that another program's script needs."""
-    kinds = {"tied": {"tie_word_embeddings": True}, "untied": {}, "bipe": {"encoding": "bipe_rope"}}
-    for name, changes in kinds.items():
-        model, ids = tiny_model(**changes), tokens(1, 9)
-        model.save_pretrained(tmp_path / name, max_shard_size="10KB")
-        assert len(list((tmp_path / name).glob("*.safetensors"))) > 3
-        save_file({"ids": ids, "logits": model(ids).logits.detach()}, tmp_path / f"{name}.safetensors")
-    script = f"""
-from pathlib import Path
-import torch, tape_ds
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-tape_ds.register()
-for name in {list(kinds)}:
-    folder = Path({str(tmp_path)!r}, name)
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(info.values()), info
-    assert type(model) is tape_ds.TapeForCausalLM and not model.training
-    assert type(AutoModel.from_pretrained(folder)) is tape_ds.TapeModel
-    expected = load_file(folder.with_suffix(".safetensors"))
-    assert torch.equal(model(expected["ids"]).logits, expected["logits"])
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == (name == "tied")
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_trained_weights_are_never_reset_on_load(tmp_path):
@@ -155,22 +106,6 @@ def test_trained_weights_are_never_reset_on_load(tmp_path):
             assert (part.get_parameter(absent) == 0).all()
 
 
-def test_a_body_alone_loads_the_same_weights(tmp_path):
-    model, ids = tiny_model(), tokens(1, 6)
-    model.save_pretrained(tmp_path)
-    body = AutoModel.from_pretrained(tmp_path)
-    assert type(body) is TapeModel
-    assert torch.equal(body(ids).last_hidden_state, model.model(ids).last_hidden_state)
-
-
-def test_the_vocabulary_can_grow():
-    model, ids = tiny_model(tie_word_embeddings=True), tokens(1, 6)
-    before = model(ids).logits
-    model.resize_token_embeddings(70, mean_resizing=False)
-    assert model(ids).logits.shape[-1] == 70
-    torch.testing.assert_close(model(ids).logits[..., :61], before)
-
-
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
 def test_a_training_step_compiles_without_a_break(encoding):
@@ -185,27 +120,3 @@ def test_a_training_step_compiles_without_a_break(encoding):
         outcomes.append([loss, *(weight.grad.clone() for weight in model.parameters())])
     for eager, mine in zip(*outcomes, strict=True):
         torch.testing.assert_close(mine, eager, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("encoding", ["rope", "tape"])
-def test_a_model_can_be_exported(encoding):
-    model, ids = tiny_model(encoding=encoding, num_hidden_layers=2), tokens(1, 8)
-    exported = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False)
-    names = {str(node.target) for node in exported.graph.nodes}
-    assert any("tape_ds.rotate" in name for name in names)
-    other = tokens(1, 8)
-    torch.testing.assert_close(
-        exported.module()(input_ids=other, use_cache=False).logits,
-        model(other).logits,
-        rtol=0,
-        atol=rounding(model, ids),
-    )
-
-
-def test_a_saved_configuration_is_read_back(tmp_path):
-    config = tiny_model(encoding="tape scale", state_dtype="float32", attention_backend="sdpa").config
-    config.save_pretrained(tmp_path)
-    again = TapeConfig.from_pretrained(tmp_path)
-    for name in ("position_encoding", "position_options", "state_dtype", "attention_backend", "rope_parameters"):
-        assert getattr(again, name) == getattr(config, name)
-    assert isinstance(TapeForCausalLM(again).model.layers[0].position, torch.nn.Module)

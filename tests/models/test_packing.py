@@ -1,4 +1,4 @@
-"""Documents packed into sequences, however they are told: each is computed as if it were alone, forward and backward.
+"""Documents packed into sequences, by every collator: each is computed as if it were alone, forward and backward.
 
 The collators are the real ones: transformers', TRL's and ours.
 """
@@ -18,7 +18,7 @@ from tests.attention import varlen_on_cpu
 from tests.models.helpers import HEADS, gradients, tiny_model, tokens
 
 LENGTHS = [5, 1, 9, 4]
-ENCODINGS = ["rope", "tape", "alibi", "fire"]
+ENCODINGS = ["rope", "tape", "fire"]
 FLATTENING = {
     "positions": {},
     "flash arguments": {"return_flash_attn_kwargs": True, "return_position_ids": False},
@@ -32,7 +32,7 @@ def documents(lengths=LENGTHS):
 
 
 def alone(model, texts):
-    """Logits [tokens of all documents, V], each document in a call of its own."""
+    """Logits [tokens of all documents, V], a call for each document."""
     return torch.cat([model(torch.tensor([ids])).logits[0] for ids in texts])
 
 
@@ -43,12 +43,11 @@ def check(model, batch, texts):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("told", FLATTENING)
-def test_transformers_flattening_collator(encoding, told):
-    """Only its position ids said where documents begin, and nobody read them: the second document's logits were off by
-    2.0 (RoPE) to 2.3 (TAPE), without a word."""
+@pytest.mark.parametrize("kind", FLATTENING)
+def test_transformers_flattening_collator(encoding, kind):
+    """Its position ids alone may mark where documents begin."""
     texts, model = documents(), tiny_model(encoding=encoding)
-    options = FLATTENING[told]
+    options = FLATTENING[kind]
     if not model.model.encoding.translation_invariant:  # then positions that run on over documents are others
         options = options | {"return_position_ids": True}
     batch = DataCollatorWithFlattening(**options)([{"input_ids": ids} for ids in texts])
@@ -56,83 +55,29 @@ def test_transformers_flattening_collator(encoding, told):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("everything", [True, False], ids=["all it says", "positions alone"])
-def test_trl_s_packing_collator(encoding, everything):
+def test_trl_s_packing_collator(encoding):
     texts = documents()
     halves = ((texts[:2], LENGTHS[:2]), (texts[2:], LENGTHS[2:]))
     packed = [{"input_ids": [*chain(*some)], "seq_lengths": lengths} for some, lengths in halves]
-    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(packed)
-    names = batch if everything else ("input_ids", "position_ids")
-    check(tiny_model(encoding=encoding), {name: batch[name] for name in names}, texts)
+    check(
+        tiny_model(encoding=encoding),
+        DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(packed),
+        texts,
+    )
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_jumps_that_go_forward_are_never_a_border(encoding):
-    """PoSE's chunks are of one text, however far apart it puts them."""
-    model, ids = tiny_model(encoding=encoding), tokens(2, 8)
-    posed = torch.tensor([[0, 1, 2, 9, 10, 30, 31, 32], [4, 5, 6, 7, 8, 9, 50, 51]])
-    one = torch.zeros(2, 8, dtype=torch.int32)
-    assert torch.equal(model(ids, position_ids=posed).logits, model(ids, position_ids=posed, document_ids=one).logits)
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_padding_on_the_left_is_no_border(encoding):
-    """Generation repeats a position in padding; a mask is there, and says all there is to say."""
-    model, ids = tiny_model(encoding=encoding), tokens(2, 8)
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
-    positions = torch.tensor([[1, 1, 1, 0, 1, 2, 3, 4], [*range(8)]])
-    logits = model(ids, attention_mask=mask, position_ids=positions).logits
-    torch.testing.assert_close(logits[0, 3:], model(ids[:1, 3:]).logits[0], rtol=0, atol=2e-5)
-    torch.testing.assert_close(logits[1], model(ids[1:]).logits[0], rtol=0, atol=2e-5)
-
-
-def test_what_a_collator_says_needs_no_cache_and_its_longest_document():
-    model, ids, starts = tiny_model(), tokens(1, 6), torch.tensor([0, 2, 6])
-    with pytest.raises(ValueError, match="needs max_length_q"):
-        model(ids, cu_seq_lens_q=starts)
+def test_borders_that_cannot_be_applied_are_refused():
+    model, ids = tiny_model(), tokens(1, 6)
     cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="use_cache=False"):
-        model(ids, cu_seq_lens_q=starts, max_length_q=4, past_key_values=cache)
-
-
-def test_nothing_that_is_said_of_documents_goes_unread():
-    """Beside a mask of ones, borders were taken unchecked, and behind a cache the mask was cut to the oldest keys."""
-    model, ids, mask = tiny_model(), tokens(1, 6), torch.ones(1, 6, dtype=torch.int64)
-    with pytest.raises(ValueError, match="cu_seq_lens_q = "):
-        model(ids, attention_mask=mask, cu_seq_lens_q=torch.tensor([0, 3, 99]), max_length_q=96)
-    with pytest.raises(ValueError, match="seq_idx has 4 columns"):
-        model(ids, seq_idx=torch.zeros(1, 4, dtype=torch.int32))
-    cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="use_cache=False"):
-        more = torch.ones(1, 8, dtype=torch.int64)
-        model(
-            ids[:, :2], attention_mask=more, cu_seq_lens_q=torch.tensor([0, 2]), max_length_q=2, past_key_values=cache
-        )
-
-
-def test_one_row_of_borders_serves_all_sequences():
-    model, ids, owners = tiny_model(), tokens(3, 6), torch.tensor([[0, 0, 1, 1, 1, 1]])
-    assert torch.equal(model(ids, document_ids=owners).logits, model(ids, document_ids=owners.expand(3, -1)).logits)
-
-
-def test_a_collator_says_nothing_of_interleaved_documents():
-    """Their runs are no documents."""
-    sequence = {name: torch.arange(6) for name in ("input_ids", "labels", "position_ids")}
-    batch = collate([{**sequence, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}])
-    assert "cu_seq_lens_q" not in batch
-
-
-def test_selective_recomputation_keeps_packed_attention(monkeypatch):
-    """Its operator was missing from the list: attention ran again, or the run ended at its first step."""
-    monkeypatch.setattr(backends, "missing", lambda name, device: None)
-    monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
-    monkeypatch.setenv("TAPE_DS_ATTENTION", "varlen")
-    model = tiny_model().train()
-    recompute = use_recompute(model, "selective")
-    varlen_on_cpu.CALLS.clear()
-    batch = collate([sequence_of([5, 3, 9], jumps=False)])
-    model(**batch, use_cache=False).loss.backward()
-    assert recompute.kept == len(varlen_on_cpu.CALLS) == 2 * 2 + 1  # the last layer carries no state
+    refused = {
+        "needs max_length_q": {"cu_seq_lens_q": torch.tensor([0, 2, 6])},
+        "cu_seq_lens_q = ": {"cu_seq_lens_q": torch.tensor([0, 3, 99]), "max_length_q": 96},
+        "seq_idx has 4 columns": {"seq_idx": torch.zeros(1, 4, dtype=torch.int32)},
+        "use_cache=False": {"cu_seq_lens_q": torch.tensor([0, 6]), "max_length_q": 6, "past_key_values": cache},
+    }
+    for words, arguments in refused.items():
+        with pytest.raises(ValueError, match=words):
+            model(ids, attention_mask=None if "past_key_values" in arguments else torch.ones_like(ids), **arguments)
 
 
 # Every backend that takes borders. Thresholds of the sdpa backend make each of its ways answer; packed kernels of a GPU
@@ -176,7 +121,7 @@ def sequence_of(lengths, jumps):
 
 
 def piece(sequence, number):
-    """One document of a sequence, as a batch of its own."""
+    """One document of a sequence, as a batch."""
     own = sequence["document_ids"] == number
     return {name: column[own][None] for name, column in sequence.items() if name != "document_ids"}
 
@@ -202,7 +147,7 @@ def outcome(model, batches):
     ids=["64 documents", "two sequences, PoSE's jumps, recomputed", "one of them padded"],
 )
 def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, sequences, jumps, recompute):
-    """Forward and every gradient: of documents of 1 and odd lengths, with and without padding behind them."""
+    """Forward and every gradient: of documents of 1 and odd lengths, with and without padding after them."""
     if backend == "triton" and (heads != "gqa" or encoding != "tape"):
         pytest.skip("the interpreter takes its time: one kind of heads, and the encoding whose kernels these are")
     width = 16 if backend == "triton" else 8
@@ -226,19 +171,7 @@ def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, se
     assert bool(varlen_on_cpu.CALLS) or backend != "varlen"
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_documents_go_on_behind_a_cache(monkeypatch, backend, encoding):
-    """A chunk behind cached tokens: of the last cached document, and of new ones."""
-    if backend in ("varlen", "triton") and encoding in ("alibi", "fire"):
-        pytest.skip("adds no bias to the scores: auto takes sdpa there")
-    model = tiny_model(encoding=encoding, head_dim=16 if backend == "triton" else 8)
-    sequence = sequence_of([6, 9, 20], jumps=False)
-    ids, owners, positions = (sequence[name][None] for name in ("input_ids", "document_ids", "position_ids"))
-    first = model(ids[:, :12], document_ids=owners[:, :12], position_ids=positions[:, :12], use_cache=True)
-    second = model(
-        ids[:, 12:], document_ids=owners, position_ids=positions[:, 12:], past_key_values=first.past_key_values
-    )
-    logits = torch.cat((first.logits, second.logits), dim=1)[0]
-    monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
-    singles = torch.cat([model(piece(sequence, number)["input_ids"]).logits[0] for number in range(3)])
-    torch.testing.assert_close(logits, singles, rtol=0, atol=3e-5)
+def test_interleaved_documents_have_no_borders():
+    sequence = {name: torch.arange(6) for name in ("input_ids", "labels", "position_ids")}
+    batch = collate([{**sequence, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}])
+    assert "cu_seq_lens_q" not in batch

@@ -9,8 +9,8 @@ from tests.models.helpers import WITH_EVERY_HEADS, rounding, tiny_model, tokens
 
 @pytest.mark.parametrize("encoding", WITH_EVERY_HEADS)
 def test_replicated_layers_have_positions_of_their_own_in_a_cache(encoding):
-    """peft renumbers the copies by the name ``layer_idx``. Ours was called otherwise: two copies wrote to one place in
-    the cache, and cached logits were off by 1.3."""
+    """peft renumbers the copies by the name ``layer_idx``; under another name two copies write to one place in the
+    cache."""
     config = peft.LoraConfig(target_modules=["q_proj"], layer_replication=[(0, 2), (1, 3), (1, 3)])
     model, ids = peft.get_peft_model(tiny_model(encoding=encoding), config).eval(), tokens(2, 12)
     with torch.no_grad():
@@ -28,7 +28,7 @@ def prefixed(encoding):
     return peft.get_peft_model(tiny_model(encoding=encoding), config).eval(), tokens(2, 9)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "yarn", "nope", "xpos", "sincos", "randpe", "repo"])
+@pytest.mark.parametrize("encoding", ["rope", "xpos", "sincos", "randpe", "repo"])
 def test_a_prefix_is_seen(encoding):
     """Keys and values from elsewhere are all that a plain cache holds: every number of the prefix gets a gradient."""
     model, ids = prefixed(encoding)
@@ -37,20 +37,9 @@ def test_a_prefix_is_seen(encoding):
     assert model.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3).shape == (2, 12)
 
 
-@pytest.mark.parametrize("encoding", ["tape", "alibi", "fire", "t5", "tape from alibi", "bipe_rope", "rope dynamic"])
+@pytest.mark.parametrize("encoding", ["tape", "alibi", "bipe_rope", "rope dynamic"])
 def test_a_prefix_without_positions_or_states_is_refused_by_name(encoding):
-    """It failed inside torch: "Expected size 8 but got size 16"."""
+
     model, ids = prefixed(encoding)
     with pytest.raises(ValueError, match=r"keeps \d+, positions or position states among them.*prefix tuning"):
         model(ids)
-
-
-@pytest.mark.skipif(not hasattr(peft, "ShadowConfig"), reason="peft has it since 0.21")
-@pytest.mark.parametrize("encoding", ["rope", "tape", "alibi"])
-def test_a_shadow_shares_the_embeddings(encoding):
-    """peft takes ``embed_tokens`` from the decoder that it mirrors and gives embeddings; ours read it all the same."""
-    model = peft.get_peft_model(tiny_model(encoding=encoding), peft.ShadowConfig(task_type="CAUSAL_LM"))
-    ids = tokens(2, 9)
-    model(input_ids=ids, labels=ids).loss.backward()
-    grads = [weight.grad for name, weight in model.named_parameters() if "shadow_backbone" in name and "proj" in name]
-    assert grads and all(grad is not None and bool((grad != 0).any()) for grad in grads)

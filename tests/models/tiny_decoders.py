@@ -1,21 +1,12 @@
-"""A tiny configuration of every decoder in transformers that has rotary positions; the list is transformers' own.
-
-``python -m tests.models.tiny_decoders`` prints the table of families in docs/results/decoders.md.
-"""
+"""A tiny configuration of every decoder in transformers that has rotary positions; the list is transformers' own."""
 
 import contextlib
 import functools
 from typing import Any
 
-import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-from tape_ds.attention import NEEDS
-from tape_ds.encodings import trained_rope
-from tape_ds.errors import UserError
-from tape_ds.models import decoder_configuration
 
 VOCABULARY = 97
 WINDOW = 16
@@ -134,44 +125,3 @@ def tiny_config(name: str, **changes: Any) -> PreTrainedConfig:
             if len(kinds) > 1:
                 given |= {"layer_types": kinds, "num_hidden_layers": len(kinds)}
     return kind(**given)
-
-
-SCALING = ("yarn", "linear", "ntk", "dynamic")
-
-
-def table() -> str:
-    """Return docs/results/decoders.md's rows: what :mod:`tests.models.test_decoders` proves, or why a family is
-    refused."""
-    rows: dict[str, list[str]] = {}
-    for name in families():
-        config = tiny_config(name)
-        if problems := decoder_configuration.check(config):
-            row = f"refused: {problems[0].wrong.removeprefix(f'{name}: ')}"
-        else:
-            needed = [need for need in NEEDS if need in decoder_configuration.needs(config)]
-            row = f"{', '.join(needed) or 'plain attention'}; {_scaling(config)}"
-        rows.setdefault(row, []).append(name)
-    written = [f"| {', '.join(names)} | {row} |" for row, names in sorted(rows.items(), key=lambda each: _order(*each))]
-    return "\n".join([f"| Families (transformers {transformers.__version__}) | |", "|---|---|", *written])
-
-
-def _order(row: str, names: list[str]) -> tuple[bool, int]:
-    return row.startswith("refused"), -len(names)
-
-
-def _scaling(config: PreTrainedConfig) -> str:
-    """Return the RoPE scaling that a family can be given."""
-    own = trained_rope.read(config.to_dict(), config.model_type)
-    if own.is_scaled:
-        return f"its own {own.type} is {'kept' if own.type in trained_rope.KEPT else 'extended'}"
-    taken = []
-    for kind in SCALING:
-        with contextlib.suppress(UserError):
-            wanted = trained_rope.extended(own, {"rope_type": kind}, 4 * own.native_length)
-            decoder_configuration.configure(config, rope_parameters=wanted)
-            taken.append(kind)
-    return "every scaling" if len(taken) == len(SCALING) else f"scaling: {', '.join(taken) or 'none'}"
-
-
-if __name__ == "__main__":
-    print(table())

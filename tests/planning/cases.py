@@ -1,6 +1,6 @@
 """The runs whose bytes the planner has to know: stages, lengths, policies, encodings, what is trained."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tape_ds import TapeConfig
 from tape_ds.distributed.layout import Engine, Layers, Layout
@@ -22,8 +22,6 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run."""
-
     zero: int | None
     """Stage; None: no engine, fp32 weights, autocast."""
     encoding: str
@@ -43,20 +41,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What pytest shows."""
-        stage = "plain" if self.zero is None else f"zero{self.zero}"
-        policy = {None: "kept", 1: "recomputed"}.get(self.layers_again, str(self.layers_again))
-        own = f"{stage}-{self.encoding}-{self.method}-{self.length}-{policy}-{8 * self.element}bit"
-        return (
-            own
-            + f"-{self.groups}groups" * (self.groups < 4)
-            + "-tiles" * (self.tiles > 1)
-            + "-sequence" * (self.sequence > 1)
-            + "-tensor" * (self.tensor > 1)
-            + "-normed" * self.normed_heads
-            + "-nope" * (self.nope_layers is not None)
-            + f"-{self.accumulation}x" * (self.accumulation > 1)
-        )
+        """What pytest shows: the fields that are given."""
+        given = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return "-".join(f"{field.name}_{getattr(self, field.name)}" for field in given)
 
     def config(self) -> TapeConfig:
         """A small Llama: 4 heads of 64, and 3.9 M parameters."""
@@ -74,7 +61,6 @@ class Case:
         )
 
     def job(self) -> Job:
-        """The same as a question to the planner."""
         layout = Layout(
             world=1 if self.zero is None else RANKS,
             zero=self.zero,

@@ -25,7 +25,6 @@ class LiveTensors(TorchDispatchMode):
         self._known = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        """Call, and count what came out."""
         name = function.name().split(".")[0] if hasattr(function, "name") else ""
         if name in LOOKED_INTO:
             with self:
@@ -50,5 +49,4 @@ class LiveTensors(TorchDispatchMode):
         self.now -= size
 
     def begin_anew(self):
-        """Forget the peak so far."""
         self.peak = self.now

@@ -17,7 +17,6 @@ MODULE = "tests/planning/workers/tensor_bytes.py"
 
 
 def run(folder, cases):
-    """Case -> what was counted."""
     output = folder / "bytes.json"
     ended = forked(MODULE, "--output", str(output), "--cases", *[case.name for case in cases])
     assert ended.code == 0, ended.output[-4000:]
@@ -26,7 +25,6 @@ def run(folder, cases):
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    """One job for the quick cases."""
     return run(tmp_path_factory.mktemp("few"), QUICK)
 
 
@@ -48,7 +46,6 @@ def between_steps(asked):
 
 
 def compare(case, counted):
-    """Both figures of a case."""
     predicted = memory.estimate(case.job(), reserve=False).peak.total
     assert predicted == pytest.approx(counted[case.name]["peak"], rel=WITHIN)
     assert between_steps(case.job()) == pytest.approx(counted[case.name]["idle"], rel=0.01)
@@ -63,18 +60,3 @@ def test_bytes_of_a_step(case, few):
 @pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK], ids=lambda case: case.name)
 def test_bytes_of_more_steps(case, rest):
     compare(case, rest)
-
-
-def test_the_cases_cover_what_they_must():
-    """Ten runs and more: all stages, both precisions, kept and recomputed, all kinds of training and attention."""
-    assert len(CASES) >= 10
-    assert {case.zero for case in CASES} == {None, 1, 2, 3} and {case.element for case in CASES} == {2, 4}
-    assert {case.layers_again for case in CASES} == {None, 1, "selective"}
-    assert {case.method for case in CASES} == {"full", "frozen", "lora"}
-    assert {case.encoding for case in CASES} == {"rope", "tape", "alibi", "pope", "fox", "repo"} and {
-        case.groups for case in CASES
-    } == {
-        1,
-        2,
-        4,
-    }

@@ -16,21 +16,17 @@ from tests.planning.helpers import job, published
         {"world": 96, "tensor": 3, "global_batch": 96, "zero": 1},
         {"world": 24, "sequence": 3, "global_batch": 8},
         {"tensor": 2, "zero": 3},
-        {"tensor": 2, "zero": None},
         {"tensor": 2, "zero": 1, "quantised": True},
         {"sequence": 2, "attention_span": 4096.0},
     ],
 )
 def test_what_a_recipe_refuses_is_not_possible(changes):
     assert not possible(job(**changes))
-
-
-def test_tensor_parallelism_goes_with_zero_1_and_2():
     assert possible(job(tensor=8, zero=1)) and possible(job(tensor=2, zero=2))
 
 
 @pytest.mark.parametrize("name", ["attention_bias", "mlp_bias"])
-def test_a_bias_behind_a_sum_of_parts_is_not_cut(name):
+def test_a_bias_after_a_sum_of_parts_is_not_cut(name):
     """A search ranked such layouts, which the run then refused."""
     model = shape.sizes(published("llama2-7b", **{name: True}))
     assert possible(replace(job(zero=1), model=model)) and not possible(replace(job(zero=1, tensor=2), model=model))

@@ -6,19 +6,15 @@ import math
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from tape_ds.resilience.guards import NonFinite, StoppedByGuard, protect, protects_itself, samples_of_step
+from tape_ds.resilience.guards import NonFinite, StoppedByGuard, protect, samples_of_step
 
 NAN, INF = math.nan, math.inf
 
 
 def samples_of(step, rank):
-    """Two samples a rank."""
     return samples_of_step(step, rank, global_batch=8, micro_batch=2, world=2)
 
 
@@ -28,41 +24,30 @@ def guard(file=None, limit=0) -> NonFinite:
 
 
 def lines(file) -> list[dict]:
-    """What was written."""
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
     ("losses", "norms", "skipped", "said"),
     [
-        ([1.0, NAN], [INF, INF], True, "the loss on rank 1 is NaN (samples 90-91, 94-95); step SKIPPED, weights unch"),
-        ([INF, 1.0], [INF, INF], True, "the loss on rank 0 is infinite (samples 88-89, 92-93); step SKIPPED"),
-        ([INF, NAN], [INF, INF], True, "the loss on ranks 0-1 is not finite (samples 88-95); step SKIPPED"),
-        ([1.0, NAN], [1.0, 1.0], False, "rank 1 is NaN (samples 90-91, 94-95); step NOT skipped, weights may be dam"),
-        ([1.0, 1.0], [INF, INF], True, "a gradient on some rank is not finite (samples 88-95); step SKIPPED"),
-        ([1.0, 1.0], [2.0, INF], True, "a gradient on rank 1 is not finite (samples 90-91, 94-95); step SKIPPED"),
+        ([1.0, NAN], [INF, INF], True, "the loss on rank 1 is NaN (samples 90-91, 94-95); step SKIPPED"),
+        ([1.0, NAN], [1.0, 1.0], False, "rank 1 is NaN (samples 90-91, 94-95); step NOT skipped"),
         ([1.0, 1.0], [NAN, NAN], True, "a gradient on some rank is not finite (samples 88-95); step SKIPPED"),
-        ([1.0, 1.0], [INF, INF], False, "a gradient on some rank is not finite (samples 88-95); step NOT skipped"),
+        ([1.0, 1.0], [2.0, INF], True, "a gradient on rank 1 is not finite (samples 90-91, 94-95); step SKIPPED"),
     ],
 )
-def test_what_is_said(losses, norms, skipped, said):
+def test_the_rank_and_its_samples_are_named(losses, norms, skipped, said):
     """Step 12 of a batch of 8 is samples 88-95; 88, 89, 92 and 93 are rank 0's."""
     message = guard().observe(12, losses, norms, skipped)
     assert message is not None and message.startswith("step 12: ") and said in message
-    assert message.endswith("(1 so far, 1 in a row)")
 
 
 @pytest.mark.parametrize("norms", [[1.0, 1.0], [NAN, NAN]])
-def test_a_finite_step_says_nothing(norms, tmp_path):
-    """NaN stands for a norm that nobody measured."""
+def test_a_finite_step_is_not_reported(norms, tmp_path):
+    """NaN is a norm that was not measured."""
     quiet = guard(tmp_path / "nonfinite.jsonl")
     assert quiet.observe(1, [1.0, 2.0], norms, False) is None
     assert (quiet.total, quiet.in_a_row, list(tmp_path.iterdir())) == (0, 0, [])
-
-
-def test_a_gradient_of_the_only_rank_is_that_ranks():
-    alone = NonFinite(0, None, lambda step, rank: [step])
-    assert "on rank 0 is not finite (samples 3)" in (alone.observe(4, [1.0], [INF], True) or "")
 
 
 def test_every_bad_step_is_a_line_with_its_samples(tmp_path):
@@ -72,23 +57,18 @@ def test_every_bad_step_is_a_line_with_its_samples(tmp_path):
     watched.observe(2, [1.0, 1.0], [INF, INF], True)
     watched.observe(3, [1.0, 1.0], [1.0, 1.0], False)
     watched.observe(4, [NAN, 1.0], [1.0, 1.0], False)
-    found = [{key: value for key, value in line.items() if key != "time"} for line in lines(file)]
-    assert found == [
-        {"step": 1, "kind": "loss", "ranks": [1], "samples": {"1": [2, 3, 6, 7]}, "skipped": True, "in_a_row": 1},
-        {
-            "step": 2,
-            "kind": "gradient",
-            "ranks": [],
-            "samples": {"0": [8, 9, 12, 13], "1": [10, 11, 14, 15]},
-            "skipped": True,
-            "in_a_row": 2,
-        },
-        {"step": 4, "kind": "loss", "ranks": [0], "samples": {"0": [24, 25, 28, 29]}, "skipped": False, "in_a_row": 1},
+    found = lines(file)
+    assert [(line["step"], line["kind"], line["ranks"]) for line in found] == [
+        (1, "loss", [1]),
+        (2, "gradient", []),
+        (4, "loss", [0]),
     ]
+    assert found[1]["samples"] == {"0": [8, 9, 12, 13], "1": [10, 11, 14, 15]}
+    assert [(line["skipped"], line["in_a_row"]) for line in found] == [(True, 1), (True, 2), (False, 1)]
 
 
 def test_so_many_in_a_row_stop_the_run(tmp_path):
-    """A good step between them begins the row anew; the last of them is written down as well."""
+    """A good step between them begins a new row; the last of them is recorded as well."""
     file = tmp_path / "nonfinite.jsonl"
     watched = guard(file, limit=3)
     for step, loss in enumerate([NAN, NAN, 1.0, NAN, NAN], 1):
@@ -96,13 +76,6 @@ def test_so_many_in_a_row_stop_the_run(tmp_path):
     with pytest.raises(StoppedByGuard, match=r"step 6: the loss on rank 1 .*\n.*3 steps in a row .*nonfinite_limit"):
         watched.observe(6, [1.0, NAN], [INF, INF], True)
     assert [line["step"] for line in lines(file)] == [1, 2, 4, 5, 6]
-
-
-def test_no_limit_never_stops():
-    watched = guard(limit=0)
-    for step in range(1, 100):
-        message = watched.observe(step, [NAN, NAN], [INF, INF], True)
-    assert message is not None and message.endswith("(99 so far, 99 in a row)")
 
 
 def test_counts_come_back_from_a_checkpoint():
@@ -127,19 +100,12 @@ def test_the_search_for_a_loss_scale_is_no_fault(tmp_path):
     assert watched.total == 1, "a loss is not scaled: this one is NaN"
 
 
-def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, capsys):
+def test_an_unwritable_journal_is_reported_once_and_stops_nothing(tmp_path, capsys):
     (tmp_path / "run").write_text("a file where the folder should be")
     watched = guard(tmp_path / "run" / "nonfinite.jsonl")
     for step in (1, 2):
         assert watched.observe(step, [NAN, 1.0], [INF, INF], True)
     assert capsys.readouterr().err.count("nonfinite.jsonl cannot be written, training continues: ") == 1
-
-
-def test_a_long_list_of_samples_is_cut_in_the_message_only(tmp_path):
-    scattered = NonFinite(0, tmp_path / "nonfinite.jsonl", lambda step, rank: list(range(0, 200, 2)))
-    message = scattered.observe(1, [NAN], [INF], True)
-    assert message is not None and "(samples 0, 2, 4, 6, 8, 10, ... (100 in all));" in message
-    assert len(lines(tmp_path / "nonfinite.jsonl")[0]["samples"]["0"]) == 100
 
 
 @pytest.mark.parametrize(("world", "micro", "accumulation"), [(1, 2, 1), (2, 1, 1), (2, 2, 3), (4, 1, 2), (3, 2, 2)])
@@ -172,8 +138,10 @@ def step(model, optimizer, value: float = 1.0) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}, {"amsgrad": True}])
-@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [({"foreach": False}, NAN), ({"foreach": True}, INF), ({"fused": True}, NAN), ({"amsgrad": True}, INF)],
+)
 def test_a_protected_step_changes_nothing_when_a_gradient_is_not_finite(options, value):
     """One element of one bias: without protection NaN goes into that weight, decay and momentum go into all."""
     model, optimizer = adamw(**options)
@@ -200,23 +168,6 @@ def test_a_protected_optimizer_steps_as_it_did():
     assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
-@pytest.fixture
-def accelerator():
-    """accelerate's state of the process, and none of it afterwards."""
-    yield Accelerator(cpu=True)
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-
-
-def test_protection_reaches_through_what_accelerate_wraps(accelerator):
-    """accelerate's own optimizer has no hooks."""
-    model, optimizer = adamw()
-    counter = protect(AcceleratedOptimizer(optimizer))
-    before = [parameter.clone() for parameter in model.parameters()]
-    step(model, optimizer, NAN)
-    assert counter.total == 1 and all(map(torch.equal, model.parameters(), before))
-
-
 def test_steps_left_out_are_counted_on_after_a_resume():
     model, optimizer = adamw()
     first = protect(optimizer)
@@ -224,30 +175,3 @@ def test_steps_left_out_are_counted_on_after_a_resume():
     second = protect(adamw()[1])
     second.load_state(first.state())
     assert second.total == 1
-
-
-class Engine:
-    """What :func:`protects_itself` reads of an engine."""
-
-    def __init__(self, **attributes):
-        self.optimizer = type("Optimizer", (), attributes)()
-
-
-@pytest.mark.parametrize(
-    ("attributes", "protected"),
-    [
-        ({}, False),
-        ({"overflow": False}, True),
-        ({"overflow": False, "check_grad_overflow": True, "dtype": torch.bfloat16}, True),
-        ({"overflow": False, "check_grad_overflow": False, "dtype": torch.bfloat16, "compute_grad_norm": True}, False),
-        ({"overflow": False, "check_grad_overflow": False, "dtype": torch.float32, "compute_grad_norm": True}, True),
-        ({"overflow": False, "check_grad_overflow": False, "dtype": torch.float32, "compute_grad_norm": False}, False),
-    ],
-)
-def test_which_engines_protect_themselves(attributes, protected):
-    """The real ones are in tests/integration/test_guards.py."""
-    assert protects_itself(Engine(**attributes)) == protected
-
-
-def test_nothing_protects_a_run_without_an_engine():
-    assert not protects_itself(None)

@@ -4,9 +4,7 @@ The command is a small program that behaves like a launcher with ranks: it takes
 dies, hangs, or leaves ranks behind.
 """
 
-import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -51,18 +49,18 @@ def finish():
 def stop(step, reason="SIGTERM"):
     run_folder.mark_stopped(output, step, reason)
 
-def wait(seconds=20, until=lambda: asked):
+def wait(seconds=120, until=lambda: asked):
     end = time.monotonic() + seconds
     while not until() and time.monotonic() < end:
         time.sleep(0.02)
 
 def orphan(seconds, *more):
-    """Leave a rank behind that lives for so long after us."""
+    """Leave a rank that lives for so long after this process."""
     pid = os.fork()
     if pid == 0:
+        above = os.getppid()
         lock()
         (output / "orphan").write_text(str(os.getpid()))
-        above = os.getppid()
         wait(until=lambda: os.getppid() != above)
         time.sleep(seconds)
         for each in more:
@@ -106,17 +104,13 @@ def nobody_lives(output):
     ("plan", "code", "starts", "said"),
     [
         (["finish()"], 0, 1, "finished"),
-        (["finish(); killed()"], 0, 1, "finished"),
         (["finish(); sys.exit(7)"], 0, 1, "finished"),
-        (["save(3); killed()", "finish()"], 0, 2, "from checkpoint-3"),
         (["killed()", "finish()"], 0, 2, "ended by SIGKILL, and the run is not finished; restarting in 0.01 s"),
-        (["sys.exit(0)", "finish()"], 0, 2, "exit code 0, and the run is not finished; restarting in"),
         (["sys.exit(4)", "finish()"], 0, 2, "a rank was stuck"),
         (["sys.exit(2)", "finish()"], 2, 1, "it would fail again"),
         (["sys.exit(3)", "finish()"], 3, 1, "a guard stopped the run"),
         (["save(5); stop(5)", "finish()"], 0, 1, "stays stopped; the same command continues from checkpoint-5"),
         (["save(5); stop(5); sys.exit(1)", "finish()"], 0, 1, "was stopped (SIGTERM) and stays stopped"),
-        (["stop(0)", "finish()"], 0, 1, "from the beginning: there is no checkpoint"),
         (["save(5); stop(8); sys.exit(1)", "finish()"], 1, 1, "its last checkpoint is not committed"),
     ],
 )
@@ -127,7 +121,7 @@ def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
     assert any(said in line for line in told.lines), told.lines
 
 
-@pytest.mark.parametrize(("left", "end", "code"), [(2, 1, 2), (3, 1, 3), (2, 9, 9)])
+@pytest.mark.parametrize(("left", "end", "code"), [(3, 1, 3), (2, 9, 9)])
 def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(left, end, code, tmp_path, monkeypatch):
     """torchrun ends with 1 whatever its ranks ended with."""
     monkeypatch.delenv("RANK", raising=False)
@@ -171,7 +165,7 @@ def test_a_run_that_is_finished_already_is_not_started_for_ever(tmp_path):
     assert told.run() == 0 and told.starts() == ["first"] and told.lines == ["finished"]
 
 
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(9)", 9), ("killed()", 1), ("sys.exit(0)", 1)])
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(9)", 9), ("killed()", 1)])
 def test_restarts_in_vain_come_to_an_end(end, code, tmp_path):
     told = Told(tmp_path, [end], restarts=2)
     assert told.run() == code and len(told.starts()) == 3
@@ -182,19 +176,6 @@ def test_progress_is_what_patience_is_renewed_by(tmp_path):
     """A checkpoint that takes the place of a damaged one is progress as well."""
     told = Told(tmp_path, ["save(9); killed()", "killed()", "save(9); killed()", "killed()", "finish()"], restarts=1)
     assert told.run() == 0 and len(told.starts()) == 5
-
-
-def test_no_restarts_at_all(tmp_path):
-    told = Told(tmp_path, ["sys.exit(9)"], restarts=0)
-    assert told.run() == 9 and told.starts() == ["first"]
-
-
-def test_pauses_double_and_have_a_limit(tmp_path, monkeypatch):
-    told = Told(tmp_path, ["sys.exit(9)"], restarts=4, backoff=0.02)
-    monkeypatch.setattr(keep_alive, "LONGEST_BACKOFF", 0.1)
-    assert told.run() == 9
-    pauses = [re.search(r"restarting in (\S+) s", line)[1] for line in told.lines[:-1]]
-    assert pauses == ["0.02", "0.04", "0.08", "0.1"]
 
 
 def test_ranks_that_outlive_their_launcher_are_given_time(tmp_path):
@@ -210,28 +191,13 @@ def test_ranks_that_finish_without_their_launcher_have_finished(tmp_path):
 
 
 def test_ranks_that_do_not_leave_are_killed(tmp_path):
-    told = Told(tmp_path, ["orphan(60); killed()", "finish()"], grace=1)
+    told = Told(tmp_path, ["orphan(600); killed()", "finish()"], grace=1)
     assert told.run() == 0
     assert told.lines[0] == "ranks outlived their launcher by 1 s; those on this machine were killed"
     assert not psutil.pid_exists(int((told.output / "orphan").read_text())) or nobody_lives(told.output)
 
 
-def test_whose_folder_it_is_counts_before_anything_is_started(tmp_path):
-    told = Told(tmp_path, ["finish()"])
-    other = subprocess.Popen(
-        [*told.spec.first[:2], str(told.output)], start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-    )
-    (told.output / "plan").write_text("lock(); (output / 'locked').touch(); time.sleep(60)")
-    try:
-        wait_for((told.output / "locked").exists)
-        with pytest.raises(UserError, match=f"rank 0: process {other.pid}"):
-            told.run()
-    finally:
-        other.kill()
-        other.wait()
-
-
-def wait_for(what, seconds=20):
+def wait_for(what, seconds=120):
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until, "it did not come"
@@ -239,37 +205,31 @@ def wait_for(what, seconds=20):
 
 
 def stopped_when(told, what):
-    """Run it, and ask it to stop when ``what`` holds; returns the exit code and the seconds from there."""
-    asked = []
+    """Run it, and ask it to stop when ``what`` holds; returns the exit code."""
 
     def ask():
         wait_for(what)
-        asked.append(time.monotonic())
         told.request.request("SIGUSR1")
 
     thread = threading.Thread(target=ask)
     thread.start()
     code = told.run()
     thread.join()
-    return code, time.monotonic() - asked[0]
+    return code
 
 
 @pytest.mark.parametrize(
     ("plan", "code", "said"),
     [
-        ("wait(); save(4); stop(4)", 0, "was stopped (SIGTERM) and stays stopped"),
         ("wait(); save(4); stop(4); sys.exit(1)", 0, "was stopped (SIGTERM) and stays stopped"),
-        ("wait(); save(4)", 0, "stopped; the same command continues from checkpoint-4"),
         ("wait(); finish()", 0, "finished"),
         ("wait()", 1, "stopped without a checkpoint"),
-        ("wait(); stop(4)", 1, "not committed"),
-        ("time.sleep(60)", 1, "did not stop within 1 s and were killed"),
+        ("time.sleep(600)", 1, "did not stop within 1 s and were killed"),
     ],
 )
 def test_a_request_goes_to_the_ranks(plan, code, said, tmp_path):
     told = Told(tmp_path, [f"lock(); (output / 'locked').touch(); {plan}"], grace=1)
-    found, seconds = stopped_when(told, (told.output / "locked").exists)
-    assert found == code and seconds < 5
+    assert stopped_when(told, (told.output / "locked").exists) == code
     assert told.lines[0] == "SIGUSR1: asking the ranks to commit a checkpoint and stop"
     assert said in told.lines[1] and told.starts() == ["first"] and nobody_lives(told.output)
 
@@ -277,9 +237,9 @@ def test_a_request_goes_to_the_ranks(plan, code, said, tmp_path):
 def test_ranks_with_nothing_to_lose_are_not_waited_for(tmp_path, monkeypatch):
     """They may be loading libraries, or wait for a rank that is gone."""
     monkeypatch.setattr(keep_alive, "STARTING_SECONDS", 0.3)
-    told = Told(tmp_path, ["(output / 'up').touch(); time.sleep(60)"])
-    code, seconds = stopped_when(told, (told.output / "up").exists)
-    assert code == 0 and seconds < 3 and "continues from the beginning" in told.lines[-1]
+    told = Told(tmp_path, ["(output / 'up').touch(); time.sleep(600)"])
+    assert stopped_when(told, (told.output / "up").exists) == 0
+    assert "continues from the beginning" in told.lines[-1]
 
 
 def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
@@ -292,33 +252,25 @@ def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
     )
     told = Told(tmp_path, ["lock(); (output / 'locked').touch(); wait(); save(4); stop(4)"])
     told.spec = LaunchSpec([sys.executable, str(launcher), *told.spec.first[1:]], told.spec.again, told.output)
-    assert stopped_when(told, (told.output / "locked").exists)[0] == 0
+    assert stopped_when(told, (told.output / "locked").exists) == 0
     assert not (tmp_path / "told").exists()
 
 
-def test_a_request_while_nothing_runs(tmp_path):
-    told = Told(tmp_path, ["save(6); killed()"], backoff=60)
-    code, seconds = stopped_when(told, lambda: any("restarting in" in line for line in told.lines))
-    assert code == 0 and seconds < 3
-    assert told.lines[-1] == "SIGUSR1 while nothing was running; the same command continues from checkpoint-6"
-
-
 def test_a_second_interrupt_kills(tmp_path, monkeypatch):
-    told = Told(tmp_path, ["lock(); (output / 'locked').touch(); time.sleep(60)"])
+    told = Told(tmp_path, ["lock(); (output / 'locked').touch(); time.sleep(600)"])
 
     def interrupted(attempt, grace, ask):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(keep_alive._Attempt, "end", interrupted)
-    assert stopped_when(told, (told.output / "locked").exists)[0] == 1
+    assert stopped_when(told, (told.output / "locked").exists) == 1
     assert "what was not committed is lost" in told.lines[-1] and nobody_lives(told.output)
 
 
-def test_a_command_that_is_not_there_is_the_user_s(tmp_path):
-    told = Told(tmp_path, ["finish()"])
-    told.spec = LaunchSpec(["no-such-program"], ["no-such-program"], told.output)
-    with pytest.raises(UserError, match="'no-such-program': cannot be started: No such file"):
-        told.run()
+def test_a_request_while_nothing_runs(tmp_path):
+    told = Told(tmp_path, ["save(6); killed()"], backoff=600)
+    assert stopped_when(told, lambda: any("restarting in" in line for line in told.lines)) == 0
+    assert told.lines[-1] == "SIGUSR1 while nothing was running; the same command continues from checkpoint-6"
 
 
 @pytest.mark.parametrize(
@@ -326,11 +278,8 @@ def test_a_command_that_is_not_there_is_the_user_s(tmp_path):
     [
         ("", "--resume auto", "--resume auto"),
         ("--resume auto", "", "--resume auto"),
-        ("--resume runs/x/checkpoint-3", "", "--resume auto"),
-        ("--resume=true", "", "--resume auto"),
-        ("--resume_from_checkpoint x", "", "--resume_from_checkpoint auto"),
+        ("--resume=runs/x/checkpoint-3", "", "--resume auto"),
         ("--resume-from-checkpoint x", "", "--resume_from_checkpoint auto"),
-        ("--start_anew", "", "--resume auto --start_anew false"),
         ("--start_anew false", "--resume auto", "--resume auto"),
         ("--start_anew true --resume auto", "", "--resume auto --start_anew false"),
     ],
@@ -347,18 +296,13 @@ def test_what_a_start_goes_on_from(flags, first, again):
     [
         ("extend_llama.py", "runs/demo"),
         ("pretrain_c4.py --output_dir here", "here"),
-        ("pretrain_c4.py --output_dir=1e5", "1e5"),
-        ("pretrain_c4.py --recipe RECIPE", "there"),
         ("pretrain_c4.py --output-dir ~/x --recipe RECIPE", str(Path.home() / "x")),
-        ("pretrain_c4.py --recipe BARE", "runs/bare"),
-        ("pretrain_c4.py --recipe tiny --output_dir null", "runs/tiny"),
+        ("pretrain_c4.py --recipe RECIPE", "there"),
     ],
 )
-def test_where_the_run_lies(arguments, output, tmp_path):
+def test_the_folder_of_a_run_is_known(arguments, output, tmp_path):
     (tmp_path / "mine.yaml").write_text("base: tiny\noutput_dir: there\nresume_from_checkpoint: x\n")
-    (tmp_path / "bare.yaml").write_text("launcher: pretrain_c4\ngradient_accumulation_steps: 3\n")
-    names = {"RECIPE": str(tmp_path / "mine.yaml"), "BARE": str(tmp_path / "bare.yaml")}
-    words = [names.get(word, word) for word in arguments.split()]
+    words = arguments.replace("RECIPE", str(tmp_path / "mine.yaml")).split()
     kept = keep_alive.prepare(["python", f"launchers/{words[0]}", *words[1:]])
     assert kept.output == Path(output)
     if "RECIPE" in arguments:
@@ -366,52 +310,31 @@ def test_where_the_run_lies(arguments, output, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "wrong"),
+    ("words", "wrong"),
     [
-        ([], "no launcher in it"),
-        (["deepspeed", "train.py"], "no launcher in it"),
-        (["python", "launchers/pretrain_c4.py", "launchers/extend_llama.py"], "several launchers in it"),
-        (["python", "launchers/pretrain_c4.py", "--recipe", "tinny"], "no such recipe"),
-        (["python", "launchers/pretrain_c4.py", "--recipe", "demo"], "it is a recipe of extend_llama.py"),
-        (["python", "launchers/pretrain_c4.py", "stray"], "belongs to no --field"),
-        (["python", "launchers/pretrain_c4.py", "--output_dir", "~no_such_user/x"], "there is no user 'no_such_user'"),
-        (["python", "launchers/pretrain_c4.py", "--dry_run"], "it would train nothing"),
-        (["python", "launchers/pretrain_c4.py", "--print_config", "true"], "it would train nothing"),
+        (["train.py"], "no launcher in it"),
+        (["launchers/pretrain_c4.py", "launchers/extend_llama.py"], "several launchers in it"),
+        (["launchers/pretrain_c4.py", "--recipe", "demo"], "it is a recipe of extend_llama.py"),
+        (["launchers/pretrain_c4.py", "--dry_run"], "it would train nothing"),
     ],
 )
-def test_what_cannot_be_kept_alive(command, wrong):
+def test_what_cannot_be_kept_alive(words, wrong):
     with pytest.raises(UserError, match=re.escape(wrong)):
-        keep_alive.prepare(command)
+        keep_alive.prepare(["python", *words])
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        ["tape-ds"],
-        ["/env/bin/tape-ds"],
-        ["python", "-m", "tape_ds"],
-        ["conda", "run", "-n", "tape-ds", "tape-ds"],
-        ["env", "RUN=/data/tape-ds", "tape-ds"],
-    ],
-)
+@pytest.mark.parametrize("program", [["/env/bin/tape-ds"], ["python", "-m", "tape_ds"]])
 def test_a_command_of_tape_ds_is_kept_alive(program):
     """DeepSpeed's options may be anywhere in it."""
     words = ["extend", "--recipe", "demo", "--hostfile", "hosts", "--no_ssh", "--output_dir", "here", "--num_gpus=2"]
     kept = keep_alive.prepare([*program, *words])
     assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
     assert kept.output == Path("here")
-    with pytest.raises(UserError, match=r"(?s)no launcher in it.*tape-ds extend, tape-ds pretrain"):
+    with pytest.raises(UserError, match="no launcher in it"):
         keep_alive.prepare([*program, "evaluate", "perplexity"])
 
 
-@pytest.mark.parametrize(
-    ("patience", "names"),
-    [
-        ({}, []),
-        ({"restarts": 0, "backoff": 0, "grace": 1}, []),
-        ({"restarts": -1, "backoff": -1.0, "grace": 0.0}, ["--restarts", "--backoff", "--grace"]),
-        ({"backoff": float("nan")}, ["--backoff"]),
-    ],
-)
-def test_patience_has_its_limits(patience, names):
-    assert [problem.field for problem in Patience(**patience).problems()] == names
+def test_patience_has_its_limits():
+    assert Patience(restarts=0, backoff=0, grace=1).problems() == []
+    for wrong in ({"restarts": -1}, {"backoff": -1.0}, {"backoff": float("nan")}, {"grace": 0.0}):
+        assert [problem.field for problem in Patience(**wrong).problems()] == [f"--{next(iter(wrong))}"]

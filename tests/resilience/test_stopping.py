@@ -1,7 +1,5 @@
-"""A rank hears why it should stop, and lives on until it has committed: so do its workers, whoever sent what."""
+"""A rank records why it should stop, and lives until it has committed, and so do its workers."""
 
-import io
-import logging
 import os
 import signal
 import subprocess
@@ -15,10 +13,10 @@ import pytest
 
 from tape_ds import run_folder
 from tape_ds.resilience import stopping
-from tape_ds.resilience.stopping import StopRequest, TolerantStream
+from tape_ds.resilience.stopping import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
-# A process of its own that does not wait for all that the package imports.
+# A process that does not wait for all that the package imports.
 LIGHT = f"""
 import sys, types
 sys.modules["tape_ds"] = types.ModuleType("tape_ds")
@@ -86,54 +84,29 @@ def above(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "is_one"),
+    ("line", "is_one", "gpus"),
     [
-        (["python", "/v/bin/deepspeed", "x.py"], True),
-        (["python", "-m", "deepspeed.launcher.runner", "x.py"], True),
-        (["python", "/lib/deepspeed/launcher/runner.py"], True),
-        (["python", "launchers/keep_alive.py", "deepspeed"], True),
-        (["python", "/v/bin/tape-ds", "keep-alive", "tape-ds", "extend"], True),
-        (["/v/bin/torchrun", "x.py"], True),
-        (["python", "-m", "pytest", "tests/deepspeed.py"], False),
-        (["bash", "-c", "deepspeed x.py"], False),
-        (["python", "runner.py"], False),
-        (["python", "-m", "my.deepspeed"], False),
-        ([], False),
+        (["python", "-m", "deepspeed.launcher.runner", "--num_gpus=4", "x.py"], True, "4"),
+        (["python", "/v/bin/deepspeed", "--num_accelerators", "2", "x.py"], True, None),
+        (["python", "/v/bin/tape-ds", "keep-alive", "tape-ds", "extend", "--num_gpus", "2"], True, "2"),
+        (["/v/bin/torchrun", "x.py"], True, None),
+        (["python", "-m", "pytest", "tests/deepspeed.py"], False, None),
+        (["bash", "-c", "deepspeed x.py"], False, None),
+        (["python", "-m", "my.deepspeed"], False, None),
     ],
 )
-def test_which_ancestors_are_launchers(line, is_one, above):
+def test_launchers_above_a_rank_and_what_was_asked_of_them(line, is_one, gpus, above):
     above(LAUNCH, line)
     assert len(stopping.launchers_above()) == 1 + is_one
-
-
-def test_a_shell_above_a_launcher_may_end(above):
-    above(LAUNCH, RUNNER, ["-bash"], ["python", "/v/bin/deepspeed"])
-    assert len(stopping.launchers_above()) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "given"),
-    [
-        (["python", "/v/bin/deepspeed", "--num_gpus", "2", "x.py"], "2"),
-        (["python", "-m", "deepspeed.launcher.runner", "--num_gpus=4", "x.py"], "4"),
-        (["python", "/v/bin/deepspeed", "--num_accelerators", "2", "x.py"], None),
-        (["python", "/v/bin/deepspeed", "x.py"], None),
-    ],
-)
-def test_what_was_asked_of_the_runner(line, given, above):
-    above(LAUNCH, line)
-    assert stopping.launcher_option("--num_gpus") == given
+    assert stopping.launcher_option("--num_gpus") == gpus
 
 
 @pytest.mark.parametrize(
     ("variable", "chain", "missing"),
     [
         ("0", [LAUNCH, RUNNER], False),
-        ("0", [LAUNCH, RUNNER, KEEP_ALIVE], False),
         ("0", [LAUNCH], True),
         ("0", [[*LAUNCH, "--node_rank=1"], ["bash", "-c", "cd x; python"]], False),
-        ("0", [], True),
-        (None, [], False),
         (None, [KEEP_ALIVE], False),
     ],
 )
@@ -148,12 +121,6 @@ def test_a_launcher_that_died_while_libraries_loaded(variable, chain, missing, a
     stopping.watch_launcher(request)
     assert (request.reason is not None) is missing
     assert not missing or request.reason.startswith(stopping.LAUNCHER)
-
-
-def test_no_launcher_above_is_no_thread(monkeypatch):
-    monkeypatch.delenv("CROSS_RANK", raising=False)
-    monkeypatch.setattr(stopping, "launchers_above", list)
-    assert stopping.watch_launcher(StopRequest()) is None
 
 
 ORPHAN = """
@@ -180,7 +147,7 @@ STANDS_BY = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.
 
 
 def test_ranks_hear_of_their_launcher_s_death_and_outlive_its_terminal(tmp_path):
-    """A runner that is killed leaves its ranks alive, their output a pipe that nobody reads."""
+    """A runner that is killed leaves its ranks alive, their output a pipe without a reader."""
     (tmp_path / "deepspeed").write_text(STANDS_BY)
     runner = subprocess.Popen(
         [sys.executable, str(tmp_path / "deepspeed"), LIGHT + ORPHAN, str(tmp_path / "reason")],
@@ -197,43 +164,6 @@ def test_ranks_hear_of_their_launcher_s_death_and_outlive_its_terminal(tmp_path)
     psutil.wait_procs([rank], timeout=20)
     assert (tmp_path / "reason").read_text() == f"the launcher (process {runner.pid}) died"
     runner.wait()
-
-
-class Broken(io.StringIO):
-    """A stream whose other end is gone, or whose disk is full."""
-
-    def write(self, text):
-        raise BrokenPipeError
-
-    def flush(self):
-        raise OSError(28, "No space left on device")
-
-
-def test_what_cannot_be_written_is_dropped():
-    stream = TolerantStream(Broken("kept"))
-    assert stream.write("abc") == 3
-    stream.flush()
-    print("x", file=stream, flush=True)
-    assert stream.getvalue() == "kept" and stream.isatty() is False and stream.readable()
-
-
-def test_what_can_be_written_is():
-    inner = io.StringIO()
-    print("x", file=TolerantStream(inner))
-    assert inner.getvalue() == "x\n"
-
-
-def test_handlers_that_hold_a_lost_stream_print_no_traceback(monkeypatch):
-    handler, other = logging.StreamHandler(Broken()), logging.StreamHandler(io.StringIO())
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(logging, "raiseExceptions", True)
-    log = logging.getLogger("tests.stopping")
-    monkeypatch.setattr(log, "handlers", [handler, other])
-    stopping.tolerate_lost_terminal()
-    stopping.tolerate_lost_terminal()
-    assert isinstance(sys.stderr, TolerantStream) and isinstance(sys.stderr._stream, io.StringIO)
-    log.warning("to nobody")
-    assert other.stream.getvalue() == "to nobody\n" and sys.stderr.getvalue() == ""
 
 
 LOADER = """
@@ -253,14 +183,13 @@ request = stopping.StopRequest()
 request.listen()
 loader = DataLoader(Sequences(), batch_size=2, num_workers=2, worker_init_fn=stopping.shield_worker)
 sequences = iter(loader)
-next(sequences)
+next(sequences), next(sequences)  # one of each worker
 print("going", flush=True)
 MORE
 os._exit(0) if END == "os" else sys.exit(0)
 """
 ON = """
-until = time.monotonic() + 20
-while request.reason is None and time.monotonic() < until:
+while request.reason is None:
     next(sequences)
 for _ in range(20):
     next(sequences)
@@ -270,7 +199,7 @@ print("went on", request.reason, flush=True)
 
 @pytest.fixture
 def started():
-    """Starts a rank with two workers, in a session of its own, and waits until its loader is at work."""
+    """Starts a rank with two workers, in a new session, and waits until its loader is at work."""
     ranks = []
 
     def start(more, end="sys", seconds=0.01):
@@ -286,7 +215,6 @@ def started():
         ranks.append(rank)
         assert rank.stdout is not None
         assert rank.stdout.readline() == "going\n"
-        time.sleep(0.3)  # both workers have begun
         return rank
 
     yield start
@@ -315,18 +243,16 @@ def is_empty_within(leader, seconds):
     return not of_session(leader)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_workers_outlive_a_signal_to_the_whole_group(number, started):
+def test_workers_outlive_a_signal_to_the_whole_group(started):
     """KempnerForge #177: the workers died first, and their rank with them, before it could commit."""
     rank = started(ON)
     assert len(of_session(rank.pid)) == 3
-    os.killpg(rank.pid, number)
+    os.killpg(rank.pid, signal.SIGINT)
     time.sleep(0.1)
     os.killpg(rank.pid, signal.SIGTERM)
-    begun = time.monotonic()
-    printed, _ = rank.communicate(timeout=30)
-    assert printed == f"went on {signal.Signals(number).name}\n" and rank.returncode == 0
-    assert time.monotonic() - begun < 5 and is_empty_within(rank.pid, 1)
+    printed, _ = rank.communicate(timeout=60)
+    assert printed == "went on SIGINT\n" and rank.returncode == 0
+    assert is_empty_within(rank.pid, 20)
 
 
 @pytest.mark.parametrize(
@@ -334,24 +260,20 @@ def test_workers_outlive_a_signal_to_the_whole_group(number, started):
     [
         ("", "sys"),  # multiprocessing terminates them at exit, and joins
         ("stopping.kill_children()", "os"),
-        ("stopping.kill_children()\ntime.sleep(0.5)", "sys"),
-        ("sequences = None", "os"),  # torch terminates them when they have not left after 5 seconds
     ],
 )
-def test_workers_end_when_their_rank_says_so(more, end, started):
+def test_workers_end_with_their_rank(more, end, started):
     """Also in the middle of a sequence that takes long."""
-    begun = time.monotonic()
-    rank = started(more, end, seconds=60)
-    printed, _ = rank.communicate(timeout=30)
-    assert rank.returncode == 0 and printed == "" and is_empty_within(rank.pid, 1)
-    assert time.monotonic() - begun < 25
+    rank = started(more, end, seconds=3600)
+    printed, _ = rank.communicate(timeout=60)
+    assert rank.returncode == 0 and printed == "" and is_empty_within(rank.pid, 20)
 
 
 def test_workers_end_when_their_rank_is_killed(started):
-    rank = started("time.sleep(60)", seconds=60)
+    rank = started("time.sleep(3600)", seconds=3600)
     rank.kill()
     rank.communicate()
-    assert is_empty_within(rank.pid, 5)
+    assert is_empty_within(rank.pid, 20)
 
 
 def test_a_shield_calls_the_worker_s_own_set_up_and_leaves_a_rank_alone():
@@ -364,29 +286,19 @@ def test_a_shield_calls_the_worker_s_own_set_up_and_leaves_a_rank_alone():
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        (None, None),
         ("", ""),
         ("before_lr-2.5\n", "before_lr-2.5"),
         ("../elsewhere", ""),
-        ("..", ""),
-        ("two words", ""),
         ("x" * 64, "x" * 64),
         ("x" * 65, ""),
-        ("\0\xff", ""),
     ],
 )
-def test_a_file_asks_for_a_checkpoint_by_name(text, asked, tmp_path, caplog):
+def test_a_file_asks_for_a_checkpoint_by_name(text, asked, tmp_path, monkeypatch, caplog):
     path = tmp_path / run_folder.SAVE_NOW
-    if text is not None:
-        path.write_text(text)
-        os.utime(path, (0, 0))
+    path.write_text(text)
+    monkeypatch.setattr(stopping, "_WRITING_SECONDS", 3600)
+    assert text or stopping.take_save_request(tmp_path) is None, "it may still be being written"
+    os.utime(path, (0, 0))
     assert stopping.take_save_request(tmp_path) == asked
     assert ("is no name" in caplog.text) is bool(text and not asked)
     assert not path.exists() and stopping.take_save_request(tmp_path) is None
-
-
-def test_a_request_that_is_just_being_written_waits(tmp_path, monkeypatch):
-    (tmp_path / run_folder.SAVE_NOW).touch()
-    assert stopping.take_save_request(tmp_path) is None
-    monkeypatch.setattr(stopping, "_WRITING_SECONDS", 0)
-    assert stopping.take_save_request(tmp_path) == ""

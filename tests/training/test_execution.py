@@ -1,4 +1,4 @@
-"""A run from its recipe to what it leaves behind, in one process without an engine; methods that train nothing too."""
+"""A run from its recipe to its files, in one process without an engine; methods that train nothing too."""
 
 import json
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tape_ds import TapeConfig
 from tape_ds.checkpoint import merging
 from tape_ds.distributed import rendezvous
 from tape_ds.resilience import stopping
@@ -20,18 +19,16 @@ __all__ = ["model"]  # the fixture
 
 @pytest.fixture(autouse=True)
 def no_process_group(monkeypatch):
-    """The tests' own process goes on after a run."""
+    """The process of the tests continues after a run."""
     monkeypatch.setattr(execution, "leave_process_group", lambda: None)
 
 
-@pytest.mark.parametrize("method", ["linear", "yarn", "dynamic"])
-def test_a_method_that_trains_nothing_scores_and_leaves_a_model(model, method, capsys):
+@pytest.mark.parametrize("method", ["yarn", "dynamic"])
+def test_a_method_that_trains_nothing_scores_and_leaves_a_model(model, method):
     """No step, no engine, no training data read; its angles are in the folder, and merge onto the base."""
     settings = {"method": method, "deepspeed": "zero3", "target_length": 128, "train_data": "hub:nobody/nothing"}
     asked = recipe(model, **settings, eval_data=f"text:{model.parent}/text.txt", eval_length=96, eval_span=32)
     assert execution.execute(assemble(asked)) == 0
-    printed = capsys.readouterr().out
-    assert "nothing is trained" in printed and f"{method} x2, untrained" in printed
     output = model.parent / "run"
     result = json.loads((output / "results" / "run.json").read_text())
     assert result["figures"]["steps"] == 0 and result["figures"]["trained"] == []
@@ -45,20 +42,9 @@ def test_a_method_that_trains_nothing_scores_and_leaves_a_model(model, method, c
         assert torch.equal(mine, other), name
 
 
-def test_an_unscaled_run_has_one_start(model):
-    """``theta`` by its defaults: rope_theta 1e6, and both variants before it is scored."""
-    (model.parent / "held.txt").write_text("three one two " * 60)
-    asked = recipe(model, method="theta", eval_data=f"text:{model.parent}/held.txt", max_steps=2, report_to="none")
-    assert execution.execute(assemble(asked)) == 0
-    figures = json.loads((model.parent / "run" / "results" / "run.json").read_text())["figures"]
-    assert list(figures["loss_by_position"]) == ["untouched", "theta 1e+06, untrained", "theta, trained"]
-    config = TapeConfig.from_pretrained(model.parent / "run" / "trained")
-    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
-
-
 def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
-    """A second run in the same folder that ends while it scores: its weights lay beside the first one's results, which
-    an export then took for theirs."""
+    """A second run in the same folder that ends while it scores: its weights were next to the results of the first,
+    which an export then took for theirs."""
     (model.parent / "held.txt").write_text("three one two " * 60)
     fields = {"eval_data": f"text:{model.parent}/held.txt", "max_steps": 2, "report_to": "none", "method": "norms"}
     result = model.parent / "run" / "results" / "run.json"
@@ -75,7 +61,7 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
 
 
 def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, capsys):
-    """Its file among those of living ranks stayed behind."""
+    """Its file among those of living ranks was not removed."""
     monkeypatch.setattr(StopRequest, "listen", lambda self: None)
     monkeypatch.setattr(stopping, "watch_launcher", lambda stop: None)
     monkeypatch.setattr(stopping, "tolerate_lost_terminal", lambda: None)
@@ -91,19 +77,11 @@ def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, 
     ("message", "is_lost"),
     [
         ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711", True),
-        (
-            "NCCL error in: ProcessGroupNCCL.cpp:3763, remote process exited or there was a network error, NCCL version"
-            " 2.29.7\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
-            "prematurely.",
-            True,
-        ),
+        ("NCCL error in: ProcessGroupNCCL.cpp:3763, remote process exited or there was a network error", True),
         ("unhandled system error\nLast error:\nsocketProgress: Connection closed by remote peer node2<41152>", True),
         ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=64, OpType=ALLGATHER)", True),
         ("store->get('0') got error: Failed to recv, got 0 bytes. Connection was likely closed.", True),
-        ("[../torch/csrc/distributed/c10d/socket.cpp] Broken pipe", True),
-        ("NCCL communicator was aborted on rank 1. ", True),
         ("NCCL error in: NCCLUtils.hpp:317, unhandled system error (run with NCCL_DEBUG=INFO for details)", False),
-        ("NCCL error in: NCCLUtils.hpp:317, unhandled cuda error", False),
     ],
 )
 def test_a_lost_peer_is_known_by_the_words_of_either_backend_and_of_the_store(message, is_lost):

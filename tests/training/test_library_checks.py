@@ -7,7 +7,7 @@ import torch
 from transformers import get_scheduler
 
 from tape_ds.cli import train
-from tape_ds.config import files, kinds, loading
+from tape_ds.config import kinds, loading
 from tape_ds.config.extension import ExtensionRecipe, load
 from tape_ds.errors import UserError
 from tape_ds.training import library_checks, run
@@ -33,26 +33,12 @@ def rates(asked, steps):
     return found
 
 
-@pytest.mark.parametrize("name", files.shipped())
-def test_one_step_of_every_shipped_recipe_is_trained_or_refused(name):
-    """`tape-ds finetune --max_steps 1`, what a newcomer does first, was a traceback behind its only step; of other
-    recipes it had a rate of 0. As shipped no recipe is refused but for what it leaves to the command line."""
+@pytest.mark.parametrize("name", ["chat_tiny", "scrolls_tiny", "demo"])
+def test_one_step_of_a_shipped_recipe_is_trained_at_its_full_rate(name):
+    """`tape-ds finetune --max_steps 1`, what a newcomer does first, was a traceback after its only step."""
     kind = kinds.of(name, ExtensionRecipe)
-    words, refused = ["--recipe", name], 0
-    for more in ([], ["--max_steps", "1", "--num_train_epochs", "null"]):
-        try:
-            asked = loading.load([*words, *more], kind=kind, elsewhere=True)
-        except UserError as error:
-            fields = {problem.field for problem in error.problems}
-            assert fields <= {"warmup_steps", "max_steps", "num_train_epochs"} or not more or refused, str(error)
-            refused += 1
-            continue
-        found = library_checks.check(asked)
-        if not more:
-            assert found == []
-        elif asked.trains and not found:
-            assert rates(asked, 1) == [1.0]
-        assert {problem.field for problem in found} <= {"lr_scheduler_kwargs.num_decay_steps"}
+    asked = loading.load(["--recipe", name, "--max_steps", "1"], kind=kind, elsewhere=True)
+    assert library_checks.check(asked) == [] and rates(asked, 1) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -67,16 +53,10 @@ IMPOSSIBLE = {
     "all warm-up": ("lr_scheduler_type", {"lr_scheduler_type": "polynomial", "max_steps": 2, "warmup_steps": 2}),
     "rate of 0": ("lr_scheduler_type", {"lr_scheduler_type": "linear", "max_steps": 1, "warmup_steps": 1}),
     "no min_lr": ("lr_scheduler_type", {"lr_scheduler_type": "cosine_with_min_lr"}),
-    "above": (
-        "lr_scheduler_type",
-        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0.5}, "learning_rate": 0.1},
-    ),
     "end": (
         "lr_scheduler_type",
         {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 0.5}, "learning_rate": 0.1},
     ),
-    "text": ("lr_scheduler_type", {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": "two"}}),
-    "no decay": ("lr_scheduler_type", {"lr_scheduler_type": "warmup_stable_decay"}),
     "long decay": (
         "lr_scheduler_kwargs.num_decay_steps",
         {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 9}, "max_steps": 8},
@@ -85,12 +65,7 @@ IMPOSSIBLE = {
         "lr_scheduler_kwargs.num_cycle",
         {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycle": 2}},
     ),
-    "none taken": (
-        "lr_scheduler_kwargs.num_cycles",
-        {"lr_scheduler_type": "constant_with_warmup", "lr_scheduler_kwargs": {"num_cycles": 2}},
-    ),
     "optimizer's argument": ("optim_args", {"optim": "sgd", "optim_args": "momentum=much"}),
-    "no argument": ("optim_args", {"optim": "sgd", "optim_args": "momentum"}),
     "not read": ("optim_args", {"optim_args": "momentum=0.9"}),
     "nesterov": ("optim_args", {"optim": "sgd", "optim_args": "nesterov=true"}),
     "backend": ("torch_compile_backend", {"torch_compile": True, "torch_compile_backend": "indictor"}),
@@ -125,8 +100,7 @@ POSSIBLE = {
 }
 
 
-@pytest.mark.parametrize("warmup", [0, 0.5, 1])
-@pytest.mark.parametrize("steps", [2, 7, 3000])
+@pytest.mark.parametrize(("steps", "warmup"), [(2, 1), (7, 0.5), (300, 0)])
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_what_transformers_runs_is_not_refused(name, steps, warmup):
     fields = {"lr_scheduler_type": name, "warmup_steps": warmup, "max_steps": steps}

@@ -49,12 +49,6 @@ def test_every_encoding_that_learns_has_the_group_and_no_other(encoding, owners)
     )
 
 
-def test_no_group_is_empty_and_position_parameters_are_the_last():
-    _, groups = divided("tape", train_norms=False)
-    assert list(groups) == [POSITIONS]
-    assert list(divided("full")[1]) == [MATRICES, VECTORS, POSITIONS]
-
-
 def test_a_sharded_matrix_decays_as_a_whole_one():
     """What ZeRO-3 leaves in place of a matrix has no elements and one dimension."""
     model, whole = divided(encoding="rope")

@@ -17,7 +17,6 @@ bitsandbytes = pytest.importorskip("bitsandbytes")
 
 
 def train_losses(run):
-    """Loss of every step that is logged."""
     stored = json.loads((run.output / "results" / "run.json").read_text())
     return [entry["loss"] for entry in stored["figures"]["train_loss"]]
 

@@ -14,16 +14,12 @@ from tape_ds.training.runs import assembly
 
 
 def test_weights_are_16_bit_only_under_an_engine():
-    """AdamW on bf16 weights loses steps of 2e-5 on a norm's weight of 1 whole; a gradient scaler refuses fp16."""
+    """AdamW on bf16 weights loses steps of 2e-5 on a norm's weight of 1 whole; a gradient scaler refuses fp16. What is
+    only scored has the precision of what is trained."""
     half = {"bf16": True, "fp16": False}
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, **half)) == torch.float32
     assert run.weights_dtype(SimpleNamespace(deepspeed={"bf16": {}}, **half)) == torch.bfloat16
-
-
-def test_what_is_not_trained_is_scored_in_the_precision_of_what_is():
-    """RoPE scaling alone, without an engine, were scored in fp32 beside sequences in bf16, at twice the memory."""
-    assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=True, fp16=False), trains=False) == torch.bfloat16
-    assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=False, fp16=False), trains=False) == torch.float32
+    assert run.weights_dtype(SimpleNamespace(deepspeed=None, **half), trains=False) == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -37,27 +33,8 @@ def test_samples_are_whole_steps(steps, epochs, sequences, samples):
     assert run.sample_count(recipe, sequences) == samples
 
 
-@pytest.mark.parametrize(
-    "wanted, reason, used", [("auto", None, 1), ("on", None, 1), ("off", None, 0), ("auto", "x", 0)]
-)
-def test_liger_is_used_where_it_is_wanted_and_can_be(wanted, reason, used, monkeypatch, caplog):
-    """Once, on the model as it is trained, and said in the log."""
-    models = []
-    monkeypatch.setattr(run.liger, "why_not", lambda device: reason)
-    monkeypatch.setattr(
-        run.liger_forwards, "use_liger", lambda model: models.append(model) or ["RMSNorm (7)", "SwiGLU (3)"]
-    )
-    model = torch.nn.Linear(1, 1)
-    recipe = SimpleNamespace(model=SimpleNamespace(liger=wanted))
-    with caplog.at_level("INFO", logger="tape_ds"):
-        run.use_liger(SimpleNamespace(recipe=recipe, model=model, arguments=SimpleNamespace(device="cuda:0")))
-    assert models == [model] * used
-    said = [record.message for record in caplog.records if "Liger" in record.message]
-    assert said == ["Liger's kernels in place of: RMSNorm (7), SwiGLU (3)"] * used
-
-
 class TwoRanks:
-    """What the ranks of a job share, whose other rank has said something already."""
+    """What the ranks of a job share, of which the other rank has answered."""
 
     rank, world = 0, 2
 
@@ -72,7 +49,7 @@ class TwoRanks:
 
 
 def test_what_one_rank_is_refused_all_are(tmp_path):
-    """A rank that went on would wait for it for ever; what both say is said once."""
+    """A rank that continued would wait for it for ever; a problem of both is named once."""
     problem = Problem("output_dir", str(tmp_path), "rank 1 lives in it", "wait")
     with pytest.raises(UserError, match=r"(?s)1 problem found.*rank 1 lives in it"):
         assembly.lock(tmp_path, TwoRanks([problem]))

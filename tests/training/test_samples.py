@@ -1,23 +1,18 @@
 """Text that the model writes while it trains: seen, handed on, and without a trace in the losses."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transformers import TrainerState
 from transformers.integrations import TensorBoardCallback
 
-from tape_ds.config import pretraining
 from tape_ds.config.sections import Samples
-from tape_ds.errors import UserError
-from tape_ds.training.callbacks import Progress
 from tape_ds.training.environment import isolate_trackers
 from tape_ds.training.samples import WriteSamples
 from tests.training.test_trainer import STEPS, build, losses
 
 
 class Letters:
-    """Letters as ids of the tiny model, with an end behind every text."""
+    """Letters as ids of the tiny model, with an end after every text."""
 
     eos_token_id = 2
     all_special_ids = (2,)
@@ -56,7 +51,7 @@ def writing(trainer):
 
 
 @pytest.mark.parametrize("method", ["tape", "lora"])
-def test_losses_know_nothing_of_it(method, tmp_path, capsys):
+def test_samples_do_not_change_the_losses(method, tmp_path, capsys):
     plain, sampled = train(tmp_path / "a", method=method), train(tmp_path / "b", writing, method=method)
     assert losses(sampled) == losses(plain) and len(losses(plain)) == STEPS
     assert all(module.training for module in sampled.model.modules())
@@ -65,34 +60,6 @@ def test_losses_know_nothing_of_it(method, tmp_path, capsys):
         f"sample at step {step}: {prompt!r}" for step in (2, 4, 6) for prompt in ASKED.sample_prompts
     ]
     assert shown[-1].split(" -> ")[1].strip("'")
-
-
-@pytest.mark.slow
-def test_a_draw_would_show(tmp_path):
-    """The test above could fail: a draw between two steps changes what follows."""
-
-    class Draws(Progress):
-        def on_step_end(self, *_, **__):
-            torch.rand(1)
-
-    drawn = train(tmp_path / "b", lambda trainer: Draws(trainer, tmp_path / "m.jsonl"))
-    assert losses(drawn) != losses(train(tmp_path / "a"))
-
-
-def test_trackers_that_take_texts_get_them(tmp_path):
-    texts, tables = [], []
-    board = SimpleNamespace(add_text=lambda name, text, step: texts.append((name, text, step)))
-    wandb = SimpleNamespace(run=1, Table=lambda columns, data: data, log=tables.append)
-
-    trackers = [SimpleNamespace(tb_writer=board), SimpleNamespace(_wandb=wandb), SimpleNamespace()]
-    trainer = build(tmp_path)
-    trainer.callback_handler.callbacks = trackers
-    writer = writing(trainer)
-    writer.write = lambda model: ["x", "y"]
-    for step in (3, 4):
-        writer.on_step_end(None, TrainerState(global_step=step, is_world_process_zero=True), None, model=None)
-    assert texts == [("samples/0", "    abc|x", 4), ("samples/1", "    de|y", 4)]
-    assert tables == [{"samples": [[4, "abc", "x"], [4, "de", "y"]], "train/global_step": 4}]
 
 
 class Full:
@@ -118,17 +85,3 @@ def test_a_tracker_that_fails_is_disabled_with_one_warning(first, tmp_path, caps
         writer.on_step_end(None, state, None, model=None)
     warning = "warning: TensorBoard is disabled, training continues: OSError: [Errno 28] No space left on device"
     assert capsys.readouterr().out.count(warning) == 1
-
-
-@pytest.mark.parametrize(
-    "words, told",
-    [
-        (["--sample_prompts", '["a"]'], "give sample_steps as well"),
-        (["--sample_steps", "5"], "give sample_prompts as well"),
-        (["--sample_steps", "0", "--sample_prompts", '["a"]'], "give 1 or more"),
-        (["--sample_steps", "5", "--sample_prompts", '["a", ""]'], "one of them is empty"),
-    ],
-)
-def test_half_a_wish_is_refused(words, told):
-    with pytest.raises(UserError, match=told):
-        pretraining.load(["--recipe", "tiny", *words], 2)

@@ -32,7 +32,7 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Part:
+class ProtocolPart:
     """What a part of the protocol compares."""
 
     native: int
@@ -50,22 +50,22 @@ FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"
 LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
 TRAINED = ("norms", "lora", "full")
 PARTS = {
-    "methods": Part(8192, (12288, 16384), (TRAINED, ("theta", "tape", "tape+lora", "longlora")), FIRST + LATER),
-    "pose": Part(
+    "methods": ProtocolPart(8192, (12288, 16384), (TRAINED, ("theta", "tape", "tape+lora", "longlora")), FIRST + LATER),
+    "pose": ProtocolPart(
         native=8192,
         lengths=(12288, 16384),
         stages=(("lora", "whole", "whole_equal_time"),),
         claims=(("whole", "lora"), ("whole_equal_time", "lora")),
         reference="lora",
     ),
-    "family": Part(1024, (), (TRAINED,), FIRST),
+    "family": ProtocolPart(1024, (), (TRAINED,), FIRST),
 }
 FEWEST = 3  # seeds of a stage that claims something
 LOSS, KEYS = "loss past the native length", "right answers past it, %"
 
 
 @dataclass(frozen=True)
-class Run:
+class MethodRun:
     """What one run of an arm scored."""
 
     arm: str
@@ -87,7 +87,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Claim:
+class MethodClaim:
     """One arm less another in a figure, paired by seed."""
 
     figure: str
@@ -109,7 +109,7 @@ def share(counts: Iterable[tuple[int, int]]) -> float:
     return 100 * right / asked
 
 
-def read(folder: Path) -> list[Run]:
+def read(folder: Path) -> list[MethodRun]:
     """Return the finished runs of a folder of an experiment, whose names are ARM_seed_N: untrained arms first."""
     runs = []
     for path in sorted(folder.glob("*_seed_*/results/run.json")):
@@ -129,14 +129,14 @@ def read(folder: Path) -> list[Run]:
         trained = bool(figures["steps"])
         seconds = figures["tokens"] / figures["tokens_per_second"] if trained else 0.0
         memory = figures.get("peak_memory_bytes") or 0
-        runs.append(Run(arm, int(seed), losses, asked["multikey"], asked["passkey"], trained, seconds, memory))
+        runs.append(MethodRun(arm, int(seed), losses, asked["multikey"], asked["passkey"], trained, seconds, memory))
     return sorted(runs, key=lambda run: (run.trained, run.arm != "yarn"))
 
 
-def arms_of(part: Part, runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+def arms_of(part: ProtocolPart, runs: Sequence[MethodRun]) -> dict[str, dict[int, MethodRun]]:
     """Return the runs of a part by arm and seed. A seed counts when every arm of its stage has it, with its answers."""
     staged = {arm for stage in part.stages for arm in stage}
-    arms: dict[str, dict[int, Run]] = {}
+    arms: dict[str, dict[int, MethodRun]] = {}
     for run in runs:
         if set(part.lengths) <= run.keys.keys() and (run.arm in staged or not run.trained):
             arms.setdefault(run.arm, {})[run.seed] = run
@@ -147,7 +147,7 @@ def arms_of(part: Part, runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     return {arm: of_seed for arm, of_seed in arms.items() if of_seed}
 
 
-def claims_of(part: Part, arms: dict[str, dict[int, Run]]) -> list[Claim]:
+def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list[MethodClaim]:
     """Return the claims of every stage with enough seeds, with Holm's correction over all of them."""
     made = []
     texts = list(next(iter(next(iter(arms.values())).values())).losses)
@@ -171,12 +171,12 @@ def claims_of(part: Part, arms: dict[str, dict[int, Run]]) -> list[Claim]:
             found = statistics.sample(differences)
             p, flipped = t_test(found), statistics.sign_flip(differences)
             signs = {math.copysign(1, plain.fmean(by_place[place].values())) for place in places}
-            made.append(Claim(figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1))
+            made.append(MethodClaim(figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1))
     adjusted = statistics.holm([claim.p for claim in made])
     return [replace(claim, p_holm=p) for claim, p in zip(made, adjusted, strict=True)]
 
 
-def value_of(part: Part, figure: str, run: Run, place: str | int | None = None) -> float:
+def value_of(part: ProtocolPart, figure: str, run: MethodRun, place: str | int | None = None) -> float:
     """Return one of the two primary figures of a run, or its part: of one text, or of one length."""
     if figure == LOSS:
         return run.loss(part.native, 2 * part.native, None if place is None else str(place))
@@ -191,7 +191,7 @@ def t_test(differences: Sample) -> float:
     return 2 * float(stdtr(differences.n - 1, -statistic))
 
 
-def verdict(claim: Claim) -> str:
+def verdict(claim: MethodClaim) -> str:
     """Return one sentence on a claim."""
     gain = claim.found.mean if claim.figure == KEYS else -claim.found.mean
     digits, unit = (1, " points") if claim.figure == KEYS else (3, "")
@@ -205,7 +205,7 @@ def verdict(claim: Claim) -> str:
     return f"{claim.arm}: {'better' if gain > 0 else 'worse'} than {claim.against}, {size}, {where}."
 
 
-def page(part: Part, name: str, arms: dict[str, dict[int, Run]], claims: Sequence[Claim]) -> str:
+def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], claims: Sequence[MethodClaim]) -> str:
     """Return the tables and sentences of the result."""
     texts = list(next(iter(next(iter(arms.values())).values())).losses)
     lengths = sorted({length for of_seed in arms.values() for run in of_seed.values() for length in run.keys})
@@ -261,7 +261,7 @@ def page(part: Part, name: str, arms: dict[str, dict[int, Run]], claims: Sequenc
     return "\n\n".join(parts) + "\n"
 
 
-def draw(part: Part, arms: dict[str, dict[int, Run]], path: Path) -> None:
+def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) -> None:
     """Draw the loss less the reference's in each span, and the share of right answers at each length, with 95 %
     bands."""
     both = bool(part.lengths)

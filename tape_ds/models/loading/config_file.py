@@ -68,10 +68,21 @@ def other_family(config: Mapping[str, Any]) -> str | None:
 
 
 def family_note(config: Mapping[str, Any]) -> str:
-    """Return a note if transformers' class computes the model, or its folder has code for it."""
-    if config.get("auto_map") and (config.get("model_type") in SHAPES or other_family(config) is not None):
-        return f"; its folder's own code (auto_map) is not run: it is read as transformers' {config.get('model_type')}"
-    return f", by transformers' class for {config['model_type']}" if other_family(config) is not None else ""
+    """Return a note on what a reader may not expect of a model: another class, code that is not run, layers with a
+    window."""
+    kind, layers = config.get("model_type"), config.get("layer_types") or []
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    note = ""
+    if config.get("auto_map") and (kind in SHAPES or other_family(config) is not None):
+        note = f"; its folder's own code (auto_map) is not run: it is read as transformers' {kind}"
+    elif other_family(config) is not None or window:
+        note = f", by transformers' class for {kind}"
+    if window and not layers:
+        note += f"; its layers see no further back than {window:,} tokens"
+    elif window and "sliding_attention" in layers:
+        count = layers.count("sliding_attention")
+        note += f"; {count} of its {len(layers)} layers see no further back than {window:,} tokens"
+    return note
 
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:

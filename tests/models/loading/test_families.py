@@ -54,9 +54,9 @@ QWEN3 = {
 }
 MISTRAL = {"model_type": "mistral", **SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64}
 PUBLISHED = {
-    "llama 1": LLAMA | {"max_position_embeddings": 64, "pad_token_id": 0},
-    "llama 2": LLAMA | {"max_position_embeddings": 64, "pretraining_tp": 1, "rope_scaling": None},
-    "llama 3": LLAMA | {"num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 5e5},
+    "llama 3": LLAMA
+    | {"num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 5e5}
+    | {"pretraining_tp": 1, "rope_scaling": None},
     "llama 3.1": LLAMA
     | {"num_key_value_heads": 2, "max_position_embeddings": 256, "rope_theta": 5e5}
     | {"rope_scaling": {**LLAMA3, "rope_type": "llama3"}, "eos_token_id": [2, 3], "attention_bias": False},
@@ -67,20 +67,18 @@ PUBLISHED = {
     | {"num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 1e5, "tie_word_embeddings": True}
     | {"rope_interleaved": False, "is_llama_config": True},
     "with every bias": LLAMA | {"attention_bias": True, "mlp_bias": True, "max_position_embeddings": 64},
-    "mistral": MISTRAL | {"sliding_window": None, "rope_theta": 1e6},
     "mistral, heads of their own size": MISTRAL | {"sliding_window": None, "rope_theta": 1e6, "head_dim": 16},
     "qwen2": QWEN2,
-    "qwen2, tied": QWEN2 | {"tie_word_embeddings": True},
-    "qwen2 with yarn": QWEN2
-    | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
-    "qwen3": QWEN3,
+    "qwen2 with yarn, tied, heads of their own size": QWEN2
+    | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}
+    | {"tie_word_embeddings": True, "head_dim": 16},
     "qwen3, tied, with biases": QWEN3 | {"tie_word_embeddings": True, "attention_bias": True},
     "qwen2, a window no layer uses": QWEN2 | {"use_sliding_window": True, "max_window_layers": 3},
 }
 
 
 def publish(folder, content):
-    """A random model of this configuration, saved beside the configuration as it stands; no parameter is silent."""
+    """A random model of this configuration, saved with the configuration unchanged; no parameter is silent."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
@@ -131,73 +129,32 @@ def test_a_family_leaves_as_it_came(tmp_path, name):
         assert torch.equal(back(ids).logits, theirs(ids).logits)
 
 
-def test_qwen2_s_biases_have_an_effect(tmp_path):
-    """Were they dropped, a model whose biases happen to be small would hardly show it."""
-    publish(tmp_path / "model", QWEN2)
-    ours = convert.load(tmp_path / "model", convert.tape_config(extendable.read(tmp_path / "model")))
-    names = {name.split("self_attn.")[1] for name, _ in ours.named_parameters() if name.endswith(".bias")}
-    assert names == {"q_proj.bias", "k_proj.bias", "v_proj.bias"}
-    ids = tokens(1, 20)
-    with torch.no_grad():
-        before = ours(ids).logits
-        for name, weight in ours.named_parameters():
-            if name.endswith(".bias"):
-                weight.zero_()
-        assert (ours(ids).logits - before).abs().max() > 0.1
-
-
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 LONG_ROPE |= {"original_max_position_embeddings": 32, "factor": 2.0}
 HEADS = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
-FOREIGN = {  # configuration, and parts of what is wrong and of the remedy
-    "gemma": (SIZES | HEADS | {"hidden_act": "gelu_pytorch_tanh"}, ["model_type is 'gemma'", "activation"]),
-    "gpt2": ({"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61}, ["no rope_parameters"]),
-    "gpt_neox": (SIZES | {"hidden_act": "gelu"}, ["model_type is 'gpt_neox'", "activation is 'gelu'"]),
-    "qwen3": (
-        SIZES | HEADS | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
-        ["a sliding window of 16", "use_sliding_window: false"],
-    ),
-    "mistral": (
-        SIZES | HEADS | {"sliding_window": 16},
-        ["a sliding window of 16", "v0.2 or v0.3 of Mistral 7B", "sliding_window: null into its config.json"],
-    ),
-    "qwen2": (QWEN2 | {"use_sliding_window": True}, ["a sliding window of 64"]),
-    "llama": (SIZES | HEADS | {"hidden_act": "gelu"}, ["activation is 'gelu'"]),
-    "llama, longrope": (SIZES | HEADS | {"rope_parameters": LONG_ROPE}, ["rope_type is 'longrope'"]),
-    "llama, quantised": (
-        SIZES | HEADS | {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        ["its weights are quantised", "before it was quantised; load_in_4bit: true"],
-    ),
+QUANTISED = {"quant_method": "gptq", "bits": 4}
+FOREIGN = {
+    "gemma": (SIZES | HEADS | {"hidden_act": "gelu_pytorch_tanh"}, "model_type is 'gemma'"),
+    "gpt2": ({"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61}, "no rope_parameters"),
+    "mistral": (SIZES | HEADS | {"sliding_window": 16}, "a sliding window of 16"),
+    "qwen2": (QWEN2 | {"use_sliding_window": True}, "a sliding window of 64"),
+    "llama": (SIZES | HEADS | {"hidden_act": "gelu"}, "activation is 'gelu'"),
+    "llama, longrope": (SIZES | HEADS | {"rope_parameters": LONG_ROPE}, "rope_type is 'longrope'"),
+    "llama, quantised": (SIZES | HEADS | {"quantization_config": QUANTISED}, "its weights are quantised"),
 }
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_another_architecture_is_refused_with_what_differs(tmp_path, name):
     """From the configuration alone: no weight has to be there."""
-    content, words = FOREIGN[name]
+    content, wrong = FOREIGN[name]
     (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": name.split(",")[0]}))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"not Llama-shaped.*{wrong}"):
         convert.tape_config(extendable.read(tmp_path))
-    assert all(word in str(caught.value) for word in ["not Llama-shaped", *words])
-    assert caught.value.problems[0].value == str(tmp_path), "what the user gave"
 
 
-@pytest.mark.parametrize(
-    "content", [None, "{}", "{broken", '{"model_type": "nonesuch"}', '{"model_type": "tape", "head_dim": 7}']
-)
+@pytest.mark.parametrize("content", ["{broken", '{"model_type": "nonesuch"}', '{"model_type": "tape", "head_dim": 7}'])
 def test_an_unreadable_source_is_a_user_error(tmp_path, content):
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError):
         extendable.read(tmp_path)
-
-
-def test_code_beside_a_configuration_never_runs(tmp_path):
-    marker = tmp_path / "ran"
-    code = f"open({str(marker)!r}, 'w').close()\nraise SystemExit\n"
-    (tmp_path / "configuration_own.py").write_text(code)
-    content = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="without running the code"):
-        extendable.read(tmp_path)
-    assert not marker.exists()

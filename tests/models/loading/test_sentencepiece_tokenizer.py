@@ -24,6 +24,7 @@ TEXTS = [
     "日本語 🦙 \u200b\u00a0",
     "1234567890",
     "spelt out: <s> </s> <unk> <0x0A>",
+    "the fox<reserved_1>ran        and   hid",
 ]
 
 
@@ -61,18 +62,8 @@ def test_the_ids_are_sentencepiece_s(tmp_path, name):
         assert tokenizer.decode(ids) == processor.decode(ids)
 
 
-def test_pieces_of_their_own_are_taken_out_of_a_text_first(tmp_path):
-    processor = train(tmp_path / "tokenizer.model", **SETTINGS["baichuan 2"])
-    tokenizer = sentencepiece_tokenizer.load(tmp_path / "tokenizer.model")
-    text = "the fox<reserved_1>ran        and   hid"
-    ids = tokenizer(text)["input_ids"]
-    assert ids == processor.encode(text)
-    reserved, spaces = (processor.piece_to_id(piece) for piece in ("<reserved_1>", "▁▁▁▁"))
-    assert ids.count(reserved) == 1 and ids.count(spaces) == 2
-
-
 def test_letters_never_merge_into_a_special_token(tmp_path):
-    """The pieces "<s" and ">" are both there; put together they would be the beginning of a text in its middle."""
+    """The pieces "<s" and ">" together would be the beginning of a text in its middle."""
     processor = train(tmp_path / "tokenizer.model", **SETTINGS["llama"], split_by_unicode_script=False)
     tokenizer = sentencepiece_tokenizer.load(tmp_path / "tokenizer.model")
     assert {"<s", ">"} <= tokenizer.get_vocab().keys()
@@ -80,26 +71,15 @@ def test_letters_never_merge_into_a_special_token(tmp_path):
     assert ids == processor.encode("<s> bold </s>") and not {0, 1, 2} & set(ids)
 
 
-def test_neither_begin_nor_end_is_added_unless_asked_for(tmp_path):
-    file = tmp_path / "tokenizer.model"
-    train(file, **SETTINGS["llama"])
-    plain = sentencepiece_tokenizer.load(file)
-    assert (plain.bos_token, plain.eos_token, plain.unk_token, plain.pad_token) == ("<s>", "</s>", "<unk>", None)
-    ids = plain("the fox")["input_ids"]
-    assert 1 not in ids
-    begun = sentencepiece_tokenizer.load(file, add_bos_token=True, pad_token="<unk>")
-    assert begun("the fox")["input_ids"] == [1, *ids] and begun.pad_token_id == 0
-
-
-def test_other_models_are_refused(tmp_path):
-    file = tmp_path / "tokenizer.model"
-    file.write_bytes(b"no model")
-    with pytest.raises(UserError, match="no sentencepiece model"):
-        sentencepiece_tokenizer.load(file)
-    train(file, model_type="unigram", vocab_size=300)
-    with pytest.raises(UserError, match="another type than BPE"):
-        sentencepiece_tokenizer.load(file)
-    for normalising in ({"normalization_rule_name": "nmt_nfkc"}, {"remove_extra_whitespaces": True}):
-        train(file, **PLAIN | normalising)
-        with pytest.raises(UserError, match="normalises texts"):
-            sentencepiece_tokenizer.load(file)
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"model_type": "unigram", "vocab_size": 300}, "another type than BPE"),
+        (PLAIN | {"normalization_rule_name": "nmt_nfkc"}, "normalises texts"),
+        (PLAIN | {"remove_extra_whitespaces": True}, "normalises texts"),
+    ],
+)
+def test_other_models_are_refused(tmp_path, settings, words):
+    train(tmp_path / "tokenizer.model", **settings)
+    with pytest.raises(UserError, match=words):
+        sentencepiece_tokenizer.load(tmp_path / "tokenizer.model")

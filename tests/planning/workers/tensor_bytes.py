@@ -29,7 +29,6 @@ from tests.planning.live_tensors import LiveTensors
 
 
 def settings(case: Case) -> dict:
-    """DeepSpeed's JSON."""
     shared = {"tensor_parallel": {"autotp_size": case.tensor}} if case.tensor > 1 else {}
     return shared | {
         "train_micro_batch_size_per_gpu": case.sequences,
@@ -77,7 +76,6 @@ def model_of(case: Case) -> torch.nn.Module:
 
 
 def count(case: Case) -> dict[str, int]:
-    """Bytes of one run."""
     with LiveTensors() as live:
         model = model_of(case).train()
         share(model, case)
@@ -94,7 +92,6 @@ def count(case: Case) -> dict[str, int]:
 
 
 def share(model: torch.nn.Module, case: Case) -> None:
-    """Among both ranks, what the case shares."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     if case.sequence > 1:
         use_sequence_parallel(model, Layout(world, sequence=case.sequence), rank)
@@ -103,7 +100,6 @@ def share(model: torch.nn.Module, case: Case) -> None:
 
 
 def by_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case) -> Callable[[torch.Tensor], None]:
-    """An optimizer step as DeepSpeed takes it."""
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings(case))
 
     def train(ids: torch.Tensor) -> None:
@@ -131,7 +127,6 @@ def plainly(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callabl
 
 
 def main() -> int:
-    """The cases asked for, one after another."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int)
     parser.add_argument("--output", type=Path, required=True)
@@ -141,9 +136,7 @@ def main() -> int:
     PartialState(cpu=True)
     deepspeed.init_distributed("gloo")
     found = {}
-    for case in sorted(
-        CASES, key=lambda each: each.zero or 0
-    ):  # zero.Init puts a linear map of its own in place for good
+    for case in sorted(CASES, key=lambda each: each.zero or 0):  # zero.Init replaces torch's linear map for good
         if case.name in options.cases:
             found[case.name] = count(case)
             gc.collect()

@@ -1,8 +1,7 @@
-"""``python -m tools.experiment``: what is run, what is not run again, what is refused, and what is written."""
+"""``python -m tools.experiment``: runs, results and pages of an experiment."""
 
 import csv
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -54,61 +53,51 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-def test_arms_are_compared_over_seeds_and_done_once(machine, capsys):
+def test_arms_are_compared_over_seeds_and_run_once(machine):
     words = ["mine.yaml", "--arms", "rope", "tape", "--seeds", "0", "1", "2"]
     assert experiment.main(words) == 0
     text = Path("runs/mine/mine.md").read_text()
-    assert text.startswith("# RoPE and TAPE look back\n") and "tape: better than rope by 25.0 points" in text
-    assert "- It shows little." in text and "\n    python -m tools.experiment mine.yaml --arms" in text
+    assert "tape: better than rope by 25.0 points" in text
     with open("runs/mine/mine.csv") as file:
         table = list(csv.DictReader(file))
     assert [(line["arm"], line["seed"]) for line in table] == [(a, s) for s in "012" for a in ("rope", "tape")]
     assert float(table[1]["look_back_accuracy_96"]) == 75.0
     comparison = results.load("runs/mine/mine.json").figures["comparison"]
     assert (comparison["reference"], comparison["primary"]) == ("rope", "look_back_accuracy_72")
-    assert len(machine.started) == 6 and capsys.readouterr().out.rstrip().endswith(
-        "written to runs/mine/mine.md, .json"
-    )
+    assert len(machine.started) == 6
     assert experiment.main([*words, "3", "--results", "elsewhere"]) == 0
     assert len(machine.started) == 8 and Path("elsewhere/mine.md").is_file()
 
 
-def test_what_fails_is_named_and_the_others_are_compared(machine, capsys):
+def test_a_failed_run_is_named_and_the_others_are_compared(machine, capsys):
     assert experiment.main(["mine.yaml", "--", "--max_steps", "5"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "FAILED: nope, see runs/mine/nope/log.txt"
-    assert machine.started[0][-5:-2] == ["--output_dir", "runs/mine/rope", "--resume"] or "5" in machine.started[0]
-    assert "A single run for each: no interval." in Path("runs/mine/mine.md").read_text()
+    assert "5" in machine.started[0] and Path("runs/mine/mine.md").is_file()
 
 
 def test_a_plan_starts_nothing(machine, capsys):
     assert experiment.main(["mine.yaml", "--plan", "--arms", "rope"]) == 0
-    said = capsys.readouterr().out
-    assert "- rope" in said and "python launchers/train_arithmetic.py --recipe addressing/look_back" in said
+    assert "python launchers/train_arithmetic.py --recipe addressing/look_back" in capsys.readouterr().out
     assert not machine.started and not Path("runs").exists()
-    assert experiment.main(["table6", "--scale", "paper", "--plan", "--processes", "32", "--arms", "whole"]) == 0
-    assert "deepspeed --num_accelerators 32 launchers/pretrain_c4.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words",
     [
-        ([], "missing"),
-        (["mine.yaml", "--arms", "rpoe"], "did you mean 'rope'"),
-        (["mine.yaml", "--jobs", "0", "--processes", "0"], "processes = 0"),
-        (["mine.yaml", "--launcher", "no_such_program --x"], "there is no program"),
-        (["mine.yaml", "--reference", "tpae"], "did you mean 'tape'"),
-        (["mine.yaml", "--", "--learnin_rate", "1"], "did you mean 'learning_rate'"),
-        (["mine.yaml", "--primary", "accuracy_73"], "look_back_accuracy_72"),
+        ["mine.yaml", "--arms", "rpoe"],
+        ["mine.yaml", "--reference", "tpae"],
+        ["mine.yaml", "--", "--learnin_rate", "1"],
+        ["mine.yaml", "--jobs", "0", "--processes", "0"],
+        ["mine.yaml", "--launcher", "no_such_program --x"],
     ],
 )
-def test_mistakes_are_named(words, told, machine, capsys):
+def test_a_refusal_starts_nothing(words, machine):
     assert experiment.main(words) == 2
-    assert told in capsys.readouterr().err
-    assert not machine.started or "--primary" in words
+    assert not machine.started
 
 
-def test_a_published_table_stands_beside_ours(machine, monkeypatch):
-    """What its last commands wrote is read, and pictures are copied beside the page."""
+@pytest.mark.parametrize("code", [0, 1])
+def test_figures_and_pictures_of_the_last_commands_are_stored_if_they_succeed(machine, monkeypatch, code):
     text = "label: Table 8\nabout: x\nthen: [python make]\nnames: {a: TAPE}\npictures: ['*.png']\nsetting: a toy\n"
     Path("mine.yaml").write_text(text)
 
@@ -117,37 +106,21 @@ def test_a_published_table_stands_beside_ours(machine, monkeypatch):
         figures = {"models": [{"name": "a", "mean": {"add_tokens": {"layers": layers}}}]}
         results.save(results.collect(command=["x.py"]).finish(figures), log.parent / "stability.json")
         (log.parent / "map.png").write_bytes(b"x")
-        return 0
+        return code
 
     monkeypatch.setattr(machine, "run_command", make)
-    assert experiment.main(["mine.yaml", "--results", "out"]) == 0
+    assert experiment.main(["mine.yaml", "--results", "out"]) == code
     stored = pages.Measured.of(results.load("out/mine_small.json"))
-    first = Quantity("add_tokens", "layer 1")
-    assert stored.rows["TAPE"][first] == 25.0 and stored.files == ("out/mine_small_map.png",)
+    if code:
+        assert not stored.rows and not stored.sources and not stored.files
+        return
+    assert stored.rows["TAPE"][Quantity("add_tokens", "layer 1")] == 25.0
+    assert stored.files == ("out/mine_small_map.png",) and Path("out/mine_small_map.png").is_file()
     assert (stored.experiment, stored.command) == ("mine", "python -m tools.experiment mine")
-    assert "| TAPE | 25.00 |" in Path("out/mine_small.md").read_text() and Path("out/mine_small_map.png").is_file()
-    assert json.loads(Path("runs/mine/mine_small/steps.json").read_text())
+    assert "| TAPE | 25.00 |" in Path("out/mine_small.md").read_text()
 
 
-def test_what_a_failed_last_command_left_is_not_tabled(machine, monkeypatch):
-    """Its numbers of an earlier start, or of the half that it came to, stood beside the new runs."""
-    Path("mine.yaml").write_text("label: Table 8\nabout: x\nthen: [python make]\npictures: ['*.png']\nsetting: a toy\n")
-    layers = {"1": {"attention_l1": 0.25, "positions_percent": 2.0}}
-    figures = {"models": [{"name": "a", "mean": {"add_tokens": {"layers": layers}}}]}
-
-    def make(starting, words, log):
-        results.save(results.collect(command=["x.py"]).finish(figures), log.parent / "stability.json")
-        (log.parent / "map.png").write_bytes(b"x")
-        return 1
-
-    monkeypatch.setattr(machine, "run_command", make)
-    assert experiment.main(["mine.yaml"]) == 1
-    stored = pages.Measured.of(results.load("runs/mine/mine_small.json"))
-    assert not stored.rows and not stored.sources and not stored.files
-
-
-def test_the_page_tells_of_the_machine_and_commit_of_what_is_stored(machine):
-    """It told of those of the process that wrote it: of today's, for results of months ago on another machine."""
+def test_the_page_has_machine_and_commit_of_the_stored_runs(machine):
     words = ["mine.yaml", "--arms", "rope", "tape"]
     assert experiment.main(words) == 0
     for arm, commit in (("rope", "a" * 40), ("tape", "b" * 40)):

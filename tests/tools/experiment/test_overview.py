@@ -1,17 +1,12 @@
-"""``docs/results/README.md``: made from what is stored, and nothing else."""
+"""``docs/results/README.md`` is made of the stored results."""
 
-import json
-import re
 import shutil
 
 import pytest
 
 from tape_ds import results
-from tape_ds.cli import plan
-from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
-from tools.experiment import __main__ as experiment
-from tools.experiment import pages, published, table
+from tools.experiment import pages, table
 from tools.experiment.pages import Measured, StoredSource
 from tools.experiment.published import Quantity
 
@@ -49,13 +44,6 @@ def test_the_committed_page_is_what_the_results_give(built):
     assert COMMITTED.read_text(encoding="utf-8") == built
 
 
-def test_the_command_writes_it(built, monkeypatch, capsys):
-    written = {}
-    monkeypatch.setattr("tape_ds.storage.write_text", lambda path, text: written.update({path: text}))
-    assert experiment.main(["--page"]) == 0
-    assert written == {COMMITTED: built}
-
-
 def test_every_experiment_has_a_row_and_a_section(built):
     for name in table.shipped():
         asked = table.read(name)
@@ -65,32 +53,9 @@ def test_every_experiment_has_a_row_and_a_section(built):
             assert f"## {asked.label}: {asked.about}" in built.splitlines()
 
 
-def test_links_lead_somewhere(built):
-    headings = {
-        re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-") for line in built.splitlines() if line[:3] == "## "
-    }
-    links = re.findall(r"\]\(([^)]+)\)", built)
-    assert len(links) > 20
-    for link in links:
-        assert link[1:] in headings if link.startswith("#") else (COMMITTED.parent / link).exists(), link
-
-
 def test_every_page_of_results_is_listed(copy):
     (copy / "docs" / "results" / "new.md").write_text("# About `a`\n\nText.\n")
     assert "- [About `a`](new.md)\n" in pages.overview(copy)
-
-
-def test_published_numbers_stand_on_the_page(built):
-    """All of them, in the sections: taken from a table, a row's numbers follow one another."""
-    assert "| TAPE | 3.641 | 3.196 | 2.901 | 2.708 | 8.226 | 7.642 | 7.278 | 7.063 |" in built
-    assert "| I = 24 | 133.0 | 86.1 | 63.2 | 51.8 | 0.22 |" in built
-
-
-def test_what_is_not_stored_is_not_measured(copy):
-    text = pages.overview(copy)
-    cells = row_of(text, "Table 6")
-    assert cells[1:] == ["not measured", "", "`python -m tools.experiment table6 --scale paper`"]
-    assert pages.stored("table6", copy) == []
 
 
 def test_what_is_stored_is_shown_the_larger_scale_first(copy):
@@ -99,43 +64,5 @@ def test_what_is_stored_is_shown_the_larger_scale_first(copy):
     store(copy, "table6", {"TAPE": {github: 51.0}}, "paper")
     text = pages.overview(copy)
     rows = [line for line in text.splitlines() if line.startswith("| [Table 6]")]
-    ours = "| a small model | 2 x H100 | `python -m tools.experiment table6{}` |"
-    assert rows[0].endswith(ours.format(" --scale paper")) and rows[1].endswith(ours.format(""))
-    assert "| TAPE | 51.0 |" in text and "    python tools/x.py --y" in text
-
-
-def test_a_stored_file_that_is_none_is_told(copy):
-    (copy / pages.STORED).mkdir()
-    (copy / pages.STORED / "table6_small.json").write_text("{}")
-    with pytest.raises(UserError, match="schema"):
-        pages.overview(copy)
-
-
-def test_numbers_of_other_commands_are_those_of_their_files():
-    """The evaluations of SmolLM2, copied once from where they are stored."""
-    (ours,) = pages.stored("table2")
-    own = json.loads((ROOT / "docs/results/evaluate_smollm2/tape/perplexity.json").read_text())
-    expected = next(each["perplexity"] for each in own["figures"]["perplexity"] if each["length"] == 16384)
-    assert ours.rows["TAPE"][Quantity("stdlib", "perplexity", 16384)] == expected
-    assert ours.command.startswith("python -m evaluation perplexity runs/compare_methods/lora")
-
-
-RECIPES = {
-    "Arithmetic": ("addition_40", []),
-    "C4 pre-training": ("c4_155m_tape", []),
-    "SCROLLS": ("scrolls/qasper", ["--model", "smollm2"]),
-    "Context extension": ("llama2_7b_8k", []),
-}
-
-
-@pytest.mark.parametrize("row", RECIPES)
-def test_settings_are_those_of_the_recipes(row):
-    """Table 5 is stored once, and held to the recipes here."""
-    (ours,) = pages.stored("table5")
-    assert set(ours.rows) == set(published.tables_of("Table 5")[0].rows) == set(RECIPES)
-    name, own = RECIPES[row]
-    recipe = plan.load(name, own, 8)
-    found = {each.metric: value for each, value in ours.rows[row].items()}
-    assert (found["tokens"], found["batch"]) == (recipe.window, recipe.global_batch_size)
-    assert found["steps"] == recipe.trainer_value("max_steps")
-    assert found["learning_rate"] == recipe.trainer_value("learning_rate")
+    assert "--scale paper" in rows[0] and "--scale paper" not in rows[1]
+    assert "| TAPE | 51.0 |" in text

@@ -1,4 +1,4 @@
-"""What the page of an experiment is made of."""
+"""The rows of an experiment's page."""
 
 from pathlib import Path
 
@@ -25,16 +25,3 @@ def test_the_untouched_model_of_a_seed_is_counted_once(tmp_path, monkeypatch):
     _, made, _ = pages.gather(ExperimentWork("x", asked, Path("o"), Starting(2)), planned, None)
     assert sorted(row.figures[LOSS] for row in made if row.arm == "untouched") == [7.0, 8.0]
     assert sum(row.arm in ("a", "b") for row in made) == 4
-
-
-def test_an_arm_that_no_seed_changes_is_paired_with_every_seed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arms = {"yarn": {"method": "yarn", "rope_parameters": {}}, "lora": {}}
-    given = {"about": "x", "recipe": "demo", "fields": {"passkey_lengths": []}, "arms": arms, "seeds": [0, 1]}
-    asked = Experiment.build(given)
-    monkeypatch.setattr(
-        readings, "of_run", lambda folder: [(folder / "run.json", results.collect(), {"": {LOSS: 5.0}})]
-    )
-    planned = runs.plan(asked, [], Path("o"), 1)
-    _, made, _ = pages.gather(ExperimentWork("x", asked, Path("o"), Starting(1)), planned, None)
-    assert sorted((row.arm, row.seed) for row in made) == [("lora", 0), ("lora", 1), ("yarn", 0), ("yarn", 1)]

@@ -1,4 +1,4 @@
-"""Arms over seeds and against a reference: what is paired, what counts as better, and the text that says so."""
+"""Arms over seeds and against a reference: pairs, significance and verdicts."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 
 from tape_ds import results
 from tape_ds.errors import UserError
-from tools.experiment import study as studies
 from tools.experiment.published import Quantity
 from tools.experiment.study import Measure, Study, StudyRow, verdict
 
@@ -52,12 +51,9 @@ def test_of_a_share_more_is_better_and_differences_are_points():
     assert sentence(rope, tape) == "tape: better than rope by 15.0 points (95 %: 10.5 to 19.5, n = 8)."
 
 
-def test_an_interval_with_0_in_it_tells_nothing_apart():
+def test_an_interval_with_0_in_it_is_no_difference():
     text = sentence(ROPE, moved("tape", -1.0, 3.0, -2.0, 0.5))
-    assert text.startswith(
-        "tape: no significant difference from rope; on average worse than rope by 0.125 (95 %: -3.335 to 3.585, n = 4)."
-    )
-    assert "on average the same as rope (95 %: 0.000 to 0.000" in sentence(ROPE, moved("tape", *[0.0] * 8))
+    assert text.startswith("tape: no significant difference from rope; on average worse than rope by 0.125")
 
 
 def test_claims_are_corrected_for_there_being_several():
@@ -66,9 +62,7 @@ def test_claims_are_corrected_for_there_being_several():
     assert "better than rope by 1.500 (95 %: 1.053 to 1.947, n = 8)." in sentence(ROPE, *arms[:6])
     found = study(ROPE, *arms)
     assert [each.p_holm for each in found.claims] == pytest.approx([14 / 256] * 7)
-    assert "Holm's p 0.055; 8 seeds cannot give a lower one than 0.055 here" in verdict(found, found.claims[0])
-    few = study(ROPE, *(moved(f"arm {number}", -1.0, -1.5, -2.0) for number in range(7)))
-    assert "Holm's p 1; 3 seeds cannot give a lower one than 1 here" in verdict(few, few.claims[0])
+    assert "Holm's p 0.055" in verdict(found, found.claims[0])
 
 
 def test_an_arm_that_diverged_is_one_of_the_claims():
@@ -76,9 +70,9 @@ def test_an_arm_that_diverged_is_one_of_the_claims():
     assert [each.p for each in found] == [2 / 256, 1.0] and found[0].p_holm == 2 * 2 / 256
 
 
-def test_what_cannot_be_compared_is_said():
-    assert sentence(ROPE[:1], moved("tape", -1.0)).endswith("better than rope by 1.000 in a single run: no interval.")
-    assert sentence(ROPE, rows("tape", [math.nan, 1.0])) == "tape: no verdict, a figure of seed 0 is not finite."
+def test_single_runs_and_missing_seeds_have_no_verdict():
+    assert "no interval" in sentence(ROPE[:1], moved("tape", -1.0))
+    assert "no verdict" in sentence(ROPE, rows("tape", [math.nan, 1.0]))
     assert "shares no seed with rope" in sentence(ROPE, rows("tape", [1.0], first=20))
     assert "shares no seed with rope" in sentence(rows("tape", [1.0, 2.0])), "the reference failed"
     assert study([StudyRow("untouched", None, {LOSS: 1.0})], ROPE).claims == []
@@ -93,27 +87,13 @@ def test_the_primary_figure_is_named_with_or_without_its_task():
             study(both, asked=wrong)
 
 
-def test_the_page_has_means_seeds_and_claims():
-    cost = Quantity("", "parameters")
-    each = [("rope", 0, 30), ("rope", 1, 31), ("tape", 0, 60), ("tape", 1, 61)]
-    found = [StudyRow(arm, seed, {SHARE: value, cost: 1e6}) for arm, seed, value in each]
-    text = studies.text(study(found, [StudyRow("nope", 3, {cost: 7.0})]))
-    assert "| arm | runs | look back accuracy 72 | parameters |" in text
-    assert "| tape | 2 | 60.5 ± 6.4% | 1,000,000 |" in text and "| nope | 1 | N/A | 7 |" in text
-    assert "| look back accuracy 72, by seed | 0 | 1 | 3 |" in text and "| tape | 60.0% | 61.0% | N/A |" in text
-    assert (
-        "| tape | +30.0 | +30.0 to +30.0 | 2 | 0.5 | 0.5 |" in text and "| nope | N/A | N/A | 0 | N/A | N/A |" in text
-    )
-
-
-def test_a_difference_is_held_against_nothing_but_0():
-    """Every arm that has it against itself; one without updates has nothing to switch off, and no claim."""
+def test_a_difference_within_a_run_is_compared_with_0():
+    """An arm without updates has nothing to switch off, and no claim."""
     by_updates = Quantity("", "loss_by_updates")
     norms = [StudyRow("rope", seed, {LOSS: 1.5}) for seed in (0, 1)]
     made = study(norms, rows("tape", [0.25, 0.5], by_updates), asked="loss_by_updates")
     (claim,) = made.claims
     assert (claim.arm, claim.differences) == ("tape", {0: 0.25, 1: 0.5})
-    assert "tape: no significant difference from itself with updates off; on average worse than" in studies.text(made)
     assert made.figures()["reference"] == "itself with updates off"
 
 
@@ -128,21 +108,14 @@ def test_everything_is_stored(tmp_path):
     assert claim["differences"]["7"] == -2.0 and claim["verdict"].startswith("tape: better than rope")
 
 
-def test_figures_are_written_for_people():
-    assert [Measure(SHARE).write(value) for value in (25.0, None)] == ["25.0%", "N/A"]
-    perplexity = Measure(Quantity("stdlib", "perplexity", 256))
-    assert [perplexity.write(value) for value in (1234.5, math.nan)] == ["1,234.50", "NaN"]
-    assert (Measure(SHARE).signed(12.5), perplexity.signed(-0.5)) == ("+12.5", "-0.50")
-
-
-def test_a_figure_of_unknown_direction_decides_nothing():
-    """Of a correlation more is better: taken for a loss, the verdict would have the wrong sign."""
+def test_a_figure_of_unknown_direction_is_refused_as_primary():
+    """A correlation taken for a loss would have a verdict of the wrong sign."""
     correlation = Quantity("cola", "mcc")
     with pytest.raises(UserError, match="unknown whether more or less of it is better"):
         study(rows("rope", [20.0] * 6, correlation), rows("tape", [40.0] * 6, correlation), asked="mcc")
 
 
-def test_figures_of_which_less_is_better_may_decide():
+def test_losses_and_costs_may_be_primary():
     for metric in ("loss_past_native", "perplexity", "perplexity (blocks)", "seconds", "layer 1"):
         quantity = Quantity("x", metric)
         name = Measure(quantity).name

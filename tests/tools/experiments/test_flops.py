@@ -1,4 +1,4 @@
-"""``tools/experiments/flops.py``: the paper's Table 3 to the last printed digit, and the command line's answers."""
+"""``tools/experiments/flops.py``: the paper's Table 3 to the last printed digit."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_table_3_comes_out_to_the_last_digit(encoding):
         assert f"{ours[name]:.2f}" == f"{published[name]:.2f}"
 
 
-def test_tape_is_counted_as_published_and_as_it_is_here():
+def test_tape_is_counted_as_in_the_published_code_and_as_here():
     rows = flops.table_3()
     published, code, ours = (row(rows, "tape", count) for count in ("published", "published code", "this project"))
     for name in ("MACs (G)", "parameters (M)"):
@@ -27,33 +27,24 @@ def test_tape_is_counted_as_published_and_as_it_is_here():
         assert ours[name] < published[name]
 
 
-def test_the_causal_half_is_told_of_what_is_counted_here():
+def test_the_causal_half_is_counted():
     rows = flops.table_3()
     for each in rows:
-        assert list(each) == list(rows[0])
         if each["count"] == "this project":
             assert each["MACs causal (G)"] < each["MACs (G)"]
             assert each["FLOPs causal (G)"] == pytest.approx(2 * each["MACs causal (G)"], abs=0.011)
-        else:
-            assert each["MACs causal (G)"] is None
 
 
-def test_a_table_is_stored(tmp_path, capsys):
-    assert flops.main(["--table3", "--output", str(tmp_path / "three")]) == 0
-    stored = results.load(tmp_path / "three" / "table3.json")
+def test_a_table_is_stored(tmp_path):
+    assert flops.main(["--table3", "--output", str(tmp_path)]) == 0
+    stored = results.load(tmp_path / "table3.json")
     assert stored.figures["rows"] == flops.table_3() and stored.config["length"] == 1024
-    assert stored.command == ["flops.py", "--table3", "--output", str(tmp_path / "three")]
-    assert "| rope | published | 321.10 | 160.46 | 154.89 | - | - |" in capsys.readouterr().out
-    (tmp_path / "file").touch()
-    assert flops.main(["--output", str(tmp_path / "file" / "folder")]) == 2
-    assert "is a file" in capsys.readouterr().err
 
 
-def test_every_encoding_is_listed_by_default(tmp_path, capsys):
+def test_every_encoding_is_listed_by_default(tmp_path):
     assert flops.main(["--output", str(tmp_path)]) == 0
     rows = results.load(tmp_path / "flops.json").figures["rows"]
     assert [each["encoding"] for each in rows] == encodings.available()
     (rope,) = [each for each in rows if each["encoding"] == "rope"]
     ours = row(flops.table_3(), "rope", "this project")
     assert [rope[name] for name in ("MACs full (G)", "parameters (M)")] == [ours["MACs (G)"], ours["parameters (M)"]]
-    assert "| rope | 154.89 |" in capsys.readouterr().out

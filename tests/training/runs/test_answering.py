@@ -10,7 +10,7 @@ from tests.training.test_trainer import build
 
 @pytest.mark.parametrize("targets, kept", [(5, ["before", "after"]), (7, ["after"])])
 def test_a_resumed_run_keeps_the_score_of_the_same_questions(tmp_path, targets, kept, capsys):
-    """A run that went on with another ``eval_examples`` set the new questions' loss beside that of the old ones."""
+    """A run resumed with another ``eval_examples`` compared the new questions' loss with that of the old ones."""
     file = tmp_path / "answers.json"
     first = build(tmp_path, max_steps=3)
     first.add_callback(answer_scores([Prompt(tokens(1, 20), 5)], file))

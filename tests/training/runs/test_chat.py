@@ -14,16 +14,15 @@ from tape_ds.config.finetuning import load_chat
 from tape_ds.data.chat import sequences
 from tape_ds.data.chat.sequences import rendered
 from tape_ds.data.order import IGNORED, collate
-from tape_ds.errors import UserError
 from tape_ds.scoring import answers
 from tape_ds.scoring.generation import ends_of
-from tape_ds.training import report
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import finetuning
 from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.finetuning import _ends
 from tests.data.chat.chatml import CHATML, DATED, MARKED, by_hand, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
+from tests.training.runs.helpers import complete, flags, refusals
 
 ENCODINGS = ("tape", "alibi", "sincos")
 TALKS = [
@@ -55,7 +54,6 @@ def save(model, folder, template=CHATML):
 
 
 def recipe(place, model="llama", **changes):
-    """A recipe without an engine."""
     fields = {
         "model": place / model,
         "train_data": f"jsonl:{place}/train.jsonl",
@@ -67,8 +65,7 @@ def recipe(place, model="llama", **changes):
         "deepspeed": "null",
         "output_dir": place / "run",
     }
-    flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
-    return load_chat(["--recipe", str(place / "empty.yaml"), *flags])
+    return load_chat(["--recipe", str(place / "empty.yaml"), *flags(fields | changes)])
 
 
 def gradients(model, batches):
@@ -86,7 +83,7 @@ def gradients(model, batches):
 
 
 def one_by_one(item):
-    """The conversations of a packed sequence, each as a sequence of its own."""
+    """The conversations of a packed sequence, each as a separate sequence."""
     for owner in item["document_ids"].unique():
         mine = {name: values[item["document_ids"] == owner] for name, values in item.items()}
         yield mine | {"document_ids": torch.zeros_like(mine["document_ids"])}
@@ -107,7 +104,7 @@ def test_packed_is_one_by_one(place, model):
 
 
 def test_held_out_answers_are_scored_as_they_are_learnt(place):
-    """Each behind its own prompt gives the loss that the whole conversation's labels give."""
+    """Each after its prompt gives the loss that the whole conversation's labels give."""
     run = assemble(recipe(place, eval_data=f"jsonl:{place}/held_out.jsonl", eval_examples=1))
     assert len(run.asked) == 2
     found = answers.score(run.model, run.asked)
@@ -120,69 +117,39 @@ def test_held_out_answers_are_scored_as_they_are_learnt(place):
 
 
 def test_a_share_is_held_out_of_the_sequences(place):
-    whole, less = (assemble(recipe(place, eval_share=share)) for share in (0.0, 0.25))
-    assert whole.asked == [] and whole.cut["train"].read == 40
-    assert (less.cut["train"].read, less.cut["held out"].read) == (30, 10)
-    assert assemble(recipe(place, eval_share=0.25, eval_examples=0)).asked == []
+    run = assemble(recipe(place, eval_share=0.25))
+    assert (run.cut["train"].read, run.cut["held out"].read) == (30, 10)
+    assert assemble(recipe(place)).asked == []
 
 
-def test_a_run_from_end_to_end(place, tmp_path, capsys):
+def test_a_run_from_end_to_end(place, tmp_path):
     """A model without a template learns with a given one, and is saved with it."""
     (tmp_path / "mine.jinja").write_text(MARKED)
     settings = {"output_dir": tmp_path / "run", "max_steps": 30, "eval_data": f"jsonl:{place}/held_out.jsonl"}
     run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", **settings))
-    trainer = build_trainer(run)
-    started = report.begin(run)
-    trainer.train()
-    report.conclude(run, trainer, started)
-    stored = json.loads((tmp_path / "run" / "results" / "run.json").read_text())
+    _, stored = complete(run)
     before, after = stored["figures"]["answer_loss"]
     assert after["nll"] < before["nll"] - 2 and before["examples"] == 6
     assert stored["figures"]["cut"]["train"] == {"read": 40, "cut": 0, "cut_tokens": 0, "left_out": 0, "unanswered": 0}
     assert set(stored["data"]) == {
         f"chat:jsonl:{place}/{each}" for each in ("train.jsonl/train", "held_out.jsonl/heldout")
     }
-    printed = capsys.readouterr().out
-    assert "40 conversations in" in printed and "6 answers of" in printed and "answers after" in printed
     again = AutoTokenizer.from_pretrained(tmp_path / "run" / "trained")
     assert again.chat_template == MARKED
-
-
-def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
-    settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "output_dir": tmp_path / "whole"}
-    whole = build_trainer(assemble(recipe(place, **settings)))
-    whole.train()
-    (tmp_path / "whole" / "checkpoint-4" / "trainer_state.json").unlink()
-    again = assemble(recipe(place, resume_from_checkpoint="true", **settings))
-    rest = build_trainer(again)
-    rest.train(resume_from_checkpoint=str(again.resumed.folder))
-    losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (whole, rest)]
-    assert losses[0] == losses[1] and len(losses[0]) == 4
-    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(mine, other), name
-    (tmp_path / "mine.jinja").write_text(MARKED)
-    other = {"chat_template": tmp_path / "mine.jinja", "too_long": "leave_out", "eval_share": 0.5}
-    for name, value in other.items():
-        found = problems(place, resume_from_checkpoint="true", **settings | {name: value})
-        assert list(found) == [name] and "was saved by a run with" in found[name].wrong
 
 
 PLAIN_ENDS = CHATML.replace("<|im_end|>", "|end|")
 
 
-@pytest.mark.parametrize(
-    ("text", "named", "ends"),
-    [(CHATML, "<|im_end|> (id 301); the trained model stops there", [1, 301]), (PLAIN_ENDS, "53 of 53 answers", [1])],
-)
-def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text, named, ends):
+@pytest.mark.parametrize(("text", "ends"), [(CHATML, [1, 301]), (PLAIN_ENDS, [1])])
+def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text, ends):
     """The saved model went on after its answers: only the base's EOS, which no conversation has, was an end."""
     (tmp_path / "mine.jinja").write_text(text)
     run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", output_dir=tmp_path / "run"))
-    assert named in run.outline()["end of an answer"]
     trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
+    assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
     saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
     assert (saved if isinstance(saved, list) else [saved]) == ends
-    assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
 
 
 def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, tmp_path):
@@ -190,11 +157,10 @@ def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, 
     of = tokenizer(PLAIN_ENDS)
     of.add_tokens(["letter 1", "|end|"])
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    assert _ends(stored, of) == ((of.convert_tokens_to_ids("|end|"),), "|end| (id 303); the trained model stops there")
+    assert _ends(stored, of)[0] == (of.convert_tokens_to_ids("|end|"),)
     of.chat_template = CHATML.replace("<|im_end|>", "")
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    ends, sentence = _ends(stored, of)
-    assert len(sequences.ends(stored)) == 2 and ends == () and sentence.startswith("53 of 53 answers")
+    assert len(sequences.ends(stored)) == 2 and _ends(stored, of)[0] == ()
 
 
 def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
@@ -208,12 +174,6 @@ def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_e
     trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
     saved = json.loads((tmp_path / "trained" / "generation_config.json").read_text())
     assert published | {"eos_token_id": [1, 301]} == {name: saved[name] for name in published}
-
-
-def test_an_end_that_the_base_has_changes_nothing(place, tmp_path):
-    (tmp_path / "mine.jinja").write_text(CHATML.replace("<|im_end|>", "</s>"))
-    run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja"))
-    assert run.model.generation_config.eos_token_id == 1
 
 
 class Tomorrow(date):
@@ -242,70 +202,26 @@ def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkey
     assert not torch.equal(first.sequences[0]["input_ids"], anew.sequences[0]["input_ids"]), "it starts a day later"
 
 
-def test_columns_that_are_not_read_are_named(place, tmp_path):
-    spec = write(tmp_path / "x.jsonl", TALKS[1:2], id=3, source="web")
-    assert assemble(recipe(place, train_data=spec)).outline()["not read"] == "the columns id, source"
-
-
 def test_conversations_beyond_the_native_length_are_refused_unless_forced(place, tmp_path):
     """The model was trained at angles that it never saw, and saved as one for max_tokens."""
     longest = conversation("which?", "return " * 150)
     spec = write(tmp_path / "x.jsonl", [longest, *TALKS[:3]])
     settings = {"train_data": spec, "max_tokens": 2000, "output_dir": tmp_path / "run"}
-    found = problems(place, **settings)["max_tokens"]
     size = len(by_hand(longest, tokenizer())[0])
-    assert (
-        f"1 of 4 conversations are longer than the model's native length, 128 tokens (the longest: {size})"
-        in found.wrong
-    )
-    assert "--max_tokens 128" in found.remedy and "--force" in found.remedy
-    forced = assemble(recipe(place, force="true", **settings))
-    assert forced.config.max_position_embeddings == size and "native length" in forced.outline()["length"]
-    short = assemble(recipe(place, max_tokens=2000))
-    assert short.config.max_position_embeddings == 128 and "length" not in short.outline()
+    assert f"native length, 128 tokens (the longest: {size})" in problems(place, **settings)["max_tokens"].wrong
+    assert assemble(recipe(place, force="true", **settings)).config.max_position_embeddings == size
+    assert assemble(recipe(place, max_tokens=2000)).config.max_position_embeddings == 128
     assert assemble(recipe(place, "alibi", **settings)).config.max_position_embeddings == size
 
 
 def problems(place, **changes):
-    with pytest.raises(UserError) as caught:
-        assemble(recipe(place, **changes))
-    return {each.field: each for each in caught.value.problems}
+    return refusals(recipe(place, **changes))
 
 
 def test_what_only_the_tokens_can_tell(place, tmp_path):
     """Before any weight is loaded or a folder of the run is written."""
-    output = {"output_dir": tmp_path / "never"}
-    found = problems(place, max_tokens=8, **output)
-    assert "no conversation is left" in found["max_tokens"].wrong
-    found = problems(place, eval_share=0.01, **output)
-    assert "no held-out conversation is left" in found["eval_share"].wrong
-    (tmp_path / "broken.jinja").write_text("{% for")
-    found = problems(place, chat_template=tmp_path / "broken.jinja", **output)
-    assert "not a jinja template" in found["chat_template"].wrong
     (tmp_path / "strict.jinja").write_text("{{ raise_exception('roles must alternate') }}")
-    found = problems(place, chat_template=tmp_path / "strict.jinja", **output)
-    assert "train.jsonl:1: the chat template does not render it" in found["train_data"].wrong
-    broken = write(tmp_path / "broken.jsonl", [*TALKS[:2], [{"role": "user"}]])
-    assert "broken.jsonl:3: turn 1" in problems(place, train_data=broken, **output)["train_data"].wrong
+    strict = problems(place, chat_template=tmp_path / "strict.jinja", output_dir=tmp_path / "never")
+    assert "train.jsonl:1: the chat template does not render it" in strict["train_data"].wrong
+    assert set(problems(place, max_tokens=8, output_dir=tmp_path / "never")) == {"max_tokens"}
     assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]
-
-
-def test_a_run_of_one_step_takes_it_at_the_full_rate(place):
-    """chat_tiny's polynomial schedule ended in ZeroDivisionError behind its only step, which had a rate of 0."""
-    changes = {"lr_scheduler_type": "polynomial", "warmup_steps": 0.1, "output_dir": place / "one"}
-    trainer = build_trainer(assemble(recipe(place, max_steps=1, **changes)))
-    trainer.train()
-    (logged,) = [each["learning_rate"] for each in trainer.state.log_history if "learning_rate" in each]
-    assert trainer.state.global_step == 1 and logged == 0.01
-
-
-def test_rows_with_what_is_not_rendered_count_as_bad_rows_of_the_run(place, tmp_path):
-    talk = conversation("which 2?", "return letter")
-    others = [{}, {"system": "Be brief."}, {"tools": "get_weather"}, {"id": 3}]
-    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"messages": talk} | each) for each in others))
-    changes = {"train_data": f"jsonl:{tmp_path}/x.jsonl", "data_cache": tmp_path, "eval_share": 0}
-    with pytest.raises(UserError, match=r"x\.jsonl:3: tools .*\n.*raise skip_bad_rows"):
-        assemble(recipe(place, skip_bad_rows=1, output_dir=tmp_path / "a", **changes))
-    run = assemble(recipe(place, skip_bad_rows=2, output_dir=tmp_path / "b", **changes))
-    assert [each.wrong[:9] for each in run.bad_rows.problems] == ["x.jsonl:2", "x.jsonl:3"]
-    assert run.cut["train"].taken == 2

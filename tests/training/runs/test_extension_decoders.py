@@ -1,12 +1,13 @@
-"""Decoders of transformers through the whole training room, by their own classes: assembled, trained with PoSE or
-packed, scored, saved, loaded again, exported."""
+"""Decoders of transformers through the whole training room, by their own classes or GPT-J's scaled one: assembled,
+trained with PoSE, scored, saved, loaded again, exported."""
 
 import json
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM
 
+from tape_ds import ScaledGPTJForCausalLM
 from tape_ds.checkpoint import source_model
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
@@ -15,7 +16,7 @@ from tape_ds.training.execution import execute
 from tape_ds.training.runs import extension
 from tape_ds.training.runs.assembly import assemble
 from tests.training.runs.test_extension import TEXT, recipe
-from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
+from tests.training.runs.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text next to it)
 
 SIZES = {
     "hidden_size": 32,
@@ -64,22 +65,22 @@ def family(request, words):  # noqa: F811
     return words
 
 
-def executed(base, **changes):
-    """What was prepared, once its run is over."""
-    evaluated = {"eval_data": f"text:{base.parent}/held.txt", "passkey_lengths": "[]"}
+def executed(base, method, **changes):
+    """What was prepared, once its run is over; its scores have become better."""
+    changes |= {"train_embeddings": True} if method == "full" else {}
+    evaluated = {"eval_data": f"text:{base.parent}/held.txt", "method": method}
     prepared = assemble(recipe(base, **(POSE | evaluated | changes)))
     assert execute(prepared) == 0
+    scores = json.loads((prepared.output / extension.SCORES).read_text())
+    assert list(scores) == ["untouched", "yarn x2, untrained", f"{method}, trained"]
+    means = [part["held.txt"]["mean"] for part in scores.values()]
+    assert len(set(means)) == 3 and means[2] < means[1]
     return prepared
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_trained_with_pose_scored_loaded_again_and_exported(family, method, tmp_path):
-    trained = {"train_embeddings": True} if method == "full" else {}
-    prepared = executed(family, method=method, activation_checkpointing="true", **trained)
-    scores = json.loads((prepared.output / extension.SCORES).read_text())
-    assert list(scores) == ["untouched", "yarn x2, untrained", f"{method}, trained"]
-    means = [part["held.txt"]["mean"] for part in scores.values()]
-    assert len(set(means)) == 3 and means[2] < means[1]
+    prepared = executed(family, method, activation_checkpointing="true")
     again, ids = load_trained(prepared.output / "trained").eval(), torch.randint(3, 15, (1, 40))
     source = source_model.find(str(prepared.output))
     assert folder.is_plain(source)
@@ -92,11 +93,31 @@ def test_trained_with_pose_scored_loaded_again_and_exported(family, method, tmp_
         torch.testing.assert_close(plain(ids).logits, trained, rtol=0, atol=2e-5)
 
 
-def test_the_start_is_scaled_without_training(family):
-    prepared = executed(family, method="ntk", rope_parameters="{}")
-    scores = json.loads((prepared.output / extension.SCORES).read_text())
-    assert list(scores) == ["untouched", "ntk x2, untrained"]
-    assert scores["untouched"] != scores["ntk x2, untrained"]
+@pytest.fixture
+def gptj(words):  # noqa: F811
+    torch.manual_seed(1)
+    (words / "model.safetensors").unlink()
+    sizes = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+    GPTJForCausalLM(GPTJConfig(vocab_size=61, initializer_range=0.15, **sizes)).save_pretrained(words)
+    (words.parent / "held.txt").write_text("two one four three six five eight seven\n" * 20)
+    return words
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_gptj_is_trained_with_pose_scored_and_loaded_again(gptj, method):
+    prepared = executed(gptj, method, position_encoding="rope")
+    again, ids = load_trained(prepared.output / "trained").eval(), torch.randint(3, 15, (1, 40))
+    bare = again.get_base_model() if method == "lora" else again
+    assert isinstance(bare, ScaledGPTJForCausalLM) and bare.config.rope_parameters["factor"] == 2.0
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, prepared.model.eval()(ids).logits, rtol=0, atol=1e-6)
+
+
+def test_gptj_takes_no_other_encoding_and_no_dynamic_scaling(gptj):
+    with pytest.raises(UserError, match="whose positions are RoPE"):
+        assemble(recipe(gptj, **(POSE | {"method": "tape", "position_encoding": "tape"})))
+    with pytest.raises(UserError, match="not computed for GPT-J"):
+        assemble(recipe(gptj, method="dynamic", window=16))
 
 
 @pytest.mark.parametrize("family", ["gemma3_text"], indirect=True)
@@ -104,9 +125,7 @@ def test_the_start_is_scaled_without_training(family):
     "changes, wrong",
     [
         ({"method": "tape"}, "extended by its own class"),
-        ({"method": "longlora"}, "does not attend in groups"),
         ({"method": "lora", "lora_targets": "c_attn"}, "'c_attn': no linear map of a gemma3_text block"),
-        ({"method": "full", "train_embeddings": "true", "train_router": "true"}, "has no router"),
         ({"method": "lora", "attention_backend": "triton"}, "attention_backend"),
     ],
 )

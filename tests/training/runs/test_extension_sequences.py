@@ -4,16 +4,11 @@ import json
 
 import datasets
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds.config.extension import load
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences
-from tape_ds.data.order import TrainingSequences
-from tape_ds.data.pack import pack
-from tape_ds.data.tokenized import tokenize
-from tape_ds.errors import UserError
 from tape_ds.training.runs.extension import training_sequences
 
 END = 1
@@ -33,7 +28,7 @@ def tokenizer():
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe of packed sequences of 8 over documents of 3, 10, 4, 25 and 7 tokens; document n says w(10 n + 10)."""
+    """A recipe of packed sequences of 8 over documents of 3, 10, 4, 25 and 7 tokens; document n has w(10 n + 10)."""
     datasets.disable_progress_bars()
     for n, size in enumerate(SIZES):
         (tmp_path / f"{n}.txt").write_text(" ".join([f"w{10 * n + 10}"] * size))
@@ -53,36 +48,8 @@ def recipe(tmp_path):
 
 
 def stored(sequences):
-    """Ids of the sequences as they lie in the cache."""
+    """Ids of the sequences in the cache."""
     return [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
-
-
-def test_cut_is_the_default_and_says_what_it_read(recipe, tokenizer):
-    sequences = training_sequences(recipe(), tokenizer, BadRows())
-    assert len(stored(sequences)) == sum(SIZES) // 8 == 6
-    assert sequences.origin == "5 of 5 documents, 49 of 49 tokens; 48 in 6 sequences"
-    assert sequences.pose is None and not sequences.attend_across
-
-
-def test_single_drops_what_fills_no_sequence(recipe, tokenizer):
-    sequences = training_sequences(recipe(packing="single"), tokenizer, BadRows())
-    assert stored(sequences) == [[20] * 8, [40] * 8, [40] * 8, [40] * 8]
-    assert sequences.origin == "2 of 5 documents, 35 of 49 tokens, none below 8; 32 in 4 sequences"
-
-
-def test_whole_pads_instead_of_cutting(recipe, tokenizer):
-    sequences = training_sequences(recipe(packing="whole"), tokenizer, BadRows())
-    assert stored(sequences) == [
-        [20] * 8,
-        [40] * 8,
-        [40] * 8,
-        [40] * 8,
-        [10] * 3 + [20] * 2 + [40],
-        [30] * 4,
-        [50] * 7,
-    ]
-    assert sequences.origin.endswith("; 49 in 7 sequences")
-    assert {len(sequences[index]["input_ids"]) for index in range(7)} == {4, 6, 7, 8}
 
 
 def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
@@ -92,48 +59,15 @@ def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
     assert (item["document_ids"] == 0).all() and (item["labels"][1:] == item["input_ids"][1:]).all()
 
 
-def test_a_tokenizer_without_an_end(recipe, tokenizer):
-    tokenizer.eos_token = None
-    with pytest.raises(UserError, match="no EOS") as caught:
-        training_sequences(recipe(append_eos="true"), tokenizer, BadRows())
-    assert caught.value.problems[0].field == "append_eos"
-
-
-def test_pose_draws_from_the_first_long_documents(recipe, tokenizer):
-    sequences = training_sequences(
-        recipe(pose_chunks=2, pose_content="contiguous", max_documents=1), tokenizer, BadRows()
-    )
-    assert sequences.origin == "1 of 2 documents, 10 of 13 tokens, none below 8"
-    assert sequences.pose.pose.content == "contiguous"
-    assert all(sequences[index]["input_ids"].tolist() == [20] * 8 for index in range(4))
-    assert len({tuple(sequences[index]["position_ids"].tolist()) for index in range(4)}) == 4
-
-
-# --- weights --------------------------------------------------------------------------------------------------------
-
-
 def weighted(tmp_path, **weights):
     """``train_data`` of documents by their number: ``n3=0.7`` gives 3.txt so much."""
     return json.dumps([{"source": f"text:{tmp_path}/{n[1:]}.txt", "weight": w} for n, w in weights.items()])
 
 
-def test_a_plain_list_gives_the_sequences_that_it_gave(recipe, tokenizer, tmp_path):
-    """One corpus with the run's own seed, not a mixture of equal weights."""
-    specs = [f"text:{tmp_path}/{n}.txt" for n in (3, 1)]
-    made = recipe(train_data=json.dumps(specs), max_steps=20, seed=5)
-    sequences, cache = training_sequences(made, tokenizer, BadRows()), tmp_path / "cache"
-    packed = pack(tokenize(specs, tokenizer, "train", cache), 8, cache)
-    direct = TrainingSequences(packed, samples=len(sequences), seed=5)
-    assert isinstance(sequences, TrainingSequences)
-    for index in range(len(sequences)):
-        assert all(torch.equal(value, direct[index][name]) for name, value in sequences[index].items())
-
-
-@pytest.mark.parametrize("packing", ["cut", "single", "whole"])
-def test_every_packing_keeps_the_weights(recipe, tokenizer, tmp_path, packing):
-    """A document of 10 tokens against one of 25: with ``whole``, sequences of 8 and 2 against 8, 8, 8 and 1."""
+def test_packing_keeps_the_weights(recipe, tokenizer, tmp_path):
+    """A document of 10 tokens against one of 25: sequences of 8 and 2 against 8, 8, 8 and 1."""
     sequences = training_sequences(
-        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing=packing, max_steps=250), tokenizer, BadRows()
+        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing="whole", max_steps=250), tokenizer, BadRows()
     )
     assert isinstance(sequences, MixedSequences) and len(sequences) == 2000
     given = dict.fromkeys((20, 40), 0)
@@ -155,9 +89,3 @@ def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
     short, long = sequences.tokens(20_000).values()
     assert short / (short + long) == pytest.approx(0.5, abs=0.01)
     assert sequences.parts[0].sequences.pose is not None and "through its 1 documents" in sequences.origin
-
-
-def test_a_source_that_fills_no_sequence_is_named(recipe, tokenizer, tmp_path):
-    with pytest.raises(UserError, match=r"documents of text:.*/0\.txt together fill a sequence") as caught:
-        training_sequences(recipe(train_data=weighted(tmp_path, n3=1, n0=1)), tokenizer, BadRows())
-    assert caught.value.problems[0].field == "window"

@@ -9,17 +9,16 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds import TapeForCausalLM, encodings
-from tape_ds.checkpoint import trained
 from tape_ds.config.finetuning import load
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.training import report
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import assembly, finetuning
 from tape_ds.training.runs.assembly import assemble
 from tests.data.conftest import build_tokenizer
 from tests.models.helpers import tiny_config
+from tests.training.runs.helpers import flags, refusals
 
 PLACES = ["mill", "harbour", "archive", "quarry"]
 
@@ -54,7 +53,6 @@ def save(model, folder):
 
 
 def recipe(place, model="llama", **changes):
-    """A recipe without an engine."""
     fields = {
         "model": place / model,
         "dataset": "qasper",
@@ -70,8 +68,7 @@ def recipe(place, model="llama", **changes):
         "force": "true",  # sequences are longer than the models were made for
         "output_dir": place / "run",
     }
-    flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
-    return load(["--recipe", str(place / "empty.yaml"), *flags])
+    return load(["--recipe", str(place / "empty.yaml"), *flags(fields | changes)])
 
 
 def one_step(place, output, **changes):
@@ -110,21 +107,14 @@ def test_position_parameters_have_a_rate_where_the_model_has_any(place):
     """The recipe does not say which encoding a model has: that is found before the run's folder is touched."""
     run = assemble(recipe(place, "tape", position_learning_rate="10x"))
     assert "position parameters: learning rate 0.1, weight decay 0, of " in run.rates
-    with pytest.raises(UserError) as caught:
-        assemble(recipe(place, "llama", position_learning_rate="10x", output_dir=place / "never"))
-    assert [problem.field for problem in caught.value.problems] == ["position_learning_rate"]
+    found = problems(place, position_learning_rate="10x", output_dir=place / "never")
+    assert set(found) == {"position_learning_rate"}
     assert not (place / "never").exists()
-
-
-def test_sequences_of_a_micro_batch_are_of_similar_length(place):
-    run = assemble(recipe(place, per_device_train_batch_size=2))
-    lengths = [len(run.sequences[index]["input_ids"]) for index in range(8)]
-    assert lengths == sorted(lengths, reverse=True) and lengths[0] > 1.5 * lengths[-1]
 
 
 @pytest.mark.parametrize("model", ["llama", "tape", "randpe", "alibi"])
 def test_a_model_keeps_its_encoding_and_its_weights(place, model):
-    """Sequences are longer than any of these was made for, which its configuration then says."""
+    """Sequences are longer than any of these was made for, which its configuration then has."""
     run = assemble(recipe(place, model))
     assert run.config.position_encoding == ("rope" if model == "llama" else model)
     assert run.config.max_position_embeddings == 80
@@ -149,8 +139,8 @@ def test_a_length_that_config_json_leaves_open_is_asked_for(place, tmp_path):
     config = json.loads(file.read_text())
     config["rope_parameters"] = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     file.write_text(json.dumps(config))
-    found = problems(place, model=tmp_path / "open", force="false", output_dir=tmp_path / "refused")["max_tokens"]
-    assert "unless its linear x4" in found.wrong and "max_sequence_length: 128" in found.remedy
+    found = problems(place, model=tmp_path / "open", force="false", output_dir=tmp_path / "refused")
+    assert "max_sequence_length: 128" in found["max_tokens"].remedy
     file.write_text(json.dumps(config | {"max_sequence_length": 128}))
     assemble(recipe(place, tmp_path / "open", force="false"))
 
@@ -165,10 +155,8 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     [
         (4096, {"rope_type": "default", "rope_theta": 1e4}, 4096),
         (32_768, YARN, 131_072),  # as Qwen2.5's are published: the window's length, times the factor
-        (131_072, YARN, 131_072),
         (40_960, YARN, 131_072),  # Qwen3's, with the scaling that its model card asks for
         (131_072, LLAMA_3, 131_072),
-        (16_384, {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0}, 16_384),
         (4096, {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, math.inf),
     ],
 )
@@ -182,11 +170,10 @@ def test_the_end_of_an_answer_is_an_end_of_generation(place, tmp_path):
     shutil.copytree(place / "llama", tmp_path / "model")
     GenerationConfig(eos_token_id=7).save_pretrained(tmp_path / "model")
     assert assemble(recipe(place, tmp_path / "model")).model.generation_config.eos_token_id == [7, 1]
-
-
-def test_shorter_sequences_leave_the_length_of_a_model(place):
-    run = assemble(recipe(place, max_tokens=30))
-    assert run.config.max_position_embeddings == 32
+    endless = build_tokenizer()
+    endless.eos_token = None
+    endless.save_pretrained(tmp_path / "model")
+    assert "no EOS" in problems(place, model=tmp_path / "model")["model"].wrong
 
 
 def test_an_encoding_that_is_scaled_at_a_length_is_so_trained(place):
@@ -196,66 +183,8 @@ def test_an_encoding_that_is_scaled_at_a_length_is_so_trained(place):
     assert encodings.config_at(run.config, 80) is run.config
 
 
-@pytest.mark.slow
-def test_a_run_from_end_to_end(place, tmp_path, capsys):
-    run = assemble(recipe(place, "tape", output_dir=tmp_path, max_steps=20, per_device_train_batch_size=4))
-    trainer = build_trainer(run)
-    started = report.begin(run)
-    trainer.train()
-    report.conclude(run, trainer, started)
-    stored = json.loads((tmp_path / "results" / "run.json").read_text())
-    figures = stored["figures"]
-    before, after = figures["answer_loss"]
-    assert (before["when"], after["when"]) == ("before", "after")
-    assert after["nll"] < before["nll"] - 1 and before["examples"] == after["examples"] == 4
-    assert before["targets"] == after["targets"] == sum(one.targets for one in run.asked)
-    assert figures["tokens"] == sum(len(run.sequences[index]["input_ids"]) for index in range(20 * 8))
-    assert figures["cut"]["train"]["prompts"] > 0 and figures["cut"]["held out"]["rows"] == 4
-    assert set(stored["data"]) == {"scrolls:qasper/train", "scrolls:qasper/validation"}
-    printed = capsys.readouterr().out
-    assert "texts cut by" in printed and "4 questions of validation" in printed and "answers after" in printed
-    again = TapeForCausalLM.from_pretrained(tmp_path / "trained")
-    assert again.config.position_encoding == "tape" and again.config.max_position_embeddings == 80
-    for (name, weight), other in zip(again.named_parameters(), run.model.parameters(), strict=True):
-        assert torch.equal(weight, other), name
-    assert trained.read_record(tmp_path / "trained").base == str(place / "tape")
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
-    """The first part's score of the model as it came stays."""
-    settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}
-    whole = build_trainer(assemble(recipe(place, output_dir=tmp_path / "whole", **settings)))
-    whole.train()
-    kept = json.loads((tmp_path / "whole" / "results" / "answers.json").read_text())
-    (tmp_path / "whole" / "checkpoint-4" / "trainer_state.json").unlink()
-    again = assemble(recipe(place, output_dir=tmp_path / "whole", resume_from_checkpoint="true", **settings))
-    rest = build_trainer(again)
-    rest.train(resume_from_checkpoint=str(again.resumed.folder))
-    losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (whole, rest)]
-    assert losses[0] == losses[1] and len(losses[0]) == 4
-    assert json.loads((tmp_path / "whole" / "results" / "answers.json").read_text()) == kept
-    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(mine, other), name
-
-
 def problems(place, **changes):
-    with pytest.raises(UserError) as caught:
-        assemble(recipe(place, **changes))
-    return {each.field: each for each in caught.value.problems}
-
-
-def test_what_only_the_model_can_tell(place, tmp_path):
-    """An adapter's folder is no model, and answers must be able to end."""
-    TapeForCausalLM.from_pretrained(place / "tape").config.save_pretrained(tmp_path / "part")
-    for name in ("trained.json", "tokenizer.json"):
-        (tmp_path / "part" / name).write_text("{}")
-    assert "only what a run trained" in problems(place, model=tmp_path / "part")["model"].wrong
-    endless = build_tokenizer()
-    endless.eos_token = None
-    LlamaForCausalLM.from_pretrained(place / "llama").save_pretrained(tmp_path / "endless")
-    endless.save_pretrained(tmp_path / "endless")
-    assert "no EOS" in problems(place, model=tmp_path / "endless")["model"].wrong
+    return refusals(recipe(place, **changes))
 
 
 def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
@@ -264,12 +193,3 @@ def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, 
     monkeypatch.setattr(finetuning.ScrollsTuning, "tokenise", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match="too little"):
         assemble(recipe(place))
-
-
-def test_damaged_data_end_before_anything_is_written(place, tmp_path):
-    (tmp_path / "qasper").mkdir()
-    for split in ("train", "validation"):
-        (tmp_path / "qasper" / f"{split}.jsonl").write_text('{"id": "1"}\n')
-    found = problems(place, data_dir=tmp_path, output_dir=tmp_path / "run")
-    assert "has no column 'input'" in found["data_dir"].wrong
-    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.parent.name != "ranks"]

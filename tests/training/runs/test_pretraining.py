@@ -13,14 +13,14 @@ from tape_ds.checkpoint import trained
 from tape_ds.config.pretraining import load
 from tape_ds.data.sources.base import dated_identities
 from tape_ds.data.stream import StreamedSequences
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import UserError
 from tape_ds.models.llama import evaluated_at
 from tape_ds.scoring.losses import score_blocks
-from tape_ds.training import report
-from tape_ds.training.held_out import perplexities, read_perplexities
+from tape_ds.training.held_out import perplexities
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs import assembly, pretraining
 from tape_ds.training.runs.assembly import assemble
+from tape_ds.training.runs.pretraining import SCORES
+from tests.training.runs.helpers import complete, flags
 
 FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"
 
@@ -41,7 +41,6 @@ def texts(tmp_path_factory):
 
 
 def recipe(texts, **changes):
-    """A recipe without an engine."""
     fields = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -60,9 +59,8 @@ def recipe(texts, **changes):
         "deepspeed": "null",
         "output_dir": texts / "run",
     }
-    flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
     (texts / "empty.yaml").write_text("seed: 7\n")
-    return load(["--recipe", str(texts / "empty.yaml"), *flags])
+    return load(["--recipe", str(texts / "empty.yaml"), *flags(fields | changes)])
 
 
 def test_a_tokenizer_is_trained_once_where_none_is_given(texts):
@@ -114,15 +112,13 @@ def test_held_out_documents_are_whole_blocks_of_the_longest_length(texts):
     assert caught.value.problems[0].field == "eval_data"
 
 
-def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path, capsys):
+def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path):
+    """Scores of an earlier run in its folder are not among its own."""
+    (tmp_path / SCORES).parent.mkdir()
+    (tmp_path / SCORES).write_text('{"9": {}}')
     run = assemble(recipe(texts, output_dir=tmp_path, position_encoding="tape"))
-    trainer = build_trainer(run)
-    started = report.begin(run)
-    trainer.train()
-    report.conclude(run, trainer, started)
-    printed = capsys.readouterr().out
-    assert "new, " in printed and "trained on train_data, 300 entries" in printed and "(1 shorter than" in printed
-    figures = json.loads((tmp_path / "results" / "run.json").read_text())["figures"]
+    trainer, stored = complete(run)
+    figures = stored["figures"]
     assert list(figures["perplexity"]) == ["32", "64", "128"] and figures["steps"] == 3
     assert figures["perplexity"]["64"]["perplexity"] < 300
     assert trained.read_record(tmp_path / "trained").base is None
@@ -137,28 +133,18 @@ def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("streaming", ["false", "true"])
-def test_a_run_says_what_its_sources_gave(texts, tmp_path, capsys, streaming):
+def test_a_run_stores_what_its_sources_gave(texts, tmp_path, streaming):
     specs = [f"text:{texts}/train/[0-2].txt", f"text:{texts}/train/3.txt"]
     entries = [{"source": spec, "weight": weight} for spec, weight in zip(specs, (3, 1), strict=True)]
     changes = {"output_dir": tmp_path, "streaming": streaming, "max_steps": 5, "eval_data": "", "logging_steps": 2}
     run = assemble(recipe(texts, train_data=json.dumps(entries), **changes))
-    trainer = build_trainer(run)
-    started = report.begin(run)
-    trainer.train()
-    report.conclude(run, trainer, started)
+    _, result = complete(run)
     given = run.sequences.tokens(20)
     assert sum(given.values()) == 20 * 32 and list(given) == specs
-    printed = capsys.readouterr().out
-    shares = [f"{spec} {tokens:,} ({100 * tokens / 640:.4g} %)" for spec, tokens in given.items()]
-    assert "tokens of each source: " + "; ".join(shares) in " ".join(printed.split())
-    often = ", streamed by 1 workers" if streaming == "true" else " times through its "
-    assert "75 % text:" in printed and "25 % text:" in printed and often in printed
-    result = json.loads((tmp_path / "results" / "run.json").read_text())
     assert result["figures"]["tokens_by_source"] == given and list(result["data"])[:2] == specs
     assert result["config"]["train_data"] == entries
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["tokens_by_source"] for line in lines] == [run.sequences.tokens(4 * line["step"]) for line in lines]
-    assert "tokens_by_source" not in printed
 
 
 def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
@@ -179,20 +165,7 @@ def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
     assert found[128].nll != plain[128].nll
 
 
-def test_scores_of_an_earlier_run_go_when_training_begins(texts, tmp_path):
-    file = tmp_path / pretraining.SCORES
-    file.parent.mkdir()
-    file.write_text('{"9": {}}')
-    run = assemble(recipe(texts, output_dir=tmp_path, eval_data=""))
-    assert run.figures() == {"perplexity": {}} and run.scoring() == []
-    scored = assemble(recipe(texts, output_dir=tmp_path, eval_lengths="32", max_steps=1))
-    build_trainer(scored).train()
-    assert list(read_perplexities(file)) == [32]
-
-
-def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_with_data_that_were_not(
-    texts, tmp_path, monkeypatch
-):
+def test_a_run_goes_on_with_data_that_were_copied(texts, tmp_path, monkeypatch):
     """A large file was known by its date alone: a resume on another disk was refused."""
     monkeypatch.setattr(storage, "HASHED_WHOLE", 3)
     monkeypatch.setattr(storage, "BLOCK_BYTES", 1)
@@ -215,14 +188,6 @@ def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_wi
     (data / "0.txt").write_text("another text of no common length")
     with pytest.raises(UserError, match="restore the data"):
         one_more(4)
-
-
-def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(texts, monkeypatch):
-    """It came after hours of it."""
-    monkeypatch.setattr(assembly.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
-    monkeypatch.setattr(pretraining, "training_sequences", lambda *_: pytest.fail("tokenised"))
-    with pytest.raises(UserError, match="too little"):
-        assemble(recipe(texts))
 
 
 @pytest.mark.parametrize("encoding", ["randpe", "fire"])
