@@ -310,16 +310,16 @@ def _empty_adapter(attempt: Attempt) -> None:
 
 
 def _evil_archive(attempt: Attempt) -> None:
-    """Data in an archive one of whose members would land outside of any folder."""
+    """Data in an archive one of whose members would be written outside of any folder: members are read in place."""
     path, output = attempt.folder / "evil.zip", attempt.folder / "run"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("train.txt", "def f(value):\n    return value\n" * 200)
         archive.writestr("../../pwned", "x")
     data = f"text:zip://train.txt::file://{path}"
     with jobs.fork(attempt.workspace, SETTING, output, processes=1, train_data=data) as job:
-        _assert_refused(Ended(job.wait(), job.printed), "../../pwned")
+        assert job.wait() == 0, job.printed[-4000:]
     assert not (attempt.folder.parent.parent / "pwned").exists() and not list(attempt.folder.rglob("pwned"))
-    attempt.seen.append("refused, naming ../../pwned")
+    attempt.seen.append("one member was read, and nothing written outside")
 
 
 OTHERS: dict[str, Callable[[Attempt], None]] = {
