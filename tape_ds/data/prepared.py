@@ -69,7 +69,7 @@ def prepare(
     parts: int = PARTS,
     processes: int = 1,
     bad_rows: BadRows | None = None,
-    report: Callable[[ShardEntry], None] = lambda entry: None,
+    report: Callable[[ShardEntry], None] | None = None,
 ) -> DataManifest:
     """Tokenise ``specs`` into ``folder``, or resume it.
 
@@ -189,7 +189,7 @@ def _write_part(
     folder: Path,
     limit: int,
     bad_rows: BadRows,
-    report: Callable[[ShardEntry], None],
+    report: Callable[[ShardEntry], None] | None,
 ) -> list[ShardEntry]:
     """Write the missing shards of a part, its number and inputs; return all of its shards."""
     number, inputs = part
@@ -209,7 +209,7 @@ def _write_part(
         entry = write_shard(folder / name, rows, limit)
         bad_rows.write(folder / RECORDS / f"{number:05d}-{BadRows.FILE}")  # first: a finished part is not read again
         storage.write_json(folder / RECORDS / f"{name}.json", asdict(entry))
-        if entry.documents:
+        if entry.documents and report is not None:
             report(entry)
         entries.append(entry)
         name = next(names)

@@ -14,7 +14,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -55,11 +55,30 @@ class KeyPlaces:
     """Place of the first query among the keys."""
     window: int | None = None
     """Keys that a query sees, itself included; None: all before it."""
+    positions: Tensor | None = None
+    """Position ids [1 or B, T] that may skip ahead; None: those of the keys follow one another."""
+    _within: dict[int, DocumentLayout | None] = field(default_factory=dict)
+
+    def within(self, window: int, sequences: int) -> DocumentLayout | None:
+        """Return the documents for layers with a window. Where positions skip ahead by the window or more (PoSE), such
+        a layer sees nothing before the skip, as in use; a shorter skip counts as one key."""
+        if self.positions is None:
+            return self.layout
+        if window not in self._within:
+            skips_BT = F.pad((self.positions.diff(dim=1) >= window).cumsum(dim=1), (1, 0)).expand(sequences, -1)
+            ids_BT, none = skips_BT, not torch.compiler.is_compiling() and not bool(skips_BT.any())
+            if self.layout is not None:
+                documents_BT = self.layout.ids_BS.long()
+                ids_BT = torch.where(documents_BT < 0, -1, documents_BT * skips_BT.shape[1] + skips_BT)
+            self._within[window] = self.layout if none else DocumentLayout(ids_BT, skips_BT.shape[1])
+        return self._within[window]
 
 
 _UNKNOWN: Any = object()
 _layout: ContextVar[DocumentLayout | None] = ContextVar("_layout", default=_UNKNOWN)
 """Documents of the call that is being computed."""
+_positions: ContextVar[Tensor | None] = ContextVar("_positions", default=None)
+"""Its position ids, without a cache."""
 
 
 def places(
@@ -84,7 +103,7 @@ def places(
             ("from", kv_offset),
             lambda whole: DocumentLayout(whole.ids_BS[:, kv_offset:], whole.queries, whole.offset - kv_offset),
         )
-    return KeyPlaces(layout, q_offset - kv_offset, local_size)
+    return KeyPlaces(layout, q_offset - kv_offset, local_size, _positions.get())
 
 
 def attention(
@@ -107,9 +126,10 @@ def attention(
     if isinstance(attention_mask, Tensor):
         raise ValueError("ready-made masks are not supported: give attention_mask [batch, tokens], or document_ids")
     where = KeyPlaces(None, key.shape[2] - query.shape[2]) if attention_mask is None else attention_mask
-    arguments: dict[str, Any] = {"layout": where.layout, "offset": where.offset, "scale": scaling}
-    # some families do not pass their layers the window
-    needs = {"window": sliding_window or where.window, "softcap": softcap, "sinks": s_aux}
+    window = sliding_window or where.window  # some families do not pass their layers the window
+    layout = where.layout if window is None else where.within(window, len(query))
+    arguments: dict[str, Any] = {"layout": layout, "offset": where.offset, "scale": scaling}
+    needs = {"window": window, "softcap": softcap, "sinks": s_aux}
     arguments |= {name: need for name, need in needs.items() if need is not None}
     if requested(backend) == "reference":
         (out_BHTV,), weights_BHTS = attend_with_weights(query, key, [value], **arguments)
@@ -166,6 +186,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
         sequences, tokens = given.shape[:2]
         documents = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
         outer = _layout.set(documents.layout(sequences, tokens, past_length(past_key_values)))
+        skipping = _positions.set(position_ids if past_key_values is None and tokens > 1 else None)
         if attention_mask is None and past_key_values is None:
             # without a mask, transformers takes every jump of positions for a document's border, and waits for the
             # device
@@ -181,6 +202,7 @@ class ExtendedDecoder(LanguageModel, PreTrainedModel):
             )
         finally:
             _layout.reset(outer)
+            _positions.reset(skipping)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         return logits_of(self, hidden_BTD)

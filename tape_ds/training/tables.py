@@ -13,6 +13,9 @@ from tape_ds.scoring.losses import Perplexity
 from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.span_losses import SpanLosses
 
+FEW = 4
+"""Documents whose own tables are printed; of more each is in the stored results."""
+
 
 def print_rows(rows: Mapping[str, str]) -> None:
     """Print a name and a text per line; the text literally, brackets included, but without credentials."""
@@ -23,16 +26,22 @@ def print_rows(rows: Mapping[str, str]) -> None:
 
 
 def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], native_length: int) -> None:
-    """Print a table per document: loss by span, one row per variant, past the native length in bold."""
-    for name, first in next(iter(scores.values())).items():
+    """Print loss by span, one row per variant, past the native length in bold: all documents together, and each where
+    there are few."""
+    documents = list(next(iter(scores.values())))
+    tables = {name: {variant: parts[name] for variant, parts in scores.items()} for name in documents}
+    if len(documents) > 1:
+        together = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
+        tables = {f"{len(documents)} documents": together} | (tables if len(documents) <= FEW else {})
+    for name, losses_of in tables.items():
+        first = next(iter(losses_of.values()))
         table = Table(title=f"loss by position on {escape(name)} (nats per token)", title_justify="left")
         table.add_column("")
         for start in first.starts:
             table.add_column(_place(start), justify="right")
         table.add_column("mean", justify="right")
         table.add_column(f">= {_place(native_length)}", justify="right")
-        for variant, parts in scores.items():
-            losses = parts[name]
+        for variant, losses in losses_of.items():
             cells = [f"{value:.2f}" for value in losses.nll]
             cells = [f"[bold]{c}" if s >= native_length else c for c, s in zip(cells, losses.starts, strict=True)]
             past = f"{losses.mean_between(native_length):.3f}" if losses.starts[-1] >= native_length else "-"

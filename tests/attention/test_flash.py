@@ -1,13 +1,12 @@
-"""The flash backend with a stand-in for the package: what it is called with, and what comes of its answers.
+"""The flash backend with a stand-in for the package.
 
-The stand-in computes flash-attn's own definition (bottom-right causal mask, one width for q, k and v) in plain
-matrices; on a GPU with the package the last test runs the real one.
+It computes flash-attn's own definition (bottom-right causal mask, one width for q, k and v) in plain matrices; on a GPU
+with the package the last test runs the real one.
 """
 
 import contextlib
 import importlib
 import importlib.util
-import itertools
 import sys
 from importlib.metadata import PackageNotFoundError
 from types import ModuleType
@@ -18,59 +17,39 @@ import torch
 from tape_ds.attention import backends, flash
 from tape_ds.attention.call import complete
 from tape_ds.attention.document_layout import layout_of_ids
+from tests.attention import varlen_on_cpu
 from tests.attention.by_ids import attend
-from tests.attention.test_attend import DOCUMENTS, PLACES, inputs, needs_of, oracle
-
-
-def attention(q, k, v, softmax_scale, causal, window_size=(-1, -1), softcap=0.0):
-    """[T, H, K], [S, G, K], [S, G, K] -> [T, H, K]."""
-    assert q.shape[-1] == k.shape[-1] == v.shape[-1], "flash-attn takes one width"
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    scores = torch.einsum("thk,shk->hts", q, k) * softmax_scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if causal:
-        queries, keys = scores.shape[1:]
-        hidden = torch.ones(queries, keys).triu(keys - queries + 1).bool()
-        if window_size[0] >= 0:
-            hidden |= torch.ones(queries, keys).tril(keys - queries - window_size[0] - 1).bool()
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return torch.einsum("hts,shk->thk", scores.softmax(-1), v)
+from tests.attention.test_attend import DOCUMENTS, MASKS, PLACES, check, inputs, needs_of
 
 
 class Package(ModuleType):
     """flash_attn, as far as it is used here."""
 
-    def __init__(self, with_lse):
+    def __init__(self):
         super().__init__("flash_attn")
-        self.__spec__, self.with_lse, self.calls = object(), with_lse, []
+        self.__spec__, self.with_lse, self.calls = object(), False, []
+
+    @staticmethod
+    def attention(q, k, v, softmax_scale, causal, window_size=(-1, -1), softcap=0.0):
+        return varlen_on_cpu.attention(q, k, v, softmax_scale, (window_size[0], 0 if causal else -1), softcap)
 
     def flash_attn_func(self, q, k, v, **options):
         self.calls.append("dense")
         self.options = options
-        out = torch.stack([attention(*row, **options) for row in zip(q, k, v, strict=True)])
+        out = torch.stack([self.attention(*row, **options) for row in zip(q, k, v, strict=True)])
         return (out, None) if self.with_lse else out
 
     def flash_attn_varlen_func(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
         self.calls.append("varlen")
         self.options = options
-        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-        queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-        assert (queries[-1], keys[-1]) == (len(q), len(k))
-        assert max_seqlen_q == max((b - a for a, b in itertools.pairwise(queries)), default=0)
-        assert max_seqlen_k == max((b - a for a, b in itertools.pairwise(keys)), default=0)
-        outs = [
-            attention(q[a:b], k[c:d], v[c:d], **options)
-            for (a, b), (c, d) in zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
-            if b > a
-        ]
-        return torch.cat(outs) if outs else q.new_zeros(0, q.shape[1], v.shape[2])
+        borders = varlen_on_cpu.documents_of(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return torch.cat([self.attention(q[a:b], k[c:d], v[c:d], **options) for (a, b), (c, d) in borders])
 
 
-@pytest.fixture(params=[False, True], ids=["out", "out and lse"])
-def package(request, monkeypatch):
+@pytest.fixture
+def package(monkeypatch):
     """An installed flash-attn, on what is taken for a GPU and for bf16."""
-    installed = Package(request.param)
+    installed = Package()
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
     monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
     with releases(monkeypatch, (9, 0), {"flash_attn": installed}, {"flash-attn": "2.8.3"}):
@@ -96,63 +75,32 @@ def releases(monkeypatch, capability, modules, versions):
     flash.flash_functions.cache_clear()
 
 
-@pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("documents", DOCUMENTS)
-def test_every_mask_at_every_place(package, places, documents):
+@pytest.mark.parametrize("documents, places", MASKS)
+def test_masks_and_places(package, documents, places):
     """Documents without a query, queries without a document, scattered ones: gathered, computed, and put back."""
     queries, offset = PLACES[places]
-    q, k, v = inputs(queries=queries)
-    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
-    out = attend(q, k, v, document_ids=ids, offset=offset, backend="flash")
-    truth = oracle(q, k, v, DOCUMENTS[documents], offset)
-    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
-    seen = ids if ids is None else ids[:, : offset + queries]
-    assert set(package.calls) == {"dense" if seen is None or layout_of_ids(seen, queries) is None else "varlen"}
+    check("flash", *inputs(queries=queries), DOCUMENTS[documents], offset)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])[:, : offset + queries]
+    assert set(package.calls) == {"dense" if ids is None or layout_of_ids(ids, queries) is None else "varlen"}
 
 
 @pytest.mark.parametrize("needs", [("window",), ("softcap",), ("window", "softcap")], ids=" and ".join)
-@pytest.mark.parametrize(
-    "documents, places", [("none", "full"), ("none", "chunk"), ("packed", "full"), ("left", "chunk")]
-)
+@pytest.mark.parametrize("documents, places", [("none", "chunk"), ("packed", "full"), ("left", "chunk")])
 def test_windows_and_soft_caps_reach_the_kernel(package, documents, places, needs):
     queries, offset = PLACES[places]
-    q, k, v = inputs(queries=queries, value_width=4)
-    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
-    given = needs_of(*needs)
-    out = attend(q, k, v, document_ids=ids, offset=offset, backend="flash", **given)
-    truth = oracle(q, k, v, DOCUMENTS[documents], offset, **given)
-    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    check("flash", *inputs(queries=queries, value_width=4), DOCUMENTS[documents], offset, **needs_of(*needs))
     assert package.options.get("window_size") == ((3, 0) if "window" in needs else None)
 
 
-@pytest.mark.parametrize(
-    "module, takes", [("flash_attn", True), ("flash_attn_interface", True), ("flash_attn.cute", False)]
-)
-def test_windows_only_where_the_gradients_follow_them(monkeypatch, module, takes):
-    """The backward of flash-attn 4 began without them: an ordinary call is answered, one with a window is refused."""
-    q = torch.zeros(1, 2, 40, 8, dtype=torch.bfloat16)
-    with releases(
-        monkeypatch, (9, 0), {module: fake(module)}, {"flash-attn": "2.8.3"} if takes else {"flash-attn-4": "4"}
-    ):
-        for given in ({"window": 4}, {"softcap": 1.0}):
-            reason = flash.why_not_flash(complete(q, q, (q,), None, None, None, None, **given))
-            assert reason is None if takes else "flash-attn 4" in reason
-        assert flash.why_not_flash(complete(q, q, (q,), None, None, None, None)) is None
-
-
-@pytest.mark.parametrize("value_width, calls", [(6, 1), (12, 2), (15, 3)])
-@pytest.mark.parametrize("documents", [None, DOCUMENTS["packed"]])
+@pytest.mark.parametrize("value_width, calls, documents", [(6, 1, None), (12, 2, "packed"), (15, 3, None)])
 def test_one_call_per_width_of_the_key(package, value_width, calls, documents):
-    q, k, v = inputs(value_width=value_width)
-    ids = None if documents is None else torch.tensor(documents)
-    out = attend(q, k, v, document_ids=ids, backend="flash")
+    check("flash", *inputs(value_width=value_width), DOCUMENTS.get(documents))
     assert len(package.calls) == calls
-    direction = torch.randn_like(out)
-    truth = oracle(q, k, v, documents, 0)
-    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
-    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
+
+
+def test_a_release_may_return_the_log_sum_exp_too(package):
+    package.with_lse = True
+    check("flash", *inputs(value_width=12))
 
 
 def fake(name):
@@ -168,44 +116,39 @@ def fake(name):
         ((8, 0), {"flash-attn": "2.8.3", "flash-attn-4": "4.0.0"}, "flash_attn"),
         ((10, 0), {"flash-attn": "2.8.3", "flash-attn-4": "4.0.0"}, "flash_attn.cute"),
         ((10, 0), {"flash-attn": "2.8.3"}, "flash_attn"),
-        ((11, 0), {"flash-attn": "2.8.3"}, None),
         ((7, 5), {"flash-attn": "2.8.3", "flash-attn-4": "4.0.0"}, None),
     ],
 )
-def test_capability_and_version_choose_not_what_imports(monkeypatch, capability, distributions, taken):
+def test_capability_and_version_choose_the_release(monkeypatch, capability, distributions, taken):
     """flash-attn 2.8.3 carries flash_attn.cute, which has no backward for packed sequences and asserts Hopper or newer:
     an A100 with it crashed. All three modules import here; only a distribution of its own makes the folder a version
-    4."""
+    4. The backward of flash-attn 4 began without windows and soft caps."""
     modules = {release.module: fake(release.module) for release in flash.RELEASES}
     with releases(monkeypatch, capability, modules, distributions):
         if taken is None:
-            assert "in a version for this GPU" in flash.missing_flash()
+            assert flash.missing_flash() is not None
         else:
             assert flash.missing_flash() is None
             assert flash.flash_functions()[:2] == (f"{taken} dense", f"{taken} varlen")
+            q = torch.zeros(1, 2, 40, 8, dtype=torch.bfloat16)
+            assert flash.why_not_flash(complete(q, q, (q,), None, None, None, None)) is None
+            refused = flash.why_not_flash(complete(q, q, (q,), None, None, None, None, window=4))
+            assert (refused is not None) == (taken == "flash_attn.cute")
 
 
-def test_a_broken_release_is_left_out_aloud(monkeypatch, caplog):
+def test_a_broken_release_is_left_out_with_a_warning(monkeypatch, caplog):
     """Built for another torch, an extension raises ImportError (an undefined symbol), not ModuleNotFoundError."""
-    modules = {"flash_attn_interface": fake("flash_attn_interface"), "flash_attn": fake("flash_attn")}
-    original = importlib.import_module
+    modules = {name: fake(name) for name in ("flash_attn_interface", "flash_attn")}
 
-    def broken(name):
+    def imported(name):
         if name == "flash_attn_interface":
             raise ImportError("undefined symbol: _ZN3c10")
-        return original(name)
+        return modules[name]
 
     with releases(monkeypatch, (9, 0), modules, {"flash-attn": "2.8.3"}):
-        monkeypatch.setattr(importlib, "import_module", broken)
+        monkeypatch.setattr(importlib, "import_module", imported)
         assert flash.flash_functions()[0] == "flash_attn dense"
-    assert "flash_attn_interface is installed and cannot be used: undefined symbol" in caplog.text
-
-
-def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
-    with releases(monkeypatch, (9, 0), {}, {}):
-        with pytest.raises(ModuleNotFoundError, match=r"capability 9 .*pip install --no-build-isolation flash-attn"):
-            flash.flash_functions()
-        assert "needs the package flash-attn" in flash.missing_flash()
+    assert "undefined symbol" in caplog.text
 
 
 @pytest.mark.gpu

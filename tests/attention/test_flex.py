@@ -9,21 +9,13 @@ from tape_ds.attention import backends, flex
 from tape_ds.attention.call import allowed_keys, complete
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.flex import flex_attend
-from tape_ds.attention.score_bias import ScoreBias
 from tests.attention.by_ids import attend
-from tests.attention.test_attend import NEEDS, needs_of, oracle
+from tests.attention.test_attend import DOCUMENTS, NEEDS, PLACES, check, check_padding, needs_of
 from tests.models.helpers import tiny_model, tokens
 
 BIASED = ["none", "alibi", "t5", "fire"]
-DOCUMENTS = {
-    "none": None,
-    "packed": [[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 7, 7, 7]],
-    "scattered": [[0, 1, 0, 1, 1, 0, 2, 0, 2], [3, 3, -1, 3, 4, -1, 3, 4, 4]],
-    "left": [[-1, -1, -1, 0, 0, 0, 0, 0, 0], [0] * 9],
-    "holes": [[0, -1, 0, 0, -1, -1, 0, 0, -1], [-1] * 9],
-}
-# Queries, and the place of the first on an axis of 9 keys.
-PLACES = {"full": (9, 0), "chunk": (5, 4), "step": (1, 8), "unused end": (4, 2)}
+
+
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (8, 1)}
 
 uncompiled_is_meant = pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -42,10 +34,6 @@ def case(name, queries=9, offset=0, keys=9, heads="gqa", rows=2, sizes=(8, 16), 
     return qkv, bias, list(layer.parameters())
 
 
-def ids_of(documents, device="cpu"):
-    return None if documents is None else torch.tensor(documents, device=device)
-
-
 def call_of(q, k, v, bias):
     return complete(q, k, (v,), None, 0, 1.0, bias)
 
@@ -57,42 +45,28 @@ def on_a_cpu(monkeypatch):
     monkeypatch.setattr(flex, "flex_attend", lambda call, compiled: flex_attend(call, compiled=False))
 
 
-def check(qkv, bias, **arguments):
-    with torch.no_grad():
-        mine, expected = (attend(*qkv, score_bias=bias, backend=name, **arguments) for name in ("flex", "reference"))
-    torch.testing.assert_close(mine, expected, rtol=0, atol=2e-6)
-
-
 @uncompiled_is_meant
 @pytest.mark.parametrize(
-    "documents, places",
+    "name, heads, rows, documents, places, arguments",
     [
-        *((documents, "full") for documents in DOCUMENTS),
-        *(("scattered", places) for places in PLACES if places != "full"),
+        ("none", "gqa", 1, "packed", "full", {}),
+        ("alibi", "gqa", 2, "holes", "chunk", {}),
+        ("alibi", "mha", 1, "scattered", "unused end", {"window": 4}),
+        ("alibi", "gqa", 2, "scattered", "unused end", {"offset": torch.tensor(2)}),
+        ("t5", "mqa", 1, "left", "step", {}),
+        ("fire", "gqa", 2, "none", "chunk", {"scale": 0.1}),
     ],
+    ids=str,
 )
-def test_every_mask_and_every_place(on_a_cpu, documents, places):
-    queries, offset = PLACES[places]
-    qkv, bias, _ = case("alibi", queries, offset)
-    check(qkv, bias, document_ids=ids_of(DOCUMENTS[documents]), offset=offset)
-
-
-@uncompiled_is_meant
-@pytest.mark.parametrize(
-    "name, heads, rows",
-    [*((name, "gqa", 2) for name in BIASED), ("alibi", "mha", 1), ("t5", "mqa", 1), ("fire", "mqa", 2)],
-)
-def test_every_bias(on_a_cpu, name, heads, rows):
+def test_biases_masks_and_places(on_a_cpu, name, heads, rows, documents, places, arguments):
     """Marks of each row, or one row of them for all."""
-    qkv, bias, _ = case(name, 5, 4, heads=heads, rows=rows)
-    check(qkv, bias)
-
-
-@uncompiled_is_meant
-@pytest.mark.parametrize("arguments", [{"scale": 0.1}, {"offset": torch.tensor(2)}], ids=str)
-def test_the_other_arguments(on_a_cpu, arguments):
-    qkv, bias, _ = case("alibi", 4, 2)
-    check(qkv, bias, document_ids=ids_of(DOCUMENTS["scattered"]), **({"offset": 2} | arguments))
+    queries, offset = PLACES[places]
+    qkv, bias, _ = case(name, queries, offset, heads=heads, rows=rows)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    given = {"score_bias": bias, "document_ids": ids, "offset": offset, **arguments}
+    with torch.no_grad():
+        mine, expected = (attend(*qkv, backend=backend, **given) for backend in ("flex", "reference"))
+    torch.testing.assert_close(mine, expected, rtol=0, atol=2e-6)
 
 
 @uncompiled_is_meant
@@ -105,67 +79,21 @@ def test_the_other_arguments(on_a_cpu, arguments):
         ("left", "chunk", "mqa", 5),
     ],
 )
-@pytest.mark.parametrize("needs", NEEDS[2:], ids=" and ".join)
+@pytest.mark.parametrize("needs", [(), ("window", "softcap"), ("sinks",)], ids=" and ".join)
 def test_windows_soft_caps_and_sinks(on_a_cpu, monkeypatch, documents, places, needs, heads, value):
     """Gradients too, by the plain form of its backward, which torch has and keeps from CPUs."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     queries, offset = PLACES[places]
     (q, k, v), _, _ = case("none", queries, offset, heads=heads, sizes=(8, value))
-    given = needs_of(*needs, heads=q.shape[1])
-    leaves = [x.requires_grad_() for x in (q, k, v)] + ([given["sinks"]] if "sinks" in needs else [])
-    out = attend(q, k, v, document_ids=ids_of(DOCUMENTS[documents]), offset=offset, backend="flex", **given)
-    truth = oracle(q, k, v, DOCUMENTS[documents], offset, **given)
-    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
-    direction = torch.randn_like(out)
-    mine, theirs = (torch.autograd.grad(x, leaves, direction.to(x.dtype)) for x in (out, truth))
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
-
-
-@uncompiled_is_meant
-def test_a_bias_within_a_window(on_a_cpu):
-    qkv, bias, _ = case("alibi")
-    check(qkv, bias, document_ids=ids_of(DOCUMENTS["scattered"]), window=4)
-
-
-@uncompiled_is_meant
-@pytest.mark.parametrize("value", [3, 8, 24])
-def test_every_value_width(on_a_cpu, value):
-    """TAPE's value is wider than its key."""
-    qkv, _, _ = case("none", sizes=(8, value))
-    check(qkv, None)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    check("flex", *leaves, DOCUMENTS[documents], offset, **needs_of(*needs, heads=q.shape[1]))
 
 
 @uncompiled_is_meant
 def test_nothing_leaves_padding(on_a_cpu, monkeypatch):
-    """A block that holds padding beside real tokens multiplies it by 0; its queries would spoil the keys' gradients."""
-    ids, given, inner = ids_of(DOCUMENTS["holes"]), [], flex.flex_attend
-    monkeypatch.setattr(
-        flex, "flex_attend", lambda call, **options: given.extend((call.q, call.k, call.v)) or inner(call, **options)
-    )
-    qkv, bias, _ = case("alibi")
-    dirty = [x.detach().masked_fill((ids < 0)[:, None, :, None], float("nan")) for x in qkv]
-    out = attend(*dirty, score_bias=bias, document_ids=ids, backend="flex")
-    assert all(x.isfinite().all() for x in given) and out.isfinite().all()
-    with torch.no_grad():
-        expected = attend(*qkv, score_bias=bias, document_ids=ids, backend="reference")
-    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
-
-
-def test_a_cpu_is_refused_in_words():
-    model = tiny_model(encoding="alibi", attention_backend="flex")
-    with pytest.raises(ValueError, match="attention backend 'flex' needs a CUDA device; choose auto or sdpa"):
-        model(tokens(1, 4))
-
-
-def test_a_bias_of_vectors_is_refused_in_words(on_a_cpu):
-    """TAPE's logarithm of inner products has no form of one number a token."""
-    qkv, _, _ = case("none")
-    vectors = ScoreBias(torch.zeros(1, 1, 9, 4), torch.zeros(1, 1, 9, 4), lambda q, k: q @ k.mT)
-    with pytest.raises(ValueError, match="'flex' cannot compute this encoding's bias; choose auto or sdpa"):
-        attend(*qkv, score_bias=vectors, backend="flex")
-    with pytest.raises(ValueError, match="a function of one query and one key"):
-        flex_attend(call_of(*qkv, vectors), compiled=False)
+    """A block that holds padding and real tokens multiplies padding by 0."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    check_padding("flex", "holes", torch.nan)
 
 
 # Long enough for several blocks of 128 and no multiple of one; head sizes that Triton multiplies.
@@ -209,8 +137,7 @@ def test_blocks_are_small_where_a_wide_value_would_not_fit_beside_the_key(monkey
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("documents", ["none", "packed"])
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("heads, documents", [("mha", "none"), ("gqa", "packed"), ("mqa", "packed")])
 @pytest.mark.parametrize("name", BIASED)
 def test_compiled_forward_and_backward(name, heads, documents, dtype):
     """Output and every gradient, those of the bias's parameters included: at most twice (gradients: three times) the

@@ -6,9 +6,7 @@ import torch
 from benchmarks import attention
 from benchmarks.benchmark_case import Setting, run
 from benchmarks.shapes import document_lengths, read
-from tape_ds.attention import backends
 from tape_ds.kernels import reference
-from tests.attention import varlen_on_cpu
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, torch.float32)
@@ -64,21 +62,6 @@ def test_a_rival_that_looks_across_documents_is_found_out():
     assert finding.status == "wrong"
 
 
-def test_varlen_gets_the_documents(monkeypatch):
-    """A stand-in for its operator, as on a GPU, with two sequences of three documents."""
-    monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
-    monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
-    varlen_on_cpu.CALLS.clear()
-    (implementation,) = [
-        each
-        for each in attention.implementations(PACKED, torch.device("cuda"))
-        if each[:2] == ("tape", "attend varlen")
-    ]
-    (finding,) = run(attention.case(PACKED, SETTING, [implementation]), SETTING, 1, head_start=True)
-    assert finding.status == "timed", finding.reason
-    assert set(varlen_on_cpu.CALLS) == {6}
-
-
 def wrong_scale():
     """Padded without keeping the scale of the true width: easily forgotten."""
 
@@ -101,22 +84,3 @@ def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
     assert finding.times == {}
     if tensor:
         assert finding.reason.startswith(tensor)
-
-
-@pytest.mark.slow
-def test_whole_matrices_are_asked_for_up_to_a_size(monkeypatch):
-    monkeypatch.setitem(attention.MATRIX_ENTRIES, "cpu", 2 * 4 * 24 * 24 - 1)
-    findings = run(attention.case(SHAPE, SETTING), SETTING, 1, head_start=True)
-    status = {f"{each.encoding} {each.implementation}": each for each in findings}
-    for name in ("rope sdpa math", "tape one call, sdpa math", "tape attend reference"):
-        assert status[name].status == "refused"
-        assert "its matrix of scores would have 4.6e+03 entries" in status[name].reason
-    assert status["tape two calls, sdpa flash"].status == "timed"
-
-
-def test_a_run_that_is_cut_short_has_the_backends_of_models_first():
-    names = [each.name for each in attention.implementations(SHAPE, torch.device("cuda"))]
-    assert names[:6] == [f"attend {name}" for name in ("varlen", "triton", "sdpa") for _ in range(2)]
-    assert {"sdpa cudnn", "two calls, sdpa cudnn", "one call, sdpa cudnn", "attend flash"} <= set(names)
-    packed = {each.name for each in attention.implementations(PACKED, torch.device("cuda"))}
-    assert not any("sdpa" in name and "attend" not in name for name in packed)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraModel
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
@@ -80,6 +80,11 @@ def test_the_tool_writes_a_whole_folder_or_none(tmp_path, monkeypatch, capsys):
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     assert whole.dtype == torch.float32 and whole.config.use_cache
     torch.testing.assert_close(logits(whole), logits(model), atol=1e-5, rtol=0)
+    length = AutoTokenizer.from_pretrained(tmp_path / "whole").model_max_length
+    assert length == whole.config.max_position_embeddings
+    folder.rename(tmp_path / "trained")  # of a run, whose folder is taken as well
+    assert merge.main([str(tmp_path), str(tmp_path / "again")]) == 0
+    (tmp_path / "trained").rename(folder)
 
     def refuse(self, *arguments, **options):
         raise RuntimeError("I/O error: No space left on device (os error 28)")

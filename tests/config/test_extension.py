@@ -4,11 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from tape_ds.config.extension import check_against_model, load
 from tape_ds.data.pose import Pose
 from tape_ds.training import model_config
 from tests.config.helpers import problems_of, write
+from tests.data.conftest import build_tokenizer
 
 
 def test_4_bits_are_planned_where_bitsandbytes_is_not_installed():
@@ -206,3 +208,32 @@ def test_options_of_pose_reach_its_draw():
 def test_documents_too_short_for_a_sequence_are_left_out_where_they_cannot_fill_it(fields, least):
     assert load(["--recipe", write(**fields)]).data.min_document_tokens == least
     assert load(["--recipe", write(**fields, min_document_tokens=7)]).data.min_document_tokens == 7
+
+
+def test_a_method_chosen_above_leaves_out_its_base_s_settings_of_another():
+    base = write("base.yaml", method="lora", lora_targets=["q_proj", "up_proj"], train_embeddings=False)
+    recipe = load(["--recipe", base, "--method", "full"])
+    assert recipe.method.method == "full" and recipe.left_out == ("lora_targets", "train_embeddings")
+    assert "the base's lora_targets, train_embeddings left out" in recipe.outline()["method"]
+    above = write("above.yaml", text="base: base.yaml\nmethod: norms")
+    assert load(["--recipe", above]).left_out == ("lora_targets",)
+    # beside or above the method they contradict it
+    found, _ = problems_of("--recipe", base, "--method", "norms", "--lora_r", "4")
+    assert [*found] == ["lora_r"]
+    found, _ = problems_of("--recipe", write("one.yaml", method="norms", lora_r=4))
+    assert [*found] == ["lora_r"]
+
+
+def test_lengths_of_any_decoder_are_checked_before_it_loads(tmp_path):
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Gemma2Config(**sizes, **layers, head_dim=8, vocab_size=61, max_position_embeddings=256)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
+    build_tokenizer().save_pretrained(tmp_path / "gemma")
+    words = ["--model", str(tmp_path / "gemma"), "--target_length", "512", "--eval_length", "512"]
+    good = write(method="lora", deepspeed=None, window=128, passkey_lengths=[], rope_parameters={"rope_type": "auto"})
+    assert "1 of its 2 layers see no further back than 32 tokens" in load(["--recipe", good, *words]).outline()["model"]
+    found, _ = problems_of("--recipe", good, *words, "--window", "1k")
+    assert found["window"].wrong == "longer than target_length = 512"
+    found, _ = problems_of("--recipe", good, *words, "--target_length", "128", "--window", "64")
+    assert "shorter than the 256 tokens" in found["target_length"].wrong

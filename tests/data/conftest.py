@@ -15,7 +15,6 @@ class CountingTokenizer(PreTrainedTokenizerFast):
     texts = 0
 
     def __call__(self, text, **kwargs):
-        """Encode as the parent does, and count."""
         CountingTokenizer.texts += len(text)
         return super().__call__(text, **kwargs)
 
@@ -34,7 +33,6 @@ def build_tokenizer(bos: bool = True) -> CountingTokenizer:
 
 
 def same(one, other):
-    """Whether two items, or batches, are equal in everything."""
     return one.keys() == other.keys() and all(
         torch.equal(*map(torch.as_tensor, (one[name], other[name]))) for name in one
     )
@@ -42,7 +40,6 @@ def same(one, other):
 
 @pytest.fixture
 def tokenizer() -> CountingTokenizer:
-    """See :func:`build_tokenizer`; its count starts at 0."""
     CountingTokenizer.texts = 0
     return build_tokenizer()
 

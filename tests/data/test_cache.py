@@ -1,20 +1,18 @@
 """Folders built once: names, builds that fail, other machines, and processes that ask at the same time."""
 
-import errno
 import multiprocessing
 import os
 
 import pytest
 
 from tape_ds import building, storage
-from tape_ds.data import cache, tokenized
+from tape_ds.data import tokenized
 from tape_ds.data.pack import pack
 from tape_ds.errors import DiskError, UserError
-from tests.disks import files, make_read_only, mounted
+from tests.disks import make_read_only, mounted
 
 
 def write(text):
-    """A build that fills one file."""
 
     def build(folder):
         folder.mkdir()
@@ -25,21 +23,6 @@ def write(text):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
-
-
-def test_name_follows_kind_and_parts_not_their_order():
-    name = cache.key("rows", length=4, source="abc")
-    assert name == cache.key("rows", source="abc", length=4)
-    assert name.startswith("rows-")
-    assert len({name, cache.key("rows", length=5, source="abc"), cache.key("documents", length=4, source="abc")}) == 3
-
-
-def test_built_once(tmp_path):
-    first = building.folder(tmp_path / "new" / "cache", "a", write("first"))
-    assert first == tmp_path / "new" / "cache" / "a"
-    assert building.folder(first.parent, "a", write("second")) == first
-    assert (first / "file").read_text() == "first"
-    assert names(first.parent) == ["a"]
 
 
 def test_failed_build_leaves_nothing_and_can_be_tried_again(tmp_path):
@@ -70,16 +53,13 @@ def test_left_over_of_a_killed_build_is_removed(tmp_path, monkeypatch):
 def test_a_faster_machine_is_no_error(tmp_path):
     def build(folder):
         for each in (folder, tmp_path / "finished"):  # another machine is done meanwhile
-            each.mkdir()
-            (each / "state.json").write_text(each.name)
+            write(each.name)(each)
 
-    folder = building.folder(tmp_path, "finished", build)
-    assert (folder / "state.json").read_text() == "finished"
+    assert (building.folder(tmp_path, "finished", build) / "file").read_text() == "finished"
     assert names(tmp_path) == ["finished"]
 
 
 def test_two_builds_of_a_folder_that_somebody_named_do_not_meet(tmp_path):
-    """The second took the first one's half for the rest of a build that was killed, and removed it."""
     out = tmp_path / "out"
 
     def build(folder):
@@ -116,36 +96,6 @@ def test_of_several_processes_one_builds(tmp_path):
     assert built.empty()
 
 
-def full(folder):
-    folder.mkdir()
-    (folder / "file").write_text("half")
-    raise RuntimeError("a library's own words") from OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_full_disk_names_the_cache_and_leaves_it_as_it_was(tmp_path):
-    building.folder(tmp_path / "cache", "a", write("x"))
-    with pytest.raises(DiskError) as caught:
-        building.folder(tmp_path / "cache", "b", full)
-    (problem,) = caught.value.problems
-    assert (problem.field, problem.value) == ("data_cache", str(tmp_path / "cache"))
-    assert "is full" in problem.wrong
-    assert names(tmp_path / "cache") == ["a"]
-
-
-def test_a_cache_that_is_a_file_is_named(tmp_path):
-    """It ended in a FileExistsError."""
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(UserError, match=r"data_cache = '.*/cache/of': .*/cache is a file\n.*name a folder"):
-        building.folder(tmp_path / "cache" / "of", "a", write("x"))
-
-
-def test_a_folder_beside_no_cache_is_named_as_on_the_command_line(tmp_path):
-    with pytest.raises(DiskError) as caught:
-        building.build_aside(tmp_path / "out", full, "out")
-    assert [(each.field, each.value) for each in caught.value.problems] == [("out", str(tmp_path / "out"))]
-    assert files(tmp_path) == []
-
-
 def test_what_is_built_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(storage, "sync", lambda path: synced.append((path.name, (tmp_path / "a").exists())))
@@ -174,9 +124,3 @@ def test_a_finished_folder_is_read_from_a_cache_that_takes_nothing(tmp_path, tok
         with pytest.raises(DiskError, match=r"data_cache = .*cannot be written .Read-only file system"):
             pack(again, 64, disk / "cache")
         del made, again
-
-
-def test_a_finished_folder_needs_no_lock(tmp_path, monkeypatch):
-    building.folder(tmp_path, "a", write("x"))
-    monkeypatch.setattr(building, "FileLock", lambda path: pytest.fail("nothing may be written here"))
-    assert building.folder(tmp_path, "a", write("y")).is_dir()

@@ -1,13 +1,11 @@
 """Sequences from documents: golden ones worked by hand, and what each way of packing promises."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 from datasets import Dataset
 
 from tape_ds.data import pack
-from tape_ds.data.pack import FILL, Packing, cut, single, whole
+from tape_ds.data.pack import FILL, cut, single, whole
 
 
 def arrays(*documents):
@@ -15,7 +13,6 @@ def arrays(*documents):
 
 
 def both(found):
-    """Ids and document ids of each sequence, as lists."""
     return [(sequence["input_ids"].tolist(), sequence["document_ids"].tolist()) for sequence in found]
 
 
@@ -68,18 +65,13 @@ def test_golden_whole_gives_full_sequences_out_at_once(monkeypatch):
 
 
 def test_golden_ends(tmp_path):
-    """A document that ends already gets no second end."""
     documents = Dataset.from_dict({"input_ids": [[1, 2], [3, 9], [9, 3]]})
     (sequence,) = pack.pack(documents, 8, tmp_path, "cut", end=9)["input_ids"]
     assert sequence == [1, 2, 9, 3, 9, 9, 3, 9]
 
 
-def test_every_packing_has_a_name():
-    assert set(FILL) == set(get_args(Packing))
-
-
 @pytest.mark.parametrize("packing", FILL)
-@pytest.mark.parametrize("length", [2, 7, 32, 100])
+@pytest.mark.parametrize("length", [2, 7, 100])
 def test_a_sequence_is_of_pieces_in_order(packing, length):
     """Types, lengths, and that document ids say exactly where one document ends and the next begins."""
     for sequence in FILL[packing](corpus(length, longest=150), length):
@@ -91,7 +83,7 @@ def test_a_sequence_is_of_pieces_in_order(packing, length):
         assert (np.diff(ids)[~border] == 1).all()
 
 
-@pytest.mark.parametrize("length", [40, 64, 200])
+@pytest.mark.parametrize("length", [40, 200])
 def test_whole_cuts_nothing_and_drops_nothing(length):
     documents = corpus(1)
     found = list(whole(documents, length))
@@ -110,13 +102,6 @@ def test_whole_pads_little():
     found = list(whole(documents, 64))
     assert sum(map(len, documents)) / (64 * len(found)) > 0.95
     assert len({len(sequence["input_ids"]) for sequence in found}) > 1
-
-
-def test_whole_keeps_neighbours_together():
-    """At most 64 sequences are open: no sequence holds documents that are further apart than these can span."""
-    for sequence in whole(corpus(3, longest=10, count=5000), 16):
-        numbers = sequence["input_ids"] // 1000
-        assert numbers.max() - numbers.min() < 64 * 16
 
 
 def test_single_keeps_what_fits():

@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.data import passkey
-from tape_ds.data.passkey import answer_ids, draw, same_ids, write
+from tape_ds.data.passkey import PUBLISHED_LENGTHS, answer_ids, draw, fingerprint, grid, published, same_ids, write
 from tape_ds.errors import UserError
 from tests.data.letters import Letters
 
@@ -27,14 +27,14 @@ def test_the_published_text():
     assert (before, after) == (ROUND * 2, ROUND * 2)
 
 
-@pytest.mark.parametrize("length", [249, 250, 333, 1000, 4096])
+@pytest.mark.parametrize("length", [249, 250, 1000])
 def test_it_has_exactly_the_length_where_filler_is_cut_anywhere(length):
     prompt = write(Letters(), length, 12345, 0.3)
     assert len(prompt.ids) == prompt.length == length
     assert list(prompt.ids) == Letters()(prompt.text)["input_ids"]
 
 
-@pytest.mark.parametrize("length", [400, 1000, 4096])
+@pytest.mark.parametrize("length", [400, 1000])
 def test_whole_rounds_stop_short_of_one_more(length):
     prompt = write(Letters(), length, 12345, 0.3, "pose")
     assert length - len(ROUND) < len(prompt.ids) <= length
@@ -48,7 +48,6 @@ def test_room_for_a_reply_is_kept_free():
 
 
 def test_the_ids_of_an_answer():
-    """They follow the question, with the space between."""
     assert answer_ids(Letters(), 123) == tuple(map(ord, " 123"))
     assert same_ids(Letters(), " 123.", 123) and same_ids(Letters(), "1234", 123)
     assert not same_ids(Letters(), " so 123", 123) and not same_ids(Letters(), "12", 123)
@@ -99,9 +98,79 @@ def test_keys_and_depths_are_uniform():
 
 
 def test_what_cannot_be_is_named():
-    with pytest.raises(UserError, match="2 problems found") as caught:
+    with pytest.raises(UserError) as caught:
         draw(Letters(), [100, 240, 300], 2, seed=1)
-    found = {problem.value for problem in caught.value.problems}
-    assert found == {100, 240} and {problem.field for problem in caught.value.problems} == {"passkey_lengths"}
-    with pytest.raises(UserError, match="did you mean 'pose'"):
-        write(Letters(), 300, 1, 0.5, "posee")
+    found = [(problem.field, problem.value) for problem in caught.value.problems]
+    assert found == [("passkey_lengths", 100), ("passkey_lengths", 240)]
+
+
+def asked(lengths=(400, 600), depths=(0.0, 0.5), trials=2, seed=3, form="longlora", reply=10):
+    return grid(Letters(), lengths, depths, trials, seed=seed, form=form, reply=reply)
+
+
+def test_every_cell_has_its_trials():
+    questions = asked()
+    places = [(each.length, each.depth, each.trial) for each in questions]
+    assert places == [(n, d, t) for n in (400, 600) for d in (0.0, 0.5) for t in range(2)]
+    assert len({each.name for each in questions}) == len(questions)
+    for question in questions:
+        prompt = question.write()
+        assert (prompt.length, prompt.depth, prompt.trial) == (question.length, question.depth, question.trial)
+        assert len(prompt.ids) == question.length - 10, "room for the reply"
+        before = prompt.text.index(f"The pass key is {prompt.key}.")
+        assert (before < 200) == (question.depth == 0)
+
+
+def keys(questions):
+    return {each.name: each.write().key for each in questions}
+
+
+def test_a_key_follows_from_its_cell_and_the_seed():
+    few = keys(asked(lengths=[600], depths=[0.5], trials=1))
+    many = keys(asked())
+    assert few.items() <= many.items(), "whatever else is asked for"
+    assert len(set(many.values())) == 8
+    assert keys(asked(form="pose")) == many
+    assert not set(keys(asked(seed=4)).values()) & set(many.values())
+
+
+def test_all_that_is_wrong_with_a_grid_is_named_at_once():
+    for make, fields in (
+        (lambda: asked(trials=0, seed=-1), ["trials", "seed"]),
+        (lambda: asked(lengths=[100, 200, 400]), ["lengths", "lengths"]),
+        (lambda: published(Letters(), [100, 1000], trials=0), ["trials", "lengths"]),
+    ):
+        with pytest.raises(UserError) as caught:
+            make()
+        assert [each.field for each in caught.value.problems] == fields
+
+
+def test_the_published_filler():
+    """3.75 characters a token in whole kilobytes, cut anywhere; a seed puts its key at the same share everywhere."""
+    questions = published(Letters())
+    assert [each.length for each in questions[::20]] == list(PUBLISHED_LENGTHS) and len(questions) == 160
+    characters = []
+    for question in questions[::20]:
+        prompt = question.write()
+        _, before, key, after, last = prompt.text.split("\n")
+        characters.append(len(before) + len(after))
+        endless = f"{ROUND} " * 400
+        assert before == endless[: len(before)] and after == endless[: len(after)]
+        assert prompt.depth == len(before) / characters[-1] and question.depth is None
+        assert key == f"The pass key is {prompt.key}. Remember it. {prompt.key} is the pass key."
+        assert last == "What is the pass key? The pass key is"
+    assert characters == [3072, 7168, 10240, 14336, 18432, 21504, 25600, 29696]
+
+
+@pytest.mark.parametrize(("seed", "place", "key"), [(0, 2732, 43568), (1, 1061, 33004), (19, 1629, 10863)])
+def test_the_published_keys_and_places(seed, place, key):
+    """What ``numpy.random.seed(seed)``, ``randint(0, 3072)``, ``randint(1, 50000)`` give, in this order."""
+    prompt = published(Letters(), [1000])[seed].write()
+    assert (len(prompt.text.split("\n")[1]), prompt.key, prompt.trial) == (place, key, seed)
+
+
+def test_a_fingerprint_tells_forms_and_words_apart(monkeypatch):
+    one = fingerprint("longlora")
+    assert one != fingerprint("pose") and one == fingerprint("longlora")
+    monkeypatch.setattr(passkey, "text", lambda *_: "other words")
+    assert fingerprint("longlora") != one

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,24 +19,14 @@ from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import UserError
 
 DATA = ["stdlib:ast.py", "stdlib:json/decoder.py"]
-NASTY = [
-    "",
-    " ",
-    "  two spaces first",
-    "one\ntwo\n\n\nfive\r\n",
-    "\ttabs\t\tand    runs                                   of spaces   ",
-    "\n",
-    "naïve café, Ελλάδα, Привет, 日本語, 🦙👩‍👩‍👧, \u200b\u00a0\u2028",
-    "nul \0 bell \a escape \x1b delete \x7f",
-    "digits 1234567890 and 3.14e-10",
-    "spelt out: <s> </s> <unk> <0x0A> <pad>",
-    "x" * 3000,
-]
+NASTY = ["", " ", "  two spaces first", "one\ntwo\n\n\nfive\r\n", "\n", "x" * 3000, "digits 1234567890 and 3.14e-10"]
+NASTY += ["\ttabs\t\tand    runs             of spaces   ", "spelt out: <s> </s> <unk> <0x0A> <pad>"]
+NASTY += ["naïve café, Ελλάδα, Привет, 日本語, 🦙👩‍👩‍👧, \u200b\u00a0\u2028", "nul \0 bell \a escape \x1b delete \x7f"]
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A tokenizer of 700 pieces and its folder."""
     folder = tmp_path_factory.mktemp("tokenizer") / "deep" / "own"
     return tokenizers.train(DATA, 700, folder), folder
 
@@ -51,11 +40,7 @@ def digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-# --- what it does to texts ------------------------------------------------------------------------------------------
-
-
 def test_round_trip_and_ids_of_sentencepiece(trained, held_out):
-    """A text that begins with a space lost it with transformers' LlamaTokenizer."""
     tokenizer, folder = trained
     reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     for text in [held_out, *NASTY]:
@@ -73,33 +58,19 @@ def test_special_tokens_and_size(trained):
     assert (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
     assert tokenizer.convert_ids_to_tokens([3, 258]) == ["<0x00>", "<0xFF>"]
     assert tokenizer("")["input_ids"] == [1], "BOS before, nothing after"
-
-
-def test_llama_settings(trained):
-    tokenizer, _ = trained
     pieces = tokenizer.convert_ids_to_tokens(range(259, 700))
     assert "▁" * 4 in pieces, "runs of spaces"
-    with_digits = [piece for piece in pieces if any(letter.isdigit() for letter in piece)]
-    assert with_digits
-    assert {len(piece) for piece in with_digits} == {1}, "digits stand alone"
-    assert "\n" not in pieces, "a newline is spelt in bytes"
+    assert {len(piece) for piece in pieces if any(map(str.isdigit, piece))} == {1}, "digits are pieces alone"
     assert tokenizer.convert_ids_to_tokens(tokenizer("1\n")["input_ids"]) == ["<s>", "▁", "1", "<0x0A>"]
 
 
-# --- the folder -----------------------------------------------------------------------------------------------------
-
-
 def test_saved_again_it_is_the_same_tokenizer(trained, tmp_path):
-    """A run saves the tokenizer beside what it trained: the fingerprint, and with it every cache, must not change."""
     tokenizer, folder = trained
     assert sorted(digests(folder)) == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
     tokenizers.save(tokenizer, tmp_path / "again")
     again = AutoTokenizer.from_pretrained(tmp_path / "again")
     assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
     assert again("  </s>")["input_ids"] == tokenizer("  </s>")["input_ids"]
-    spelt = AutoTokenizer.from_pretrained(folder, split_special_tokens=False)
-    assert spelt("</s>")["input_ids"][-1] == spelt.eos_token_id
-    assert tokenizer_fingerprint(spelt) != tokenizer_fingerprint(tokenizer)
 
 
 def test_beside_a_llama_it_is_still_itself(trained, tmp_path):
@@ -131,7 +102,7 @@ def settings_of(folder):
 
 def test_what_is_saved_loads_in_transformers_4(trained, tmp_path):
     """4.45 to 4.57 know no TokenizersBackend, take a list of extra_special_tokens for a mapping, and 4.45 reads no
-    chat_template.jinja; whether this machine was offline is nobody's business."""
+    chat_template.jinja."""
     own = trained[0]
     tokenizers.save(own, tmp_path / "own")
     found = settings_of(tmp_path / "own")
@@ -150,36 +121,20 @@ def test_what_is_saved_loads_in_transformers_4(trained, tmp_path):
     assert again.all_special_tokens == tokenizer.all_special_tokens and again.chat_template == "{{ 1 }}"
 
 
-@pytest.mark.parametrize("begin, end", [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(("begin", "end"), [(False, False), (True, True)])
 def test_a_llama_s_ends_are_written_down(trained, tmp_path, begin, end):
     """transformers 4 makes a LlamaTokenizer's template anew from two settings, which transformers 5 does not save."""
     _, folder = trained
-    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (tmp_path / "llama").mkdir()
     shutil.copy(folder / "tokenizer.model", tmp_path / "llama")
     flags = {"add_bos_token": begin, "add_eos_token": end}
-    (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps(settings | flags))
+    (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps(LLAMA | flags))
     (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "llama")
-    assert type(tokenizer).__name__ == "LlamaTokenizer"
     tokenizers.save(tokenizer, tmp_path / "saved")
     assert {name: settings_of(tmp_path / "saved")[name] for name in flags} == flags
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again("a b")["input_ids"] == tokenizer("a b")["input_ids"]
-
-
-def test_every_tokenizer_is_saved_that_way():
-    """But for those in the cache of converted models, which this package alone reads."""
-    root = Path(__file__).resolve().parents[2]
-    files = [path for room in ("tape_ds", "evaluation", "tools", "launchers") for path in (root / room).rglob("*.py")]
-    saving = {
-        str(path.relative_to(root)) for path in files if re.search(r"okenizer\S*\.save_pretrained", path.read_text())
-    }
-    assert saving == {
-        "tape_ds/data/tokenizer.py",
-        "tape_ds/models/loading/baichuan.py",
-        "tape_ds/models/loading/model_folder.py",
-    }
 
 
 def test_the_same_files_in_every_process(trained, tmp_path):
@@ -189,12 +144,7 @@ def test_the_same_files_in_every_process(trained, tmp_path):
     environment = {**os.environ, "PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout == "again: 700 tokens, trained on stdlib:ast.py, stdlib:json/decoder.py\n"
-    assert run.stderr == ""
     assert digests(tmp_path / "again") == digests(folder)
-
-
-# --- the cache ------------------------------------------------------------------------------------------------------
 
 
 def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeypatch):
@@ -206,146 +156,40 @@ def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeyp
         patched.setattr(tokenizers, "sample", None)
         again = tokenizers.cached(spec, 295, cache)
         assert tokenizer_fingerprint(again) == tokenizer_fingerprint(first)
-    tokenizers.cached(spec, 294, cache)
-    with monkeypatch.context() as patched:
-        patched.setattr(tokenizers, "MAX_CHARACTERS", 100)
-        tokenizers.cached(spec, 295, cache)
+    assert len(tokenizers.cached(spec, 294, cache)) == 294
     (tmp_path / "b.txt").write_text("jumps over the lazy dog " * 20)
     assert tokenizer_fingerprint(tokenizers.cached(spec, 295, cache)) != tokenizer_fingerprint(first)
-    assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
-
-
-# --- the sample -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lines(tmp_path):
-    """Data specs of 40 files of 30 documents; a document names its file and line."""
-    for file in range(40):
-        rows = [f'{{"t": "{file:02}-{line:02}"}}\n' for line in range(30)]
-        (tmp_path / f"{file:02}.jsonl").write_text("".join(rows))
-    return [f"jsonl:{tmp_path}/0*.jsonl#t", f"jsonl:{tmp_path}/[123]*.jsonl#t"]
-
-
-def test_small_data_are_used_whole(lines):
-    texts = list(tokenizers.sample(parse_all(lines), 10**6))
-    assert len(texts) == len(set(texts)) == 40 * 30
-
-
-def test_sample_of_large_data_is_spread_and_repeatable(lines):
-    texts = list(tokenizers.sample(parse_all(lines), 5 * 64))
-    assert texts == list(tokenizers.sample(parse_all(lines), 5 * 64))
-    counts = {}
-    for text in texts:
-        counts[text[:2]] = counts.get(text[:2], 0) + 1
-    assert list(counts.values()) == [4] * 16, "sixteen files, as much of each"
-    assert {name[0] for name in counts} == {"0", "1", "2", "3"}
-    assert len(list(tokenizers.sample(parse_all(lines), 5 * 481))) == 481, "then the next sixteen"
 
 
 def test_held_out_files_never_train():
     read = set(tokenizers.sample(parse_all(["stdlib"]), 10**9))
-    held_out = {document.text for document in parse("stdlib").documents("heldout")}
-    assert len(held_out) == 7
-    assert len(read) > 300
-    assert not held_out & read
-
-
-# --- what a user can get wrong --------------------------------------------------------------------------------------
-
-
-def problem(spec, size, folder="new"):
-    with pytest.raises(UserError) as caught:
-        tokenizers.train([spec], size, folder)
-    (found,) = caught.value.problems
-    return found
+    assert not read & {document.text for document in parse("stdlib").documents("heldout")}
 
 
 def test_impossible_sizes_name_the_nearest_possible(tmp_path):
     (tmp_path / "a.txt").write_text("hello world foo bar\n" * 5)
-    spec = f"text:{tmp_path}/a.txt"
-    high, low, none = (problem(spec, size, tmp_path / "new") for size in (400, 265, 200))
-    assert (high.field, high.value) == ("vocab_size", 400)
-    assert "a value <= 301" in high.wrong
-    assert "265 vs 270" in low.wrong and "200 vs 270" in none.wrong
-    assert not (tmp_path / "new").exists()
-    for size in (301, 270):
-        assert len(tokenizers.train([spec], size, tmp_path / str(size))) == size
-
-
-def test_data_without_text(tmp_path):
+    for size, wrong in ((400, "a value <= 301"), (265, "265 vs 270")):
+        with pytest.raises(UserError, match=wrong):
+            tokenizers.train([f"text:{tmp_path}/a.txt"], size, tmp_path / "new")
     (tmp_path / "a.txt").write_text("\n\n")
-    assert problem(f"text:{tmp_path}/a.txt", 300, tmp_path / "new").wrong == "no document has any text"
+    with pytest.raises(UserError, match="no document has any text"):
+        tokenizers.train([f"text:{tmp_path}/a.txt"], 300, tmp_path / "new")
 
 
-def test_errors_of_the_data_come_through_sentencepiece(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"t": "hello world"}\n{"t": 3}\n')
-    assert "x.jsonl:2: 't' holds int" in problem(f"jsonl:{tmp_path}/x.jsonl#t", 300, tmp_path / "new").wrong
-
-
-def test_token_ids_are_no_text(tmp_path):
-    import datasets
-
-    datasets.Dataset.from_dict({"input_ids": [[1, 2]]}).save_to_disk(str(tmp_path / "ids"))
-    assert problem(f"arrow:{tmp_path}/ids", 300).wrong == "token ids, not text"
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        tokenizers.load_tokenizer(str(tmp_path))
 
 
 def test_a_folder_is_never_written_over(trained):
-    _, folder = trained
-    assert problem(DATA[0], 300, folder).wrong == "exists"
-
-
-def test_loading_another_tokenizer(trained, tmp_path):
-    tokenizer, folder = trained
-    assert tokenizer_fingerprint(tokenizers.load_tokenizer(str(folder))) == tokenizer_fingerprint(tokenizer)
-    for name_or_path in (str(tmp_path), str(tmp_path / "absent.gguf")):
-        with pytest.raises(UserError) as caught:
-            tokenizers.load_tokenizer(name_or_path, "--tokenizer")
-        assert caught.value.problems[0].field == "--tokenizer"
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("tokenizer.json", {}),
-        ("tokenizer.json", []),
-        ("tokenizer.json", {"version": "1.0", "added_tokens": [], "model": {"type": "of tomorrow"}}),
-        ("tokenizer_config.json", []),
-        ("tokenizer_config.json", {"tokenizer_class": 3}),
-    ],
-)
-def test_a_tokenizer_of_another_form_is_named(trained, tmp_path, file, content):
-    """A file that a newer library wrote, or another, ended in a traceback."""
-    shutil.copytree(trained[1], tmp_path / "other")
-    (tmp_path / "other" / file).write_text(json.dumps(content))
-    with pytest.raises(UserError, match="no tokenizer could be read"):
-        tokenizers.load_tokenizer(str(tmp_path / "other"))
-
-
-def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, capsys):
-    from tape_ds.cli import train_tokenizer
-
-    new = str(tmp_path / "new")
-    assert train_tokenizer.main(["--data", "stdlib", "nope", "--vocab_size", "300", "--output", new]) == 2
-    assert "data = 'nope': unknown kind of data" in capsys.readouterr().err
-    assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300000", "--output", new]) == 2
-    assert "too high (300000)" in capsys.readouterr().err
-    assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300", "--output", str(trained[1])]) == 2
-    none = ["--data", *DATA, "--vocab_size", "0", "--output", new, "--max_characters", "0"]
-    assert train_tokenizer.main(none) == 2
-    told = capsys.readouterr().err
-    assert "--vocab_size = 0: is below 1" in told and "--max_characters = 0: is below 1" in told
-    assert not (tmp_path / "new").exists()
-
-
-LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    with pytest.raises(UserError, match="exists"):
+        tokenizers.train(DATA, 300, trained[1])
 
 
 @pytest.mark.parametrize(
     ("settings", "bos", "noted"),
     [
         (LLAMA, 1, True),  # Llama 2's first files: transformers 5 begins texts with nothing
-        (LLAMA | {"add_bos_token": True}, 1, False),
         (LLAMA | {"add_bos_token": False}, 1, False),  # on purpose
         (LLAMA, None, False),
         (LLAMA | {"tokenizer_class": "PreTrainedTokenizerFast"}, 1, False),
@@ -361,10 +205,6 @@ def test_a_llama_that_begins_texts_without_its_bos_is_noted(trained, tmp_path, s
 
 
 def test_a_tokenizer_json_has_decided_about_bos(trained, tmp_path):
-    """SmolLM2 is a Llama with a BOS that begins no text; a saved tokenizer is used as it was saved."""
-    smollm2 = tokenizers.load_tokenizer("smollm2")
-    assert smollm2.bos_token_id is not None
-    assert tokenizers.bos_note(smollm2, LlamaConfig(bos_token_id=smollm2.bos_token_id)) == {}
     shutil.copy(trained[1] / "tokenizer.model", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"add_bos_token": False}))
     LlamaConfig(bos_token_id=1).save_pretrained(tmp_path)

@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds import TapeForCausalLM
-from tape_ds.attention import sdpa
 from tests.models.helpers import rounding, tiny_config, tiny_model, tokens
 
 K = 8
@@ -68,25 +66,7 @@ def test_what_is_counted_and_added_follows_a_query_that_is_scaled_up():
     torch.testing.assert_close(scaled(ids).logits[:, -1], plain(ids).logits[:, -1], rtol=0, atol=rounding(plain, ids))
 
 
-def test_training_keeps_nothing_of_a_block(monkeypatch):
-    """However short the text: some eight numbers a score would be more than all else that a layer keeps."""
-    recomputed = []
-    monkeypatch.setattr(sdpa, "checkpoint", lambda *given, **how: recomputed.append(1) or checkpoint(*given, **how))
-    model, ids = tiny_model(encoding="cope"), tokens(1, 5)
-    model(ids, labels=ids).loss.backward()
-    assert len(recomputed) == 3
-    with torch.no_grad():
-        model(ids)
-    assert len(recomputed) == 3
-
-
-@pytest.mark.parametrize("backend", ["auto", "flash", "flex", "triton", "varlen"])
+@pytest.mark.parametrize("backend", ["auto", "flex"])
 def test_an_attention_that_cannot_hold_scores_is_refused(backend):
-    """``auto`` too, which on a GPU would choose blocks without a word."""
-    with pytest.raises(ValueError, match=rf"(?s)attention_backend.*{backend}.*give sdpa.*slower than a fused kernel"):
+    with pytest.raises(ValueError, match=rf"attention_backend = '{backend}'"):
         tiny_config(encoding="cope", attention_backend=backend)
-
-
-def test_one_embedding_is_refused():
-    with pytest.raises(ValueError, match=r"(?s)position_options\.positions.*2 or more"):
-        tiny_config(encoding="cope", position_options={"positions": 1})

@@ -24,12 +24,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_m
 
 
 def text(documents=None, offset=0, past=None, ids=None):
-    """What a forward knows of its tokens beside their positions."""
     return base.TokenContext(ids, documents, offset, past)
-
-
-def distinct_rows(start):
-    return len(np.unique(start[0, 0].float().numpy(), axis=0))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -46,20 +41,7 @@ def test_rotation_is_llama_s(name):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_far_angles_are_exact(name):
-    """An fp32 angle is off by 4e-3 at position 131,071; ours is the correctly computed cosine, rounded once."""
-    config = tiny_config(encoding="rope", head_dim=128, rope_parameters=PARAMETERS[name])
-    encoding = registry.build(config)
-    far = torch.tensor([[131_071, 131_070, 1_000_003]])
-    angles = far.numpy().astype(np.longdouble)[0][:, None] * encoding.frequencies.array.astype(np.longdouble)
-    exact = np.concatenate((np.cos(angles), np.sin(angles)), -1) * encoding.frequencies.factor
-    assert np.abs(encoding.start(far[..., None])[0, 0].numpy() - exact).max() < 1.3e-7
-
-
-@pytest.mark.parametrize("length", [8_192, 131_072])
-@pytest.mark.parametrize("cast", ["bfloat16", "half"])
-@pytest.mark.parametrize("encoding", ["rope", "tape"])
+@pytest.mark.parametrize("encoding, cast, length", [("rope", "bfloat16", 32_768), ("tape", "half", 8_192)])
 def test_no_cast_merges_positions(encoding, cast, length):
     """Frequencies in a buffer would be rounded by an engine's cast: 897 of 8,192 positions would stay distinct."""
     model = tiny_model(encoding=encoding, head_dim=64)
@@ -68,25 +50,7 @@ def test_no_cast_merges_positions(encoding, cast, length):
     after = getattr(model, cast)().model.encoding.start(places)
     assert after.dtype == torch.float32
     assert torch.equal(before, after)
-    assert distinct_rows(after) == length
-
-
-def test_a_cast_of_the_frequencies_would_merge_positions():
-    """The counter-test: what the test above would see if frequencies and positions went through bf16."""
-    frequencies = torch.from_numpy(
-        registry.build(tiny_config(encoding="rope", head_dim=64)).frequencies.array
-    ).bfloat16()
-    angles = torch.arange(8_192).bfloat16()[:, None] * frequencies
-    assert distinct_rows(angles.float().cos()[None, None]) < 1_000
-
-
-def test_angles_survive_copies_and_have_no_state():
-    model = tiny_model(encoding="rope")
-    encoding = model.model.encoding
-    assert not list(encoding.buffers()) and not list(encoding.parameters())
-    places = torch.arange(50)[None, :, None]
-    for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-        assert torch.equal(twin.start(places), encoding.start(places))
+    assert len(np.unique(after[0, 0].numpy(), axis=0)) == length
 
 
 def test_copies_on_a_device_do_not_travel():
@@ -111,28 +75,6 @@ def test_a_compiled_forward_keeps_nothing_of_its_graph():
     assert model.model.encoding.frequencies.placed
 
 
-def test_positions_may_jump_and_differ_by_row():
-    """PoSE: every token's angles follow from its own position alone."""
-    encoding = registry.build(tiny_config(encoding="rope"))
-    places = encoding.positions_for(torch.tensor([[0, 1, 500, 501], [7, 3, 3, 131_071]]), text())
-    start = encoding.start(places)
-    assert start.shape == (2, 1, 4, 8)
-    for row in range(2):
-        for column in range(4):
-            alone = encoding.start(places[row : row + 1, column : column + 1])
-            assert torch.equal(start[row, :, column], alone[0, :, 0])
-
-
-def test_rope_is_only_a_rotation():
-    """Nothing rides along with the value and no state grows."""
-    layer = registry.build_layer(tiny_config(encoding="rope"), 0)
-    value = torch.randn(1, 2, 3, 8)
-    assert layer.carry(torch.randn(1, 1, 3, 8), None, value) is None
-    assert layer.score_bias(None, None) is None
-    assert layer.next_state(torch.randn(1, 1, 3, 8), None, None, value) is None
-    assert not list(layer.parameters())
-
-
 def dynamic(**changes):
     return registry.build(tiny_config(encoding="rope", head_dim=64, rope_parameters=DYNAMIC | changes))
 
@@ -147,7 +89,7 @@ def published_start(length, places):
     return torch.cat((angles.cos(), angles.sin()), dim=-1).float()[:, None]
 
 
-@pytest.mark.parametrize("length", [1, WINDOW - 1, WINDOW, WINDOW + 1, 70, 1000])
+@pytest.mark.parametrize("length", [1, WINDOW, WINDOW + 1, 1000])
 def test_dynamic_angles_are_transformers_at_that_length(length):
     """Inside the window it is plain RoPE; the fp32 frequencies of transformers are off by 1e-7 of the angle."""
     encoding, places = dynamic(), torch.arange(length)[None]
@@ -171,15 +113,6 @@ def test_rows_of_different_lengths_have_their_own_base():
         assert torch.equal(start[row : row + 1, :, documents[row] >= 0], alone), row
 
 
-def test_a_dynamic_base_leaves_nothing_in_the_module():
-    """The published code kept its longest length: what came before changed what came after."""
-    model = tiny_model(encoding="rope dynamic")
-    short, long = tokens(2, 5), tokens(1, 60)
-    first = [model(ids).logits for ids in (short, long)]
-    again = [model(ids).logits for ids in (long, short)]
-    assert torch.equal(first[0], again[1]) and torch.equal(first[1], again[0])
-
-
 def logits_with_the_base_of(model, prompt, ids):
     """A full pass over ``ids`` with the base that a text of ``prompt`` tokens has."""
     model.model.encoding.positions_for = lambda positions_BT, text: torch.stack(
@@ -191,9 +124,8 @@ def logits_with_the_base_of(model, prompt, ids):
         del model.model.encoding.positions_for
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("prompt", [5, 20])
-def test_the_prompt_fixes_the_base_while_decoding(prompt, cache):
+@pytest.mark.parametrize("cache, prompt", [("dynamic", 5), ("static", 20)])
+def test_the_prompt_fixes_the_base_while_decoding(cache, prompt):
     """Cached keys keep the angles they were rotated by: queries that came later must use the same base."""
     model, ids = tiny_model(encoding="rope dynamic"), tokens(2, 30)  # its window is 8
     past = DynamicCache() if cache == "dynamic" else StaticCache(config=model.config, max_cache_len=32)
@@ -203,7 +135,7 @@ def test_the_prompt_fixes_the_base_while_decoding(prompt, cache):
             parts.append(model(ids[:, start:stop], past_key_values=past).logits)
         whole, other = (logits_with_the_base_of(model, length, ids) for length in (prompt, 30))
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=rounding(model, ids))
-    assert (whole - other).abs().max() > 1e-3, "the two bases differ, or this test says nothing"
+    assert (whole - other).abs().max() > 1e-3, "the bases of the two lengths differ"
 
 
 def test_an_empty_static_cache_has_no_length():

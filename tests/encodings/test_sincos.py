@@ -28,15 +28,8 @@ def test_waves_are_added_once(dtype):
     assert ((mine.double() - expected).abs() <= step / 2 * expected.abs() + 2e-7).all()
 
 
-def test_one_row_of_places_serves_every_row():
+def test_one_row_of_places_is_broadcast_over_the_batch():
     encoding = registry.build(tiny_config(encoding="sincos"))
     x = torch.zeros(3, 4, 32)
     mine = encoding.embed(x, torch.arange(4)[None, :, None])
     assert mine.shape == (3, 4, 32) and torch.equal(mine[0], mine[2])
-
-
-def test_nothing_else_is_touched():
-    config = tiny_config(encoding="sincos")
-    layer, q = registry.build_layer(config, 0), torch.randn(1, 4, 3, 8)
-    assert layer.rotate(q, q, None, None) == (q, q)
-    assert registry.build(config).start(torch.zeros(1, 3, 1)) is None

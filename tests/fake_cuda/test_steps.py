@@ -39,46 +39,35 @@ def ask() -> Iterator[Ask]:
 
 def check(ask: Ask, case: Case) -> None:
     found = ask(case)
-    if case.refused:
-        assert case.refused in found.error, case
-        return
     assert not found.error, f"{case}: {found.error}"
     waits = {place for place in found.waits if not place.startswith(FOREIGN)}
     assert waits == allowed(case), f"{case}: {found.waits}"
 
 
-@pytest.mark.parametrize("encoding", ["rope", "tape", "alibi", "fox"])
-@pytest.mark.parametrize("rows", ["dense", "packed"])
+@pytest.mark.parametrize(
+    ("encoding", "rows"), [("rope", "dense"), ("tape", "packed"), ("alibi", "packed"), ("fox", "packed")]
+)
 def test_a_training_step_waits_for_the_loss_alone(ask, encoding, rows):
-    """Constants were copied from the host's memory in every forward, and positions looked at."""
     case = Case("training", encoding, rows=rows, recompute=1)
     assert allowed(case) == {"tape_ds/kernels/linear_cross_entropy.py:blank_chunks"}
     check(ask, case)
 
 
 DAILY = [
-    *(
-        Case("training", name, rows="packed")
-        for name in ("t5", "fire", "bipe_rope", "randpe", "xpos", "tape from alibi")
-    ),
+    *(Case("training", name, rows="packed") for name in ("t5", "fire", "bipe_rope", "randpe", "tape from alibi")),
     Case("training", "alibi abacus", rows="packed"),
-    Case("training", "rope abacus"),
     Case("training", "cope", "sdpa", "packed"),
-    Case("training", "tape", "triton", "packed"),
-    Case("training", "rope", "triton", "packed"),
     Case("training", "tape", "triton", "packed", "selective"),
-    Case("training", "tape", "sdpa", "dense", "selective"),
     Case("training", "rope", "sdpa", "packed"),
     Case("training", "tape", rows="padded"),
     Case("training", "xpos", rows="packed", dtype="float16"),
     Case("training", "tape", rows="packed", dtype="float32", autocast=True),
-    Case("training", "alibi", "triton"),
     Case("optimization", "tape", rows="packed"),
     Case("optimization", "rope", rows="padded"),
     Case("foreign", "gemma2", rows="packed"),
     Case("foreign", "gpt_oss", rows="packed"),
     Case("prompt", "tape", rows="padded"),
-    *(Case("decoding", name) for name in ("rope", "tape", "alibi", "bipe_rope")),
+    *(Case("decoding", name) for name in ("tape", "alibi", "bipe_rope")),
     Case("decoding", "tape", rows="padded"),
 ]
 
@@ -89,9 +78,11 @@ def test_one_of_each_kind(ask, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "varlen", "triton", "flex"])
+@pytest.mark.parametrize("backend", ["auto", "sdpa"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_training_step(ask, encoding, backend):
+    if (encoding, backend) == ("cope", "auto"):
+        pytest.skip("no other backend computes it")
     for rows in ("dense", "packed", "padded"):
         check(ask, Case("training", encoding, backend, rows))
     for recompute in (1, "selective"):
@@ -117,22 +108,14 @@ def test_classes_of_transformers(ask, name, rows):
     check(ask, Case("foreign", name, rows=rows))
 
 
-WAITS = ("item", "bool", "list", "equal", "cpu", "number of elements", "boolean index")
-COPIES = ("constant", "array", "index on the host")
-
-
-@pytest.mark.parametrize("mistake", WAITS + COPIES)
+@pytest.mark.parametrize("mistake", ["item", "boolean index", "constant", "index on the host"])
 def test_a_wait_is_seen(ask, mistake):
     assert list(ask(Case("mistake", mistake)).waits) == ["elsewhere"]
 
 
 @pytest.mark.parametrize(
-    "mistake, words",
-    [
-        ("two devices", "on the same device"),
-        ("product of two dtypes", "mm of torch.bfloat16, torch.float32"),
-        ("copy of two dtypes", "index_copy of torch.bfloat16, torch.float32"),
-    ],
+    ("mistake", "words"),
+    [("two devices", "on the same device"), ("two dtypes", "mm of torch.bfloat16, torch.float32")],
 )
 def test_operands_that_do_not_fit_are_an_error(ask, mistake, words):
     assert words in ask(Case("mistake", mistake)).error

@@ -26,10 +26,9 @@ def plain(q, k, v, causal, scale):
     return reference.attention(q, k, v, allowed[None], scale)[0]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_attention_to_the_last_digits_of_fp64(name, causal):
-    tensors = case(name, torch.float64)
+@pytest.mark.parametrize("name, keys", [*((name, None) for name in CASES), ("grouped and wide", 23)])
+def test_it_is_attention_to_the_last_digits_of_fp64(name, keys):
+    tensors, causal = case(name, torch.float64, keys=keys), keys is None
     mine, theirs = cpu_attention(*tensors, causal, 0.3), plain(*tensors, causal, 0.3)
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
     direction = torch.randn_like(mine)
@@ -37,13 +36,10 @@ def test_it_is_attention_to_the_last_digits_of_fp64(name, causal):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_other_lengths_of_keys():
-    tensors = case("grouped and wide", torch.float64, tokens=5, keys=23)
-    torch.testing.assert_close(cpu_attention(*tensors, False, 0.3), plain(*tensors, False, 0.3), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["wide value", "grouped and wide"])
+@pytest.mark.parametrize(
+    "dtype, name",
+    [(torch.float32, "grouped and wide"), (torch.bfloat16, "grouped and wide"), (torch.float16, "wide value")],
+)
 def test_rounding_is_no_worse_than_plain_torch_s(name, dtype):
     exact = case(name, torch.float64)
     rounded = [x.detach().to(dtype).requires_grad_() for x in exact]
@@ -61,12 +57,6 @@ def test_rounding_is_no_worse_than_plain_torch_s(name, dtype):
         assert error <= 2 * worst + 1e-7, f"{name}: {error} against {worst}"
 
 
-def test_the_output_lies_as_the_projection_after_it_reads_it():
-    for name in CASES:
-        q, k, v = case(name, torch.float32)
-        assert cpu_attention(q, k, v, True, 0.3).transpose(1, 2).is_contiguous()
-
-
 def test_nothing_padded_or_repeated_is_kept():
     """Six query heads of 8 over two groups and a value of 16: torch's own form would keep q, k, v of 6 heads of 16."""
     tensors, kept = case("grouped and wide", torch.float32), []
@@ -74,31 +64,3 @@ def test_nothing_padded_or_repeated_is_kept():
         out = cpu_attention(*tensors, True, 0.3)
     statistics = 2 * 6 * 17
     assert sum(kept) == sum(x.numel() for x in tensors) + out.numel() + statistics
-
-
-def test_autocast_rounds_as_it_does_for_torch_s_own():
-    q, k, v = case("wide value", torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = cpu_attention(q, k, v, True, 0.3)
-    assert out.dtype == torch.bfloat16
-    assert torch.equal(out, cpu_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), True, 0.3))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_operator_is_one_for_torch(name):
-    tensors = case(name, torch.float32)
-    torch.library.opcheck(torch.ops.tape_ds.cpu_attention, (*tensors, True, 0.3))
-
-
-def test_a_compiled_graph_and_checkpointing_pass_through():
-    tensors = case("grouped and wide", torch.float32)
-
-    def function(q, k, v):
-        return cpu_attention(q * 2, k, v, True, 0.3).square().sum()
-
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    checkpointed = lambda *given: torch.utils.checkpoint.checkpoint(function, *given, use_reentrant=False)  # noqa: E731
-    expected = torch.autograd.grad(function(*tensors), tensors)
-    for way in (compiled, checkpointed):
-        for a, b in zip(torch.autograd.grad(way(*tensors), tensors), expected, strict=True):
-            torch.testing.assert_close(a, b)

@@ -1,10 +1,11 @@
 """The chunked loss against plain cross-entropy: values, every gradient, what it never computes, and what it refuses."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import linear_cross_entropy as module
 from tape_ds.kernels.linear_cross_entropy import CHUNK_BYTES, CHUNK_MULTIPLE, chunk_tokens, linear_cross_entropy
@@ -60,8 +61,9 @@ def assert_as_exact_as_plain(found, same_precision, exact):
         assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
 
 
-@pytest.mark.parametrize("chunk", [1, 8, 36, 37, 100, None])
-@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(
+    "dtype, chunk", [("fp64", 1), ("fp64", 36), ("fp32", 8), ("fp32", 100), ("bf16", 8), ("bf16", None), ("fp16", 37)]
+)
 def test_loss_and_gradients(dtype, chunk):
     arguments = inputs(PRECISIONS[dtype])
     exact = outcome(plain, *(x.detach().double() if x.is_floating_point() else x for x in arguments))
@@ -72,12 +74,12 @@ def test_loss_and_gradients(dtype, chunk):
 
 
 def test_slopes_in_fp64():
-    hidden, weight, labels = inputs()
-    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, labels, chunk=8), (hidden, weight))
+    hidden, weight = (torch.randn(rows, 4, dtype=torch.float64, requires_grad=True) for rows in (9, 7))
+    labels = torch.tensor([0, 6, -100, 3, 3, -100, 5, 1, 2])
+    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, labels, chunk=4), (hidden, weight))
 
 
-@pytest.mark.parametrize("masters", [True, False], ids=["fp32 weight", "bf16 weight"])
-@pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16], ids=["fp32 hidden", "bf16 hidden"])
+@pytest.mark.parametrize("stream, masters", [(torch.float32, True), (torch.bfloat16, True), (torch.float32, False)])
 def test_autocast(stream, masters):
     """Products in bf16 as ``F.linear``'s, each gradient in its own tensor's dtype, and the weight's no worse than one
     that was rounded to bf16 on its way."""
@@ -120,30 +122,19 @@ def test_products_are_on_the_operands_as_they_are_and_logits_a_chunk_at_a_time()
     assert len(seen) == 3 * chunks_with_labels and all(dtypes == {torch.bfloat16} for dtypes in seen)
 
 
-@pytest.mark.parametrize("for_hidden", [True, False])
-@pytest.mark.parametrize("for_weight", [True, False])
-def test_only_the_gradients_asked_for(for_hidden, for_weight, monkeypatch):
+@pytest.mark.parametrize("for_hidden, for_weight", [(True, False), (False, True), (False, False)])
+def test_only_the_gradients_asked_for(for_hidden, for_weight):
     hidden, weight, labels = inputs()
-    hidden.requires_grad_(for_hidden)
-    weight.requires_grad_(for_weight)
-    made = []
-    monkeypatch.setattr(module, "_chunked", lambda *args: made.append(CHUNKED(*args)) or made[-1])
-    loss = linear_cross_entropy(hidden, weight, labels, chunk=8)
-    assert [x.numel() > 0 for x in made[0][1:]] == [for_hidden, for_weight]
+    _, *made = CHUNKED(hidden, weight, labels, -100, 8, torch.float64, for_hidden, for_weight)
+    assert [x.numel() > 0 for x in made] == [for_hidden, for_weight]
+    loss = linear_cross_entropy(hidden.requires_grad_(for_hidden), weight.requires_grad_(for_weight), labels, chunk=8)
     assert loss.requires_grad == (for_hidden or for_weight)
-    if loss.requires_grad:
-        loss.backward()
-    assert [x.grad is not None for x in (hidden, weight)] == [for_hidden, for_weight]
-    with torch.no_grad():
-        linear_cross_entropy(hidden, weight, labels, chunk=8)
-    assert [x.numel() for x in made[1][1:]] == [0, 0]
 
 
-@pytest.mark.parametrize("filler", [float("nan"), float("inf")])
-def test_nothing_leaves_a_row_without_label(filler):
+def test_nothing_leaves_a_row_without_label():
     hidden, weight, labels = inputs()
     with torch.no_grad():
-        poisoned = hidden.masked_fill((labels == -100)[:, None], filler)
+        poisoned = hidden.masked_fill((labels == -100)[:, None], torch.nan)
     clean, found = (outcome(linear_cross_entropy, x, weight, labels) for x in (hidden, poisoned))
     assert all(torch.equal(clean[name], found[name]) for name in clean)
 
@@ -156,37 +147,39 @@ def test_no_labels_at_all():
         assert found["d_weight"].shape == weight.shape and found["d_hidden"].shape == (rows, HIDDEN)
 
 
-def test_another_ignore_index():
-    """Also one that is an entry of the vocabulary."""
+def test_an_entry_of_the_vocabulary_may_be_ignored():
     hidden, weight, labels = inputs()
-    for index in (-1, 3):
-        moved = labels.masked_fill(labels == -100, index)
-        expected = outcome(lambda h, w, y, i=index: plain(h, w, y, ignore_index=i), hidden, weight, moved)
-        found = outcome(
-            lambda h, w, y, i=index: linear_cross_entropy(h, w, y, ignore_index=i, chunk=8), hidden, weight, moved
-        )
-        for name in expected:
-            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-12)
+    moved = labels.masked_fill(labels == -100, 3)
+    expected = outcome(functools.partial(plain, ignore_index=3), hidden, weight, moved)
+    found = outcome(functools.partial(linear_cross_entropy, ignore_index=3, chunk=8), hidden, weight, moved)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-12)
+
+
+def test_there_is_no_second_derivative():
+    hidden, weight, labels = inputs()
+    factor = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(factor * linear_cross_entropy(hidden, weight, labels), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
 
 
 @pytest.mark.parametrize("label", [VOCABULARY, -1])
 def test_a_label_out_of_range_is_an_error(label):
     hidden, weight, labels = inputs()
     labels[20] = label
-    with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
+    with pytest.raises(IndexError):
         linear_cross_entropy(hidden, weight, labels, chunk=8)
 
 
 def test_shapes_that_do_not_fit():
     hidden, weight, labels = inputs()
     for wrong in ((hidden[None], weight, labels), (hidden, weight[:, 1:], labels), (hidden, weight, labels[1:])):
-        with pytest.raises(ValueError, match=r"hidden \[N, D\], weight \[V, D\] and labels \[N\] are needed"):
+        with pytest.raises(ValueError, match="are needed"):
             linear_cross_entropy(*wrong)
-    with pytest.raises(ValueError, match="chunk = 0"):
-        linear_cross_entropy(hidden, weight, labels, chunk=0)
 
 
-@pytest.mark.parametrize("vocabulary", [53, 32_000, 49_152, 128_256, 10**7])
+@pytest.mark.parametrize("vocabulary", [53, 49_152, 10**7])
 def test_a_chunk_is_as_large_as_its_bytes_allow(vocabulary):
     tokens = chunk_tokens(vocabulary)
     assert tokens % CHUNK_MULTIPLE == 0 and tokens >= CHUNK_MULTIPLE
@@ -195,7 +188,7 @@ def test_a_chunk_is_as_large_as_its_bytes_allow(vocabulary):
 
 
 def test_fp16_holds_the_gradient_of_many_tokens():
-    """Regression: the weight's gradient is a sum before the backward divides it, and left fp16's range (65,504)."""
+    """The weight's gradient is a sum before the backward divides it, which is beyond fp16's range (65,504)."""
     tokens = 4096
     hidden = torch.full((tokens, HIDDEN), 30.0, dtype=torch.float16)
     weight = torch.zeros(VOCABULARY, HIDDEN, dtype=torch.float16)
@@ -205,62 +198,10 @@ def test_fp16_holds_the_gradient_of_many_tokens():
 
 
 def test_the_factor_of_16_bit_gradients_is_not_rounded():
-    """Regression: a bf16 gradient times an fp32 scalar tensor rounds the scalar, and all gradients are off alike."""
+    """A bf16 gradient times an fp32 scalar tensor rounds the scalar, and all gradients are off alike."""
     gradient, factor = torch.full((64, 2), 3.0, dtype=torch.bfloat16), torch.tensor(1 + 2**-9 + 2**-12)
     scaled = module.scaled_gradient(gradient, factor, torch.float32)
     assert (scaled == 3 * factor).all() and scaled[0, 0] != (gradient * factor)[0, 0]
-
-
-def test_scaling_in_pieces(monkeypatch):
-    monkeypatch.setattr(module, "SCALED_ELEMENTS", 100)
-    gradient = torch.randn(TOKENS, HIDDEN)
-    assert torch.equal(module.scaled_gradient(gradient, torch.tensor(0.3), torch.float32), gradient * 0.3)
-
-
-@pytest.mark.parametrize("for_hidden", [True, False])
-@pytest.mark.parametrize("for_weight", [True, False])
-def test_operator_is_registered_as_it_behaves(for_hidden, for_weight):
-    hidden, weight, labels = inputs(torch.float32)
-    hidden.requires_grad_(for_hidden)
-    weight.requires_grad_(for_weight)
-    torch.library.opcheck(CHUNKED, (hidden, weight, labels, -100, 8, torch.float32, for_hidden, for_weight))
-
-
-def test_scaling_operator_is_registered_as_it_behaves():
-    gradient = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
-    torch.library.opcheck(module.scaled_gradient, (gradient, torch.tensor(0.3), torch.float32))
-
-
-def test_the_meta_device():
-    """Autocast does not know it."""
-    hidden, weight, labels = (x.to("meta") for x in inputs(torch.float32))
-    loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), labels)
-    assert loss.is_meta and loss.shape == () and loss.requires_grad
-
-
-def test_compiles_whole():
-    arguments = inputs(torch.float32)
-    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
-    eager, found = (outcome(function, *arguments) for function in (linear_cross_entropy, compiled))
-    assert all(torch.equal(eager[name], found[name]) for name in eager)
-
-
-def test_passes_through_checkpointing():
-    def checkpointed(*arguments):
-        return checkpoint(linear_cross_entropy, *arguments, use_reentrant=False)
-
-    arguments = inputs(torch.float32)
-    eager, found = (outcome(function, *arguments) for function in (linear_cross_entropy, checkpointed))
-    assert all(torch.equal(eager[name], found[name]) for name in eager)
-
-
-def test_there_is_no_second_derivative():
-    hidden, weight, labels = inputs()
-    factor = torch.ones((), dtype=torch.float64, requires_grad=True)
-    loss = factor * linear_cross_entropy(hidden, weight, labels)
-    (slope,) = torch.autograd.grad(loss, hidden, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ def plain(hidden, weight, teacher, teacher_head):
     return F.kl_div(log_q, log_p, reduction="sum", log_target=True)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 13, 100, None])
+@pytest.mark.parametrize("chunk", [1, 4, 13, None])
 def test_it_is_the_plain_formula(chunk):
     tensors = case()
     found = linear_kl(*tensors, chunk=chunk)
@@ -46,7 +46,7 @@ def test_sixteen_bits_come_back_in_their_own_dtype():
     torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0)
 
 
-def test_a_head_that_is_the_teacher_s_is_nowhere_apart():
+def test_the_divergence_of_a_head_from_itself_is_zero():
     hidden, weight, *_ = case()
     found = linear_kl(hidden, weight, hidden.detach(), weight.detach(), chunk=4)
     assert found == 0
@@ -60,13 +60,9 @@ def test_no_tokens_and_a_frozen_head():
     torch.testing.assert_close(gradient, torch.autograd.grad(plain(hidden, weight, teacher, head), hidden)[0])
 
 
-@pytest.mark.parametrize("change", [{0: slice(5)}, {1: slice(4)}, {2: slice(3)}])
-def test_shapes_that_do_not_fit(change):
-    tensors = [x[change.get(at, slice(None))] for at, x in enumerate(case())]
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_shapes_that_do_not_fit(place):
+    tensors = case()
+    tensors[place] = tensors[place][:3]
     with pytest.raises(ValueError, match="of the teacher are needed"):
         linear_kl(*tensors)
-
-
-def test_no_chunk():
-    with pytest.raises(ValueError, match="1 token or more"):
-        linear_kl(*case(), chunk=0)

@@ -6,15 +6,12 @@ The Triton kernels run on the GPU where there is one, else in Triton's interpret
 import pytest
 import torch
 from torch import Tensor
-from torch.library import opcheck
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import jit, position_mix_plain, position_mix_triton, reference
 from tape_ds.kernels.position_mix import position_mix
 from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
+from tests.models.test_score_bias import Largest
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -163,18 +160,17 @@ ABSENT = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
-@pytest.mark.parametrize("without", ABSENT, ids=str)
 @UNIT
-def test_operator(unit, without, dtype):
+def test_operator(unit, dtype):
     """Every combination of what may be missing; fp32 weights beside halves, as under autocast."""
-    inputs = gentle(example(6, 3, dtype=dtype, without=without))
-    grad = received(inputs, dtype)
-    check(by_operator(inputs, grad, unit), inputs, grad, unit)
+    for without in ABSENT:
+        inputs = gentle(example(6, 3, dtype=dtype, without=without))
+        grad = received(inputs, dtype)
+        check(by_operator(inputs, grad, unit), inputs, grad, unit)
 
 
-@pytest.mark.parametrize("rows, shared", [(2, 1), (1, 3), (2, 3)])
-@UNIT
-def test_start_of_each_row_and_group(unit, rows, shared):
+@pytest.mark.parametrize("rows, shared, unit", [(2, 1, False), (1, 3, True), (2, 3, True)])
+def test_start_of_each_row_and_group(rows, shared, unit):
     for without in ABSENT:
         inputs = gentle(example(6, 3, rows=rows, shared=shared, without=without))
         grad = received(inputs, torch.float32)
@@ -194,7 +190,7 @@ def test_pieces_do_not_show(unit, monkeypatch):
 def test_small_bf16_updates_add_up():
     """32 updates of 1e-3, as 32 layers make: stored next to a cosine of 1 in bf16, every one of them would be lost.
 
-    The bound is that of the design: relative error 0.007 of the sum for a deviation in bf16, here with a margin of 3.
+    The design's relative error of the sum is 0.007 for a deviation in bf16, here with a margin of 3.
     """
     inputs = example(4, 4, tokens=64, width=16, dtype=torch.bfloat16, without=("gate", "expand", "contract"))
     inputs = inputs._replace(moved=torch.full_like(inputs.moved, 1e-3), attend=torch.eye(4), state=None)
@@ -216,7 +212,7 @@ def test_moduli_stay_those_of_the_start():
     assert (state.norm(dim=-2) - start.norm(dim=-2)).abs().max() < step
 
 
-@pytest.mark.parametrize("angle", [1e-7, 1e-4, 1.0, 3.14])
+@pytest.mark.parametrize("angle", [1e-7, 3.14])
 def test_a_small_turn_is_not_lost(angle):
     """A deviation is no difference of two numbers near 1, in fp32; and no update gives exactly none."""
     start = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
@@ -250,67 +246,46 @@ def test_dtype_of_the_result(dtype):
     assert (out.double() - exact).abs().max() <= 2 * step * exact.abs().max()
 
 
-class Largest(TorchDispatchMode):
-    """Remembers how many elements the largest new tensor had."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))])
-        return out
-
-
-@UNIT
-def test_nothing_is_as_large_as_ranks_times_channels(unit, monkeypatch):
+def test_nothing_is_as_large_as_ranks_times_channels(monkeypatch):
     """[B, I, T, K] is four states and more: the largest tensor that is ever made is ``moved``, which is an input."""
     monkeypatch.setattr(position_mix_plain, "CHUNK", 512)
     inputs = example(4, 4, rank=64, tokens=128, width=16)
     state = inputs.state.numel()
     with Largest() as seen:
-        position_mix_plain.forward(inputs, empty(inputs, torch.float32), unit)
-        position_mix_plain.backward(torch.randn_like(inputs.state), inputs, empty_gradients(inputs, [True] * 6), unit)
-    assert seen.elements <= state < 64 * 128 * 16
-
-
-TRITON_SHAPES = [
-    {"heads": 3, "groups": 3, "rank": 12, "tokens": 63, "width": 32, "batch": 1},
-    {"heads": 3, "groups": 1, "rank": 5, "tokens": 111, "width": 32, "batch": 1},
-    {"heads": 9, "groups": 3, "rank": 12, "tokens": 9, "width": 64},
-    {"heads": 12, "groups": 12, "rank": 48, "tokens": 6, "width": 96, "rows": 2},
-    {"heads": 32, "groups": 32, "rank": 128, "tokens": 5, "width": 128, "batch": 1},
-    {"heads": 6, "groups": 2, "rank": 48, "tokens": 5, "width": 80, "shared": 2},
-    {"heads": 40, "groups": 40, "rank": 160, "tokens": 3, "width": 32, "batch": 1},
-]
+        position_mix_plain.forward(inputs, empty(inputs, torch.float32), True)
+        position_mix_plain.backward(torch.randn_like(inputs.state), inputs, empty_gradients(inputs, [True] * 6), True)
+    assert seen.numel <= state < 64 * 128 * 16
 
 
 @needs_triton
 @pytest.mark.usefixtures("nan_scratch")
-@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", TRITON_SHAPES, ids=str)
-def test_triton(shape, dtype):
+@pytest.mark.parametrize(
+    "shape, dtype, unit",
+    [
+        ({"heads": 3, "groups": 3, "rank": 12, "tokens": 35, "width": 32, "batch": 1}, 0, False),
+        ({"heads": 3, "groups": 1, "rank": 5, "tokens": 35, "width": 32, "batch": 1}, 1, True),
+        ({"heads": 9, "groups": 3, "rank": 12, "tokens": 9, "width": 64}, 1, False),
+        ({"heads": 12, "groups": 12, "rank": 48, "tokens": 6, "width": 96, "rows": 2}, 0, True),
+        ({"heads": 32, "groups": 32, "rank": 128, "tokens": 5, "width": 128, "batch": 1}, 0, False),
+        ({"heads": 6, "groups": 2, "rank": 48, "tokens": 5, "width": 80, "shared": 2}, 0, True),
+        ({"heads": 40, "groups": 40, "rank": 160, "tokens": 3, "width": 32, "batch": 1}, 1, True),
+    ],
+    ids=str,
+)
+def test_triton(shape, dtype, unit):
     """Lengths that are no multiple of a block, GQA, sizes that are no power of 2, weights too large for registers."""
+    dtype = TRITON_DTYPES[dtype]
     inputs = example(**shape, dtype=dtype, device=DEVICE)
+    inputs = gentle(inputs) if unit else inputs
     grad = received(inputs, dtype)
-    check(by_triton(inputs, grad), inputs, grad)
+    check(by_triton(inputs, grad, unit), inputs, grad, unit)
 
 
 @needs_triton
 @pytest.mark.usefixtures("nan_scratch")
-@pytest.mark.parametrize("at, shape", enumerate(TRITON_SHAPES), ids=str)
-def test_triton_with_moduli_restored(at, shape):
-    """Few tokens, and each shape in one precision: the interpreter takes its time."""
-    dtype = TRITON_DTYPES[at % 2]
-    inputs = gentle(example(**shape | {"tokens": min(shape["tokens"], 5)}, dtype=dtype, device=DEVICE))
-    grad = received(inputs, dtype)
-    check(by_triton(inputs, grad, unit=True), inputs, grad, unit=True)
-
-
-@needs_triton
-@pytest.mark.usefixtures("nan_scratch")
-@pytest.mark.parametrize("without", ABSENT[1:], ids=str)
-@UNIT
-def test_triton_without(unit, without):
+@pytest.mark.parametrize("at, without", list(enumerate(ABSENT[1:])), ids=str)
+def test_triton_without(at, without):
+    unit = at % 2 == 1
     inputs = gentle(example(6, 3, 7, 5, 32, dtype=TRITON_DTYPES[0], device=DEVICE, without=without))
     grad = received(inputs, TRITON_DTYPES[0])
     check(by_triton(inputs, grad, unit), inputs, grad, unit)
@@ -343,72 +318,12 @@ def test_triton_computes_only_what_is_asked_for():
         assert torch.equal(gradients[place], whole), NAMES[place]
 
 
-@pytest.mark.parametrize("place", [1, 2], ids=["state", "moved"])
-def test_heads_that_lie_far_apart_are_brought_together(place):
-    """A million tokens, each head's one after the other: 32 bits, which a kernel counts rows in, do not reach."""
-    inputs = example(4, 4, 5, 3, 8)
-    near = torch.empty_strided((1, 4, 3, 8), (4 << 29, 1 << 29, 8, 1), device="meta")
-    far = torch.empty_strided((1, 4, 3, 8), (4 << 30, 1 << 30, 8, 1), device="meta")
-    kept, copied = (inputs._replace(**{Inputs._fields[place]: x}).with_rows()[place] for x in (near, far))
-    assert kept is near and copied.stride() == (96, 8, 32, 1)
-
-
-@needs_triton
-def test_triton_launches_on_the_tensors_device(monkeypatch):
-    """In a model spread over GPUs the current one is another, and Triton launches there."""
-    guarded, device_of = [], torch.cuda.device_of
-    monkeypatch.setattr(torch.cuda, "device_of", lambda x: guarded.append(x) or device_of(x))
-    inputs = example(4, 2, 5, 4, 16, dtype=TRITON_DTYPES[0], device=DEVICE)
-    grad = received(inputs, TRITON_DTYPES[0])
-    by_triton(inputs, grad)
-    assert [x.shape for x in guarded] == [grad.shape, grad.shape]
-
-
-def test_a_cpu_tensor_is_never_interpreted(monkeypatch):
-    """Other tests, and users who debug, have TRITON_INTERPRET=1 set: a model on the CPU must not crawl for it."""
-    monkeypatch.setattr(position_mix_triton, "forward", None)
-    monkeypatch.setattr(position_mix_triton, "backward", None)
-    inputs = example()
-    grad = received(inputs, torch.float32)
-    check(by_operator(inputs, grad), inputs, grad)
-
-
-def test_memory_layouts():
-    """A token's state is one matrix in memory, and so are all gradients that have heads."""
-    inputs, wanted = leaves(example(6, 3))
-    out = position_mix(*inputs, dtype=torch.float32)
-    state, moved, *_ = torch.autograd.grad(out, wanted, torch.randn(out.shape))
-    assert all(x.transpose(1, 2).is_contiguous() for x in (out, state, moved))
-
-
 def test_only_inputs_are_saved():
     inputs, _ = leaves(example(6, 3))
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.data_ptr()) or x, lambda x: x):
         position_mix(*inputs, dtype=torch.float32)
     assert saved == [x.data_ptr() for x in inputs]
-
-
-def test_frozen_weights_get_no_gradient():
-    """And what has one is right: the frozen base of a fine-tuning run."""
-    inputs = example(6, 3)
-    own, wanted = leaves(inputs)
-    grad = received(inputs, torch.float32)
-    everything = torch.autograd.grad(position_mix(*own, dtype=torch.float32), wanted, grad)
-    for frozen in range(6):
-        held = [x.detach().requires_grad_(place != frozen) for place, x in enumerate(wanted)]
-        position_mix(inputs.start, *held, dtype=torch.float32).backward(grad)
-        assert held[frozen].grad is None
-        others = [(x.grad, y) for place, (x, y) in enumerate(zip(held, everything, strict=True)) if place != frozen]
-        assert all(torch.equal(found, expected) for found, expected in others)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("without", [ABSENT[0], ABSENT[3], ABSENT[4]], ids=str)
-@UNIT
-def test_operator_keeps_the_rules_of_torch_library(unit, without, dtype):
-    inputs, _ = leaves(example(6, 3, dtype=dtype, without=without))
-    opcheck(torch.ops.tape_ds.position_mix.default, (*inputs, dtype, unit))
 
 
 @pytest.mark.parametrize("without", ABSENT, ids=str)
@@ -427,64 +342,18 @@ def test_fp64_and_its_derivatives(unit, without):
     assert torch.autograd.gradcheck(update, wanted)
 
 
-@UNIT
-def test_compiled_exported_checkpointed_and_run_twice(unit):
-    inputs, wanted = leaves(example(6, 3))
-    grad = received(inputs, torch.float32)
-
-    def twice(*tensors):
-        state = position_mix(inputs.start, *tensors, dtype=torch.float32, unit=unit)
-        return position_mix(inputs.start, state, *tensors[1:], dtype=torch.float32, unit=unit)
-
-    out = twice(*wanted)
-    expected = [out, *torch.autograd.grad(out, wanted, grad, retain_graph=True)]
-    again = [out, *torch.autograd.grad(out, wanted, grad)]
-    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")(*wanted)
-    recomputed = checkpoint(twice, *wanted, use_reentrant=False)
-    for name, found in (
-        ("again", again),
-        ("compiled", [compiled, *torch.autograd.grad(compiled, wanted, grad)]),
-        ("recomputed", [recomputed, *torch.autograd.grad(recomputed, wanted, grad)]),
-    ):
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
-
-    class Model(torch.nn.Module):
-        def forward(self, *tensors):
-            return twice(*tensors)
-
-    with torch.no_grad():
-        arguments = tuple(x.detach() for x in wanted)
-        exported = torch.export.export(Model(), arguments)
-    assert torch.equal(exported.module()(*arguments), out)
-
-
-def test_inference_mode_autocast_and_the_meta_device():
-    inputs = example(6, 3, dtype=torch.bfloat16)
-    with torch.inference_mode():
-        inferred = position_mix(*inputs, dtype=torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = position_mix(*inputs, dtype=torch.bfloat16)
-    assert torch.equal(inferred, mixed)
-    meta = position_mix(*(x.to("meta") for x in inputs), dtype=torch.bfloat16)
-    assert (meta.shape, meta.stride(), meta.dtype) == (mixed.shape, mixed.stride(), mixed.dtype)
-
-
 @pytest.mark.parametrize(
-    "replaced, message",
+    "replaced",
     [
-        ({"moved": None}, "give both of moved and attend, or neither"),
-        ({"expand": None}, "all of gate, expand and contract, or none"),
-        (dict.fromkeys(NAMES[1:]), "no update"),
-        ({"state": torch.zeros(2, 4, 7, 8)}, r"state is \(2, 4, 7, 8\), not \(2, 3, 7, 8\)"),
-        ({"start": torch.zeros(1, 2, 7, 8)}, r"start is \(1, 2, 7, 8\), not \[2 or 1, 3 or 1, 7, 8\]"),
-        ({"moved": torch.zeros(2, 5, 7, 8)}, r"moved is \(2, 5, 7, 8\), not \(2, 6, 7, 8\)"),
-        ({"gate": torch.zeros(2, 7, 4)}, r"gate is \(2, 7, 4\), not \(2, 7, 5\)"),
-        ({"expand": torch.zeros(3, 5)}, r"expand is \(3, 5\), not \(5, 3\)"),
-        ({"contract": torch.zeros(2, 5)}, r"contract is \(2, 5\), not \(3, 5\)"),
+        {"moved": None},
+        {"expand": None},
+        dict.fromkeys(NAMES[1:]),
+        {"start": torch.zeros(1, 2, 7, 8)},
+        {"contract": torch.zeros(2, 5)},
     ],
 )
-def test_shapes_that_do_not_fit(replaced, message):
-    with pytest.raises(ValueError, match=message):
+def test_tensors_that_do_not_fit_are_refused(replaced):
+    with pytest.raises(ValueError, match=r"give both|all of gate|no update|not [\[(]"):
         position_mix(*example(6, 3)._replace(**replaced), dtype=torch.float32)
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.library import opcheck
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import jit, reference, rotate_triton
 from tape_ds.kernels import rotate as module
@@ -67,19 +66,20 @@ def by_triton(x: Tensor, start: Tensor, state: Tensor | None, grad: Tensor) -> l
     return [out, *written]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES], ids=str)
-@pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2), (4, 1)])
-def test_operator(heads, groups, dtype):
-    """Query heads share a state; halves are computed in fp32 and rounded once."""
-    inputs = example(heads, groups, dtype=dtype)
-    check(by_operator(*inputs), inputs)
-    x, start, _, grad = inputs
-    check(by_operator(x, start, None, grad), (x, start, None, grad))
-
-
-@pytest.mark.parametrize("rows, shared", [(2, 1), (1, 3), (2, 3)])
-def test_start_of_each_row_and_group(rows, shared):
-    inputs = example(6, 3, rows=rows, shared=shared)
+@pytest.mark.parametrize(
+    "heads, groups, dtype, rows, shared",
+    [
+        (6, 2, torch.float64, 1, 1),
+        (4, 4, torch.float32, 2, 1),
+        (6, 3, torch.float32, 1, 3),
+        (6, 3, torch.float32, 2, 3),
+        (4, 1, torch.float16, 1, 1),
+        (6, 2, torch.bfloat16, 2, 1),
+    ],
+)
+def test_operator(heads, groups, dtype, rows, shared):
+    """Query heads share a state, rows and groups a start; halves are computed in fp32 and rounded once."""
+    inputs = example(heads, groups, dtype=dtype, rows=rows, shared=shared)
     check(by_operator(*inputs), inputs)
     x, start, _, grad = inputs
     check(by_operator(x, start, None, grad), (x, start, None, grad))
@@ -95,22 +95,21 @@ def test_pieces_do_not_show(monkeypatch):
 
 
 @needs_triton
-@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "shape",
+    "shape, dtype",
     [
-        {"heads": 3, "groups": 3, "tokens": 63, "width": 32},
-        {"heads": 6, "groups": 2, "tokens": 111, "width": 64},
-        {"heads": 3, "groups": 1, "tokens": 40, "width": 80, "rows": 2},
-        {"heads": 2, "groups": 2, "tokens": 33, "width": 96, "shared": 2},
-        {"heads": 9, "groups": 3, "tokens": 7, "width": 128, "rows": 2, "shared": 3},
-        {"heads": 2, "groups": 2, "tokens": 1, "width": 10, "batch": 1},
+        ({"heads": 3, "groups": 3, "tokens": 111, "width": 32}, 0),
+        ({"heads": 6, "groups": 2, "tokens": 63, "width": 64}, 1),
+        ({"heads": 3, "groups": 1, "tokens": 40, "width": 80, "rows": 2}, 0),
+        ({"heads": 2, "groups": 2, "tokens": 33, "width": 96, "shared": 2}, 1),
+        ({"heads": 9, "groups": 3, "tokens": 7, "width": 128, "rows": 2, "shared": 3}, 0),
+        ({"heads": 2, "groups": 2, "tokens": 1, "width": 10, "batch": 1}, 1),
     ],
     ids=str,
 )
 def test_triton(shape, dtype):
     """Lengths that are no multiple of a block, GQA, head sizes that are no power of 2; unwritten memory is NaN."""
-    inputs = example(**shape, dtype=dtype, device=DEVICE)
+    inputs = example(**shape, dtype=TRITON_DTYPES[dtype], device=DEVICE)
     check(by_triton(*inputs), inputs)
     x, start, _, grad = inputs
     check(by_triton(x, start, None, grad), (x, start, None, grad))
@@ -133,35 +132,6 @@ def test_triton_computes_only_what_is_asked_for():
     rotate_triton.backward(grad, None, start, state, alone[0], None)
     rotate_triton.backward(grad, x, start, state, None, alone[1])
     assert torch.equal(alone[0], d_x) and torch.equal(alone[1], d_state)
-
-
-@needs_triton
-def test_triton_launches_on_the_tensors_device(monkeypatch):
-    """In a model spread over GPUs the current one is another, and Triton launches there."""
-    guarded, device_of = [], torch.cuda.device_of
-    monkeypatch.setattr(torch.cuda, "device_of", lambda x: guarded.append(x) or device_of(x))
-    x, start, state, grad = example(4, 2, 5, 16, dtype=TRITON_DTYPES[0], device=DEVICE)
-    by_triton(x, start, state, grad)
-    assert [x.shape for x in guarded] == [grad.shape, grad.shape]
-
-
-def test_a_cpu_tensor_is_never_interpreted(monkeypatch):
-    """Other tests, and users who debug, have TRITON_INTERPRET=1 set: a model on the CPU must not crawl for it."""
-    monkeypatch.setattr(rotate_triton, "forward", None)
-    monkeypatch.setattr(rotate_triton, "backward", None)
-    inputs = example()
-    check(by_operator(*inputs), inputs)
-
-
-def test_memory_layouts():
-    """The output lies as x does, x's gradient as a projection does: no later transpose copies."""
-    x, start, state, _ = example(4, 2)
-    x.requires_grad_()
-    out = rotate(x, start, state)
-    assert out.stride() == x.stride()
-    (d_x,) = torch.autograd.grad(out, x, torch.randn(out.shape))
-    assert d_x.transpose(1, 2).is_contiguous()
-    assert rotate(x.detach().contiguous(), start, state).is_contiguous()
 
 
 def test_rows_are_written_contiguous_whatever_is_read():
@@ -187,14 +157,6 @@ def test_x_is_saved_only_for_the_state_s_gradient(learned):
     assert saved == [*([x.shape] if learned else []), start.shape, state.shape]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("stated", [False, True])
-def test_operator_keeps_the_rules_of_torch_library(dtype, stated):
-    x, start, state, _ = example(4, 2, dtype=dtype)
-    x.requires_grad_()
-    opcheck(torch.ops.tape_ds.rotate.default, (x, start, state.requires_grad_() if stated else None))
-
-
 def test_gradients_are_derivatives():
     x, start, state, _ = (each.double() for each in example(4, 2, tokens=3))
     assert torch.autograd.gradcheck(
@@ -202,58 +164,17 @@ def test_gradients_are_derivatives():
     )
 
 
-def test_compiled_exported_checkpointed_and_run_twice():
-    x, start, state, grad = example(4, 2)
-    x.requires_grad_()
-    state.requires_grad_()
-
-    def twice(x, state):
-        return rotate(rotate(x, start, state), start)
-
-    out = twice(x, state)
-    expected = [out, *torch.autograd.grad(out, (x, state), grad, retain_graph=True)]
-    again = [out, *torch.autograd.grad(out, (x, state), grad)]
-    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")(x, state)
-    recomputed = checkpoint(twice, x, state, use_reentrant=False)
-    for name, found in (
-        ("again", again),
-        ("compiled", [compiled, *torch.autograd.grad(compiled, (x, state), grad)]),
-        ("recomputed", [recomputed, *torch.autograd.grad(recomputed, (x, state), grad)]),
-    ):
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
-
-    class Model(torch.nn.Module):
-        def forward(self, x, state):
-            return twice(x, state)
-
-    with torch.no_grad():
-        exported = torch.export.export(Model(), (x.detach(), state.detach()))
-    assert torch.equal(exported.module()(x.detach(), state.detach()), out)
-
-
-def test_inference_mode_autocast_and_the_meta_device():
-    x, start, state, _ = example(4, 2)
-    with torch.inference_mode():
-        inferred = rotate(x, start, state)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = rotate(x, start, state)
-    assert torch.equal(inferred, mixed) and mixed.dtype == torch.float32
-    meta = rotate(x.to("meta"), start.to("meta"), state.to("meta"))
-    assert (meta.shape, meta.stride(), meta.dtype) == (x.shape, x.stride(), x.dtype)
-
-
 @pytest.mark.parametrize(
-    "x, start, state, message",
+    "x, start, state",
     [
-        ((1, 4, 3, 7), (1, 1, 3, 7), None, "cannot rotate 4 heads of 7 columns by 1 states"),
-        ((1, 4, 3, 8), (1, 1, 3, 8), (1, 3, 3, 8), "cannot rotate 4 heads of 8 columns by 3 states"),
-        ((2, 4, 3, 8), (1, 1, 3, 8), (1, 2, 3, 8), r"state is \(1, 2, 3, 8\), not \(2, 2, 3, 8\)"),
-        ((2, 4, 3, 8), (3, 1, 3, 8), None, r"start is \(3, 1, 3, 8\), not \[2 or 1, 1 or 1, 3, 8\]"),
-        ((2, 4, 3, 8), (1, 1, 3, 4), None, r"start is \(1, 1, 3, 4\)"),
+        ((1, 4, 3, 7), (1, 1, 3, 7), None),
+        ((1, 4, 3, 8), (1, 1, 3, 8), (1, 3, 3, 8)),
+        ((2, 4, 3, 8), (1, 1, 3, 8), (1, 2, 3, 8)),
+        ((2, 4, 3, 8), (3, 1, 3, 8), None),
     ],
 )
-def test_shapes_that_do_not_fit(x, start, state, message):
-    with pytest.raises(ValueError, match=message):
+def test_shapes_that_do_not_fit(x, start, state):
+    with pytest.raises(ValueError, match=r"cannot rotate|not"):
         rotate(torch.zeros(x), torch.zeros(start), None if state is None else torch.zeros(state))
 
 

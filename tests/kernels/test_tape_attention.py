@@ -1,14 +1,11 @@
 """TAPE's attention in Triton against fp64: output and every gradient, over all that a call may ask for."""
 
-import contextlib
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import tape_attention as module
-from tape_ds.kernels.tape_attention import document_borders, tape_attention, why_not
+from tape_ds.kernels.tape_attention import document_borders, tape_attention
 from tests.kernels.attention_cases import (  # noqa: F401
     DEVICE,
     DTYPE,
@@ -19,9 +16,6 @@ from tests.kernels.attention_cases import (  # noqa: F401
     gradients,
     nan_memory,
 )
-
-BLOCK = 128 if DEVICE == "cuda" else 32
-"""No launch has larger blocks."""
 
 
 def run(example, **more):
@@ -37,47 +31,24 @@ def run(example, **more):
 @pytest.mark.parametrize(
     ("shape", "deterministic"),
     [
-        ({"queries": 63, "keys": 63, "width": 32}, False),
-        ({"queries": 63, "keys": 63, "width": 32}, True),
         ({"queries": 111, "keys": 111, "width": 32, "heads": 3, "groups": 1}, False),
-        ({"queries": 50, "keys": 70, "width": 32, "heads": 4, "groups": 2}, False),
-        ({"queries": 33, "keys": 80, "width": 32, "heads": 2, "groups": 2, "batch": 2}, True),
+        ({"queries": 50, "keys": 70, "width": 32, "heads": 2, "groups": 1, "batch": 2}, True),
         ({"queries": 80, "keys": 45, "width": 32}, False),
-        ({"queries": 80, "keys": 45, "width": 32}, True),
-        ({"queries": 40, "keys": 100, "width": 32, "offset": 30}, False),
         ({"queries": 40, "keys": 100, "width": 32, "offset": 30}, True),
         ({"queries": 40, "keys": 50, "width": 32, "offset": 20}, False),
         ({"queries": 40, "keys": 50, "width": 32, "offset": 20}, True),
-        ({"queries": 40, "keys": 40, "width": 32, "scale": 0.7}, False),
-        ({"queries": 1, "keys": 65, "width": 32, "batch": 4}, False),
-        ({"queries": 33, "keys": 33, "width": 10, "batch": 4}, True),
+        ({"queries": 1, "keys": 65, "width": 32, "batch": 2, "scale": 0.7}, False),
+        ({"queries": 33, "keys": 33, "width": 10, "batch": 2}, True),
+        ({"queries": 37, "keys": 37, "width": 80}, False),
+        ({"queries": 37, "keys": 37, "width": 128}, False),
+        ({"queries": 63, "keys": 70, "width": 64, "dtype": torch.float16}, True),
     ],
     ids=str,
 )
 def test_output_and_gradients(shape, deterministic):
-    """Odd lengths, T != S, keys nobody sees, queries before the first key, GQA and MQA."""
+    """Odd lengths, T != S, unseen keys, queries before the first key, GQA and MQA; head sizes narrower than their block
+    of 128, whose rest must be neither read nor written."""
     example = case(**shape)
-    check(run(example, deterministic=deterministic), example)
-
-
-@pytest.mark.usefixtures("nan_memory")
-def test_many_blocks():
-    example = case(200, 200, 32)
-    check(run(example), example)
-
-
-@pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("width", [64, 80, 96, 128])
-def test_every_head_size(width):
-    """80 and 96 columns lie in a block of 128 whose rest must be neither read nor written."""
-    example = case(37, 37, width)
-    check(run(example), example)
-
-
-@pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_half_precision(deterministic):
-    example = case(63, 70, 64, dtype=torch.float16)
     check(run(example, deterministic=deterministic), example)
 
 
@@ -93,8 +64,7 @@ LAYOUTS = {
 
 
 @pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout, deterministic", [(name, at % 2 == 1) for at, name in enumerate(LAYOUTS)])
 def test_documents(layout, deterministic):
     ids = LAYOUTS[layout]
     example = case(100, 100, 32, batch=len(ids), document_ids=ids)
@@ -102,7 +72,7 @@ def test_documents(layout, deterministic):
 
 
 @pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("offset", [-8, 30, 70])
+@pytest.mark.parametrize("offset", [-8, 70])
 def test_documents_of_later_queries(offset):
     """Query t belongs to the document at offset + t; beside the key axis there is none."""
     example = case(50, 100, 32, document_ids=LAYOUTS["holes"], offset=offset)
@@ -111,8 +81,7 @@ def test_documents_of_later_queries(offset):
 
 @pytest.mark.usefixtures("nan_memory")
 @pytest.mark.filterwarnings("ignore:.*(invalid value|All-NaN).*:RuntimeWarning")
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("poison, deterministic", [(float("nan"), False), (float("inf"), True)])
 def test_padding_is_never_used(poison, deterministic):
     """Whatever lies in q, k, v and dO of padding, real rows are right and padding gets zeros, in all gradients."""
     ids = LAYOUTS["holes"]
@@ -129,7 +98,7 @@ def test_padding_is_never_used(poison, deterministic):
 
 
 @pytest.mark.usefixtures("nan_memory")
-def test_keys_that_nobody_sees_are_never_read():
+def test_unseen_keys_are_never_read():
     """A static cache is larger than what is in it; its rest holds anything, and its gradient is 0."""
     example = case(40, 100, 32, offset=20)
     clean = example._replace(**{name: getattr(example, name).clone() for name in example._fields[1:4]})
@@ -141,81 +110,12 @@ def test_keys_that_nobody_sees_are_never_read():
     assert all((x[:, :, 60:] == 0).all() for x in found[3:])
 
 
-@pytest.mark.usefixtures("nan_memory")
-@pytest.mark.filterwarnings("ignore:.*(invalid value|All-NaN).*:RuntimeWarning")
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_blocks_of_other_documents_are_skipped(deterministic):
-    """A weight of 0 times NaN is NaN: where a document's NaN leave another's rows finite, its blocks were not visited.
-
-    (Within a block they would be multiplied: that is what padding is for.)
-    """
-    ids = documents((0, BLOCK), (1, BLOCK), (2, BLOCK))
-    example = case(3 * BLOCK, 3 * BLOCK, 32, document_ids=ids)
-    for x in example[:6]:
-        x[:, :, :BLOCK] = x[:, :, 2 * BLOCK :] = float("nan")
-    for name, x in zip(NAMES, run(example, deterministic=deterministic), strict=True):
-        assert x[:, :, BLOCK : 2 * BLOCK].isfinite().all(), name
-        assert not x[:, :, :BLOCK].isfinite().any(), name
-
-
-def test_borders_of_documents():
-    ids = torch.tensor([[5, 5, -1, 0, 5, 0], [-7, 2, 2, 2, -1, -1]])
-    found = document_borders(ids)
-    assert found.dtype == torch.int32
-    assert found[0].tolist() == [[5, 5, -1, 0, 5, 0], [-1, 2, 2, 2, -1, -1]]
-    assert found[1].tolist() == [[0, 0, 6, 3, 0, 3], [6, 1, 1, 1, 6, 6]]
-    assert found[2].tolist() == [[4, 4, -1, 5, 4, 5], [-1, 3, 3, 3, -1, -1]]
-
-
-def test_borders_made_once_serve_every_layer():
-    example = case(40, 40, 16, document_ids=documents((0, 10), (1, 30)))
-    borders = document_borders(example.options["document_ids"])
-    ready, sorted_again = (
-        tape_attention(*example.inputs, document_ids=x) for x in (borders, *example.options.values())
-    )
-    assert torch.equal(torch.cat(ready), torch.cat(sorted_again))
-
-
 def test_borders_may_be_a_view():
     """Of one row for the whole batch, say: kernels read them as they would lie in memory of their own."""
     example = case(40, 40, 16, batch=2, document_ids=documents((0, 10), (1, 30), batch=2))
     borders = document_borders(example.options["document_ids"][:1]).expand(3, 2, 40)
     given = (borders, example.options["document_ids"])
     assert torch.equal(*(torch.cat(tape_attention(*example.inputs, document_ids=each)) for each in given))
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_kernels_are_launched_where_their_tensors_lie(monkeypatch, deterministic):
-    """Triton launches on the current GPU, which is another one where a model is spread over several."""
-    at = []
-
-    @contextlib.contextmanager
-    def device_of(x):
-        at.append(x)
-        yield
-        at.append(None)
-
-    def watched(kernel):
-        def launch(*arguments, **options):
-            assert at and at[-1] is not None, kernel.__name__
-            return kernel(*arguments, **options)
-
-        return launch
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    for owner, name in ((module.tape_attention_forward, "forward"), (module.tape_attention_backward, "backward")):
-        monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
-    run(case(8, 8, 16), deterministic=deterministic)
-    assert len(at) == 4
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_another_than_the_current_gpu():
-    example = case(100, 100, 64)
-    there = example._replace(**{name: getattr(example, name).to("cuda:1") for name in example._fields[:6]})
-    for found, expected in zip(run(there, deterministic=True), run(example, deterministic=True), strict=True):
-        assert torch.equal(found.to(expected.device), expected)
 
 
 def test_no_queries_and_no_keys():
@@ -228,8 +128,8 @@ def test_no_queries_and_no_keys():
 @pytest.mark.usefixtures("nan_memory")
 def test_strided_views():
     """Slices of a fused projection, value and state side by side, output gradients that are one number."""
-    fused = torch.randn(2, 40, 4, 128, device=DEVICE, dtype=DTYPE)
-    views = [fused[:, :, :2, :32], fused[:, :, 2:3, 32:64], *fused[:, :, 3:, 64:].split(32, -1)]
+    fused = torch.randn(1, 20, 4, 64, device=DEVICE, dtype=DTYPE)
+    views = [fused[:, :, :2, :16], fused[:, :, 2:3, 16:32], *fused[:, :, 3:, 32:].split(16, -1)]
     strided = [x.transpose(1, 2).detach().requires_grad_() for x in views]
     copies = [x.detach().contiguous().requires_grad_() for x in strided]
     found, expected = (torch.stack(tape_attention(*inputs)) for inputs in (strided, copies))
@@ -260,28 +160,14 @@ def test_nothing_is_copied_on_the_way():
 
 @pytest.mark.usefixtures("nan_memory")
 def test_a_state_that_all_heads_share():
-    """The first layer's: rows and heads repeat one memory; its gradient is the sum over them."""
-    example = case(45, 45, 32, batch=2, heads=4, groups=2)
-    start = example.e_BGSK[:1, :1].clone().requires_grad_()
-    e = start.expand(2, 2, -1, -1)
-    *rest, de = run(example._replace(e_BGSK=e.detach()))
-    check([*rest, de], example._replace(e_BGSK=e.detach()))
-    out = tape_attention(*example.inputs[:3], e)
-    (summed,) = torch.autograd.grad(out, start, (example.dout_BHTK, example.dattended_BHTK))
-    torch.testing.assert_close(summed, de.sum((0, 1), keepdim=True))
-
-
-def test_a_moved_state_that_nobody_uses():
-    """The last layer's: its gradient is zeros, and the rest is what a value alone would give."""
-    example = case(20, 20, 16)
-    example = example._replace(dattended_BHTK=torch.zeros_like(example.dattended_BHTK))
-    inputs = [x.requires_grad_() for x in example.inputs]
-    out = tape_attention(*inputs)[0]
-    check([out.detach(), *run(example)[1:2], *torch.autograd.grad(out, inputs, example.dout_BHTK)], example)
+    """The first layer's: rows and heads repeat one memory."""
+    example = case(20, 20, 16, batch=2, heads=2, groups=2)
+    shared = example._replace(e_BGSK=example.e_BGSK[:1, :1].clone().expand(2, 2, -1, -1))
+    check(run(shared), shared)
 
 
 def test_deterministic_is_bit_equal():
-    example = case(70, 70, 32)
+    example = case(40, 40, 32)
     once, again, atomic = run(example, deterministic=True), run(example, deterministic=True), run(example)
     for name, a, b, c in zip(NAMES, once, again, atomic, strict=True):
         assert torch.equal(a, b), name
@@ -290,70 +176,17 @@ def test_deterministic_is_bit_equal():
 
 def test_torch_deterministic_algorithms_are_obeyed(monkeypatch):
     """dQ is then never summed by atomics."""
-    seen = []
-    real = module.tape_attention_backward.backward
+    seen, backward = [], module.tape_attention_backward.backward
     monkeypatch.setattr(
-        module.tape_attention_backward, "backward", lambda *args: (seen.append(args[-1]), real(*args))[1]
+        module.tape_attention_backward, "backward", lambda *given: seen.append(given[-1]) or backward(*given)
     )
-    example = case(8, 8, 16)
-    run(example)
-    torch.use_deterministic_algorithms(True)
-    try:
-        run(example)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    for wanted in (False, True):
+        torch.use_deterministic_algorithms(wanted)
+        try:
+            run(case(8, 8, 16))
+        finally:
+            torch.use_deterministic_algorithms(False)
     assert seen == [False, True]
-
-
-def test_operators_are_registered_in_full():
-    """Schemas, fake results, autograd and tracing agree with what the operators do."""
-    example = case(20, 24, 16, heads=2, document_ids=documents((0, 10), (1, 14)))
-    inputs = [x.requires_grad_() for x in example.inputs]
-    borders = document_borders(example.options["document_ids"])
-    for given in (borders, None):
-        torch.library.opcheck(torch.ops.tape_ds.tape_attention.default, (*inputs, given, 4, 0.2, False))
-    results = torch.ops.tape_ds.tape_attention(*inputs, None, 4, 0.2, False)
-    tensors = [x.detach() for x in (example.dout_BHTK, example.dattended_BHTK, *inputs, *results)]
-    torch.library.opcheck(torch.ops.tape_ds.tape_attention_backward.default, (*tensors, None, 4, 0.2, False))
-
-
-def test_gradients_under_checkpointing():
-    example = case(20, 20, 16, document_ids=documents((0, 8), (1, 12)))
-
-    def attend(*inputs):
-        return tape_attention(*inputs, **example.options, deterministic=True)
-
-    for found, expected in zip(
-        gradients(lambda *inputs: checkpoint(attend, *inputs, use_reentrant=False), example, DTYPE),
-        gradients(attend, example, DTYPE),
-        strict=True,
-    ):
-        assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiles_without_a_graph_break(backend):
-    example = case(20, 20, 16, document_ids=documents((0, 8), (1, 12)))
-
-    def attend(*inputs):
-        return tape_attention(*inputs, **example.options, deterministic=True)
-
-    compiled = torch.compile(attend, backend=backend, fullgraph=True)
-    for found, expected in zip(gradients(compiled, example, DTYPE), gradients(attend, example, DTYPE), strict=True):
-        assert torch.equal(found, expected)
-
-
-def test_exports_with_any_length():
-    class Attend(torch.nn.Module):
-        def forward(self, q, k, v, e):
-            return tape_attention(q, k, v, e)
-
-    tokens = torch.export.Dim("tokens", min=2, max=512)
-    example, longer = case(20, 20, 16), case(45, 45, 16)
-    program = torch.export.export(Attend(), example.inputs, dynamic_shapes=[{2: tokens}] * 4)
-    assert any(node.target is torch.ops.tape_ds.tape_attention.default for node in program.graph.nodes)
-    for found, expected in zip(program.module()(*longer.inputs), tape_attention(*longer.inputs), strict=True):
-        assert torch.equal(found, expected)
 
 
 def tensors(q=(1, 4, 3, 16), k=(1, 2, 3, 16), v=None, e=None):
@@ -363,28 +196,18 @@ def tensors(q=(1, 4, 3, 16), k=(1, 2, 3, 16), v=None, e=None):
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        (tensors(q=(4, 3, 16)), r"q \[4, 3, 16\], k .*: all need 4 dimensions"),
-        (tensors(v=(1, 2, 5, 16)), r"q \[1, 4, 3, 16\], k \[1, 2, 3, 16\], v \[1, 2, 5, 16\], e .* do not fit"),
+        (tensors(q=(4, 3, 16)), "all need 4 dimensions"),
         (tensors(e=(1, 2, 3, 32)), r"e \[1, 2, 3, 32\] do not fit"),
-        ([*tensors()[:3], None], "no position state"),
-        (tensors(q=(2, 4, 3, 16)), "do not fit"),
         (tensors(q=(1, 3, 3, 16)), "3 query heads are not a multiple of 2"),
         (tensors((1, 4, 3, 15), (1, 2, 3, 15)), "head size 15 is not an even number up to 128"),
-        (tensors((1, 4, 3, 160), (1, 2, 3, 160)), "head size 160 "),
+        (tensors((1, 4, 3, 130), (1, 2, 3, 130)), "head size 130 "),
         ([*tensors()[:3], tensors()[3].double()], "q, k, v, e differ in dtype: torch.float"),
         ([tensors(q=(1, 4, 16, 3))[0].mT, *tensors()[1:]], "last dimension of q is not contiguous"),
-        ([x.bfloat16() for x in tensors()], "bf16 wrongly"),
     ],
 )
-def test_why_not(inputs, reason):
-    if reason == "bf16 wrongly" and DEVICE == "cuda":
-        pytest.skip("bf16 is wrong in the interpreter only")
+def test_unusable_tensors_are_refused(inputs, reason):
     with pytest.raises(ValueError, match=reason):
         tape_attention(*inputs)
-
-
-def test_what_fits_has_no_objection():
-    assert why_not(*tensors()) is None
 
 
 def test_unusable_options_are_refused():

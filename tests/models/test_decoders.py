@@ -259,6 +259,30 @@ def check_folder(eager, folder):
     assert_equal(ours(ids).logits, plain(ids, attention_mask=torch.ones_like(ids)).logits)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("skip", [16, 500])
+def test_a_window_counts_positions_where_they_skip(family, skip):
+    """PoSE: a layer with a window of 16 sees nothing that a skip of as many puts out of its reach."""
+    eager, ours = pair(family)
+    ids, positions = torch.randint(VOCABULARY, (2, TOKENS)), torch.arange(TOKENS).repeat(2, 1)
+    positions[0, 11:] += skip - 1
+    positions[1, 30:] += skip - 1
+    back = positions[:, :, None] - positions[:, None, :]
+    seen = {"full_attention": back >= 0, "sliding_attention": (back >= 0) & (back < ours.config.sliding_window)}
+    masks = {kind: torch.where(mask, 0.0, -math.inf)[:, None] for kind, mask in seen.items()}
+    given = masks["sliding_attention"] if family == "mistral" else masks
+    expected = eager(input_ids=ids, position_ids=positions, attention_mask=given, use_cache=False).logits
+    assert_equal(ours(input_ids=ids, position_ids=positions, skip_logits=False).logits, expected)
+    # with a second document in each sequence
+    documents = (torch.arange(TOKENS) >= 20).int().repeat(2, 1)
+    apart = torch.where(documents[:, :, None] == documents[:, None, :], 0.0, -math.inf)[:, None]
+    given = given + apart if family == "mistral" else {kind: mask + apart for kind, mask in masks.items()}
+    expected = eager(input_ids=ids, position_ids=positions, attention_mask=given, use_cache=False).logits
+    found = ours(input_ids=ids, position_ids=positions, document_ids=documents, skip_logits=False).logits
+    assert_equal(found, expected)
+
+
 @pytest.mark.parametrize("family", families())
 def test_a_family_is_computed_as_transformers_does_or_refused(family, monkeypatch, tmp_path):
     if not extendable.check(tiny_config(family)):  # docs/results/decoders.md has the reason

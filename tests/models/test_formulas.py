@@ -243,7 +243,7 @@ def bipe_alibi(ids, w, x):
     return same, same, lambda *_: bias, x + w["model.encoding.intra.weight"][intra]
 
 
-# Of each encoding in the registry. TAPE's is in encodings/test_tape.py and test_tape_updates.py, layer by layer.
+# Of each encoding in the registry. TAPE's is in encodings/test_tape.py, layer by layer.
 FORMULAS = [globals()[name] for name in encodings.available() if name != "tape"]
 # Encodings whose numbers are not rounded to fp32 on the way, as tables of angles and most biases are.
 IN_FP64 = {"cope": cope, "fox": fox, "pope": pope, "repo everywhere": repo}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tape_ds.scoring import answers
-from tape_ds.scoring.answers import AnswerLoss, Prompt
+from tape_ds.scoring.answers import Prompt
 from tests.models.helpers import tiny_model, tokens
 
 
@@ -19,7 +19,6 @@ def asked():
 
 
 def test_it_is_the_loss_of_the_answers_tokens(model):
-    """Against all logits at once."""
     sequences, sums, right = asked(), [], 0
     for one in sequences:
         logits_TV = model(one.input_ids_1T).logits[0, -one.targets - 1 : -1].double()
@@ -32,7 +31,6 @@ def test_it_is_the_loss_of_the_answers_tokens(model):
 
 
 def test_each_decides_who_scores_what(model):
-    """What shares the work out gets every job once, and its results are taken in their order."""
     seen = []
 
     def each(work, jobs):
@@ -41,13 +39,3 @@ def test_each_decides_who_scores_what(model):
 
     sequences = asked()
     assert answers.score(model, sequences, each=each) == answers.score(model, sequences) and seen == sequences
-
-
-def test_there_and_back():
-    found = AnswerLoss(1.5, 0.25, 12, 3)
-    assert AnswerLoss.from_dict(found.to_dict()) == found
-
-
-def test_nothing_to_score(model):
-    with pytest.raises(ValueError, match="no answers"):
-        answers.score(model, [])

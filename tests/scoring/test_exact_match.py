@@ -4,12 +4,11 @@ right answers, and means of a grid's parts."""
 import pytest
 import torch
 
-from tape_ds.data.generated import TASKS, task
+from tape_ds.data.generated import TASKS
 from tape_ds.data.generated.task import GeneratedSample
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.scoring.exact_match import AnswerCount, judge, means, whole_answers
-from tape_ds.scoring.generation import continue_prompts
+from tape_ds.scoring.exact_match import AnswerCount, judge, means
 
 VOCABULARY, EOS = "0123456", 1
 
@@ -67,26 +66,13 @@ def questions(model):
     return made, expected
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 40, 8192])
+@pytest.mark.parametrize("batch_tokens", [1, 40])
 def test_right_is_what_the_model_would_have_written(model, questions, batch_tokens):
     made, expected = questions
     assert right(model, made, batch_tokens=batch_tokens) == expected
 
 
-def test_it_agrees_with_written_answers(model):
-    """Whatever is asked: greedy decoding up to the end, with a cache, says the same."""
-    torch.manual_seed(2)
-    prompts = [torch.randint(2, len(VOCABULARY), (3,)).tolist() for _ in range(60)]
-    answers = [[*torch.randint(2, len(VOCABULARY), (number % 2,)).tolist(), EOS] for number in range(60)]
-    written = continue_prompts(model, prompts, new_tokens=4, ends=[EOS])
-    expected = [list(reply) == answer[:-1] for reply, answer in zip(written, answers, strict=True)]
-    found = right(model, [asked(*pair) for pair in zip(prompts, answers, strict=True)])
-    agreeing = [one == other for one, other in zip(found, expected, strict=True)]
-    assert all(agreeing) and any(found) and not all(found)
-
-
 def test_batches_are_bounded_and_of_similar_length(model, questions):
-    """And each reads the model, and its head, once: under ZeRO-3 all ranks gather the same weights together."""
     made, expected = questions
     seen, heads = [], []
     hooks = [
@@ -103,33 +89,7 @@ def test_batches_are_bounded_and_of_similar_length(model, questions):
     assert sum(sequences for sequences, _ in seen) == len(made) and sum(heads) == sum(len(one.answers) for one in made)
 
 
-def test_every_batch_is_shared_out(model, questions):
-    made, expected = questions
-
-    def backwards(work, jobs):
-        return [work(job) for job in reversed(jobs)][::-1]
-
-    assert right(model, made, each=backwards, batch_tokens=40) == expected
-
-
-def test_the_mode_of_training_is_restored(model, questions):
-    model.train()
-    right(model, questions[0][:2])
-    assert model.training
-    model.eval()
-
-
-def test_nothing_asked_is_nothing_found(model):
-    assert right(model, []) == []
-
-
-def test_what_cannot_be_scored_is_refused(model, questions):
-    with pytest.raises(ValueError, match="not a causal LM"):
-        right(model.base_model, questions[0])
-
-
 def test_each_answer_is_judged_by_the_token_before_it_wherever_it_stands(model):
-    """Against the logits; sequences of unlike lengths share a batch."""
     torch.manual_seed(0)
     samples, expected = [], []
     for number in range(12):
@@ -144,17 +104,10 @@ def test_each_answer_is_judged_by_the_token_before_it_wherever_it_stands(model):
     assert len({each for one in expected for each in one}) == 2
 
 
-def test_whole_answers_are_right_or_wrong():
-    assert whole_answers([[True, True], [True, False], [True], [True]]) == {"correct": 3, "answers": 4, "share": 0.75}
-
-
 def test_answers_of_a_test_are_counted_one_by_one():
     test = TASKS["flip_flop"].tests([64])[1]
     found = AnswerCount.of(test, [[True, False], [True], [True, True, True]])
-    assert (
-        found == AnswerCount(64, "ignore 0.98", 3, 6, 5, 0.5) and found.label == str(test) == "length 64, ignore 0.98"
-    )
-    assert str(task.Test(TASKS["addition"], (3, 12))) == "length 3 x 12"
+    assert found == AnswerCount(64, "ignore 0.98", 3, 6, 5, 0.5)
 
 
 def test_the_interval_is_wilsons_of_the_sequences():
@@ -163,11 +116,6 @@ def test_the_interval_is_wilsons_of_the_sequences():
     assert AnswerCount(32, "", 100, 100, 50, 0.5).interval == pytest.approx((0.4038, 0.5962), abs=1e-4)
     many = AnswerCount(32, "", 100, 1600, 800, 0.5)
     assert many.share == 0.5 and many.interval == AnswerCount(32, "", 100, 100, 50, 0.5).interval
-
-
-def test_what_is_stored_is_read_again():
-    found = AnswerCount(64, "ignore 0.98", 100, 321, 300, 0.5)
-    assert AnswerCount.from_dict(found.to_dict()) == found and found.to_dict()["share"] == 300 / 321
 
 
 def cell(first, second, samples, correct):
@@ -184,7 +132,6 @@ def values(cells, trained):
 
 
 def test_a_model_without_extrapolation_reaches_a_quarter_of_the_grid():
-    """What is trained is right and nothing else: 25 % of the whole, as published for RoPE, and 0 beyond."""
     found = values(square(6, lambda i, j: 4 * (i <= 3 and j <= 3)), (3, 3))
     assert found == {
         "whole": (0.25, 36),
@@ -193,22 +140,6 @@ def test_a_model_without_extrapolation_reaches_a_quarter_of_the_grid():
         "both_beyond": (0.0, 9),
         "twice": (0.25, 36),
     }
-
-
-@pytest.mark.parametrize(
-    ("last", "trained", "cells"),
-    [
-        (6, (3, 3), {"whole": 36, "trained": 9, "beyond": 27, "both_beyond": 9, "twice": 36}),
-        (8, (3, 3), {"whole": 64, "trained": 9, "beyond": 55, "both_beyond": 25, "twice": 36}),
-        (5, (3, 3), {"whole": 25, "trained": 9, "beyond": 16, "both_beyond": 4, "twice": 0}),
-        (6, (3, 2), {"whole": 36, "trained": 6, "beyond": 30, "both_beyond": 12, "twice": 24}),
-        (3, (3, 3), {"whole": 9, "trained": 9, "beyond": 0, "both_beyond": 0, "twice": 0}),
-    ],
-)
-def test_which_cells_a_mean_is_of(last, trained, cells):
-    found = means(square(last, lambda i, j: 1), trained)
-    assert {name: mean["cells"] for name, mean in found.items()} == cells
-    assert all(mean["value"] == (0.25 if mean["cells"] else None) for mean in found.values())
 
 
 def test_every_cell_counts_alike_and_an_empty_one_not_at_all():

@@ -7,11 +7,8 @@ from tape_ds.encodings.tape import current
 from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.scoring import inspection
-from tests.models.helpers import ENCODINGS, MODELS, rounding, tiny_model, tokens
+from tests.models.helpers import MODELS, rounding, tiny_model, tokens
 from tools.experiments import inspected_models
-
-NOWHERE = ("cope", "fox", "nope", "nope scaled", "pope", "repo", "repo everywhere", "sincos")
-BIASED = ("alibi", "bipe_alibi", "fire", "t5", "tape from alibi", "alibi abacus", "alibi nope layers")
 
 
 def views(model, ids, layers=(1, 2, 3), positions=None):
@@ -33,19 +30,22 @@ def test_logits_and_weights_are_the_model_s_own(heads, encoding):
         torch.testing.assert_close(found_HTS, own_HTS, rtol=0, atol=rounding(model, ids[None]))
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_each_encoding_has_its_kind_of_positions(encoding):
-    found, _ = views(tiny_model(encoding=encoding), tokens(1, 24)[0], layers=[3])
-    positions = found[3].positions
-    if encoding in NOWHERE:
-        assert positions is None
-    else:
-        assert positions.kind == ("score bias" if encoding in BIASED else "dot product")
-        assert positions.matrix().shape[1:] == (24, 24) and positions.matrix().shape[0] in (1, 2, 4)
+def test_an_environment_that_asks_for_another_attention_is_named(monkeypatch):
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
+    with pytest.raises(UserError, match="TAPE_DS_ATTENTION"):
+        views(tiny_model(), tokens(1, 10)[0])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "kind"), [("rope", "dot product"), ("tape", "dot product"), ("alibi", "score bias"), ("cope", None)]
+)
+def test_an_encoding_has_its_kind_of_positions(encoding, kind):
+    positions = views(tiny_model(encoding=encoding), tokens(1, 24)[0], layers=[3])[0][3].positions
+    assert (positions.kind if positions else None) == kind
+    assert positions is None or positions.matrix().shape[1:] == (24, 24)
 
 
 def test_rope_s_dot_products_are_its_cosines():
-    """The mean over pairs of columns of cos(theta_j (n - m)), and nothing else, in every layer."""
     places = torch.arange(24) + 5
     found, _ = views(tiny_model(encoding="rope"), tokens(1, 24)[0], positions=places)
     angles_TTC = (places[:, None] - places)[..., None] * 10_000.0 ** -(torch.arange(0, 8, 2) / 8)
@@ -55,7 +55,6 @@ def test_rope_s_dot_products_are_its_cosines():
 
 @pytest.mark.parametrize(("encoding", "columns"), [("tape", 8), ("tape separate", 8), ("tape flattened", 16)])
 def test_tape_s_dot_products_are_those_of_the_states_each_layer_reads(encoding, columns):
-    """All columns of a state, of those too whose halves differ; before the layer's own update."""
     model, ids = tiny_model(encoding=encoding), tokens(1, 24)[0]
     read = []
     for layer in model.model.layers:
@@ -77,48 +76,6 @@ def test_alibi_s_bias_is_a_slope_times_the_distance():
     places = torch.arange(200)
     for head, slope in enumerate([2**-2, 2**-4, 2**-6, 2**-8]):
         assert torch.equal(bias_HTT[head], slope * (places - places[:, None]).float())
-
-
-def test_a_wide_model_is_seen_as_widely():
-    model = tiny_model().double()
-    view = views(model, tokens(1, 10)[0])[0][2]
-    assert (view.weights_HTS.dtype, view.positions.matrix().dtype) == (torch.float64, torch.float64)
-
-
-def test_only_what_is_asked_for_is_visited_and_no_hook_is_left():
-    model = tiny_model()
-    assert sorted(views(model, tokens(1, 10)[0], layers=[3, 1, 3])[0]) == [1, 3]
-    assert all(not each._forward_hooks and not each._forward_pre_hooks for each in model.modules())
-    assert model.config.attention_backend == "auto"
-
-
-def test_a_visitor_that_fails_leaves_nothing_behind():
-    model = tiny_model()
-
-    def fail(_):
-        raise RuntimeError("no room")
-
-    with pytest.raises(RuntimeError, match="no room"):
-        inspection.inspect(model, tokens(1, 10)[0], [1], fail)
-    assert all(not each._forward_hooks and not each._forward_pre_hooks for each in model.modules())
-    assert model.config.attention_backend == "auto"
-
-
-@pytest.mark.parametrize("layers", [[0], [4]])
-def test_there_is_no_such_layer(layers):
-    with pytest.raises(ValueError, match="of 3"):
-        views(tiny_model(), tokens(1, 10)[0], layers)
-
-
-def test_training_mode_is_refused():
-    with pytest.raises(ValueError, match="evaluation mode"):
-        views(tiny_model().train(), tokens(1, 10)[0])
-
-
-def test_an_environment_that_asks_for_another_attention_is_named(monkeypatch):
-    monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
-    with pytest.raises(UserError, match="TAPE_DS_ATTENTION"):
-        views(tiny_model(), tokens(1, 10)[0])
 
 
 def test_a_plain_llama_is_read_into_a_model_that_gives_its_logits():

@@ -1,22 +1,18 @@
 """Loss by position against the whole logits, computed at once."""
 
-import json
-import math
-
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tape_ds.scoring import losses as scoring_losses
 from tape_ds.scoring.losses import score_spans as score
 from tape_ds.scoring.span_losses import SpanLosses
 
 VOCABULARY = 101
 
 
-def tiny_llama(tied=False, **changes):
+def tiny_llama(**changes):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -26,7 +22,6 @@ def tiny_llama(tied=False, **changes):
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        tie_word_embeddings=tied,
         initializer_range=0.2,
         **changes,
     )
@@ -50,13 +45,11 @@ def direct(model, ids_1T, span):
     return [sum(part) / len(part) for part in spans.values()], [len(part) for part in spans.values()], losses.mean()
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    ("length", "span", "chunk"),
-    [(128, 32, 1024), (128, 32, 16), (131, 32, 7), (129, 32, 128), (64, 64, 64), (50, 64, 1), (2, 2, 5), (97, 10, 13)],
+    ("length", "span", "chunk"), [(128, 32, 16), (131, 32, 7), (129, 32, 128), (50, 64, 1), (2, 2, 5)]
 )
-def test_equals_the_full_logits(length, span, chunk, tied):
-    model, ids_1T = tiny_llama(tied), document(length)
+def test_equals_the_full_logits(length, span, chunk):
+    model, ids_1T = tiny_llama(), document(length)
     found = score(model, ids_1T, span, chunk)
     nll, counts, mean = direct(model, ids_1T, span)
     assert found.starts == tuple(range(0, length, span))
@@ -103,22 +96,6 @@ def test_modes_are_restored_one_by_one():
     assert not all(before)
 
 
-def test_modes_are_restored_after_an_error(monkeypatch):
-    model = tiny_llama().train()
-    monkeypatch.setattr(scoring_losses.torch, "empty", lambda *args, **options: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        score(model, document(9), 4)
-    assert all(module.training for module in model.modules())
-
-
-def test_bfloat16_is_scored_from_fp32_sums():
-    model, ids_1T = tiny_llama(), document(96)
-    exact = score(model, ids_1T, 32)
-    rounded = score(model.bfloat16(), ids_1T, 32)
-    assert rounded.nll == pytest.approx(exact.nll, rel=0.02)
-    assert rounded.nll != exact.nll
-
-
 def test_peft_model_is_scored_with_its_adapter():
     model, ids_1T = tiny_llama(), document(70)
     plain = score(model, ids_1T, 16)
@@ -133,24 +110,15 @@ def test_peft_model_is_scored_with_its_adapter():
 
 def test_refusals():
     model = tiny_llama()
-    for ids, span, chunk, wrong in (
-        (document(9)[0], 4, 4, "shape"),
-        (document(9).repeat(2, 1), 4, 4, "shape"),
-        (document(1), 4, 4, "shape"),
-        (document(9), 1, 4, "span = 1"),
-        (document(9), 4, 0, "chunk = 0"),
-        (document(9) + VOCABULARY, 4, 4, "vocabulary of 101"),
+    prompts = get_peft_model(tiny_llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    for scored, ids, wrong in (
+        (model, document(9).repeat(2, 1), "shape"),
+        (model, document(9) + VOCABULARY, "vocabulary of 101"),
+        (model.model, document(9), "not a causal LM"),
+        (prompts, document(9), "learned prompts"),
     ):
         with pytest.raises(ValueError, match=wrong):
-            score(model, ids, span, chunk)
-    with pytest.raises(ValueError, match="not a causal LM"):
-        score(model.model, document(9), 4)
-    with pytest.raises(ValueError, match="learned prompts"):
-        score(
-            get_peft_model(tiny_llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
-            document(9),
-            4,
-        )
+            score(scored, ids, 4)
     model.config.auto_map, model.config.final_logit_softcapping = {"AutoModelForCausalLM": "code.Model"}, 30.0
     with pytest.raises(ValueError, match="its own code changes the logits of its head"):
         score(model, document(9), 4)
@@ -175,9 +143,6 @@ def test_a_family_that_changes_its_head_s_output_is_scored_as_it_computes(family
     assert score(model, ids, 20, chunk=7).mean == pytest.approx(float(expected), abs=1e-5)
 
 
-# --- SpanLosses -----------------------------------------------------------------------------------------------------
-
-
 def test_golden_merge_and_means():
     """Worked by hand; the shorter document has no third span and a short second one."""
     long = SpanLosses(4, (0, 4, 8), (3.0, 2.0, 1.0), (3, 4, 4))
@@ -194,17 +159,3 @@ def test_golden_merge_and_means():
         SpanLosses.merge([long, SpanLosses(8, (0,), (1.0,), (7,))])
     with pytest.raises(ValueError, match="share one span"):
         SpanLosses.merge([])
-
-
-def test_merge_of_documents_is_the_mean_over_tokens():
-    model = tiny_llama()
-    parts = [document(length, seed=length) for length in (40, 25, 33)]
-    merged = SpanLosses.merge(score(model, part, 16) for part in parts)
-    total = sum(float(direct(model, part, 16)[2]) * (part.shape[1] - 1) for part in parts)
-    assert merged.mean == pytest.approx(total / (40 + 25 + 33 - 3), abs=1e-5)
-
-
-def test_json_round_trip():
-    losses = SpanLosses(4, (0, 4), (math.pi, 2.0), (3, 1))
-    assert SpanLosses.from_dict(json.loads(json.dumps(losses.to_dict()))) == losses
-    assert losses.to_dict()["mean"] == losses.mean

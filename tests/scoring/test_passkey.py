@@ -9,11 +9,10 @@ from peft import LoraConfig, get_peft_model
 from tape_ds import results
 from tape_ds.data.multikey import KeyedQuestion, KeyedText
 from tape_ds.data.passkey import PasskeyPrompt, draw
-from tape_ds.results import passkeys_of
 from tape_ds.scoring import in_turn
 from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score, score_shared
 from tests.data.letters import BEGIN, Letters
-from tests.models.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
+from tests.models.helpers import CACHE_EXACT, tiny_model, tokens
 from tests.scoring.readers import Reader
 from tests.scoring.test_loss_by_position import tiny_llama
 
@@ -104,7 +103,7 @@ def test_pieces_give_the_same_logits(encoding, watched):
     torch.testing.assert_close(pieces, whole, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("encoding", ["tape", "rope", "alibi", "fire", "bipe_rope"])
+@pytest.mark.parametrize("encoding", ["tape", "rope", "fire"])
 def test_without_a_cache_the_replies_are_the_same(encoding, watched):
     model = tiny_model(encoding=encoding)
     calls, logits = watched(model)
@@ -126,14 +125,6 @@ def test_what_is_not_exact_in_pieces_is_read_in_one(watched):
         assert calls.count("model") == NEW_TOKENS
 
 
-def test_logits_are_of_one_token_and_no_grad_is_kept(watched):
-    model = tiny_model()
-    _, logits = watched(model)
-    score(model, Numbers(), [prompt()], chunk=16)
-    assert {tuple(each.shape) for each in logits} == {(1, 1, VOCABULARY)}
-    assert not any(each.requires_grad for each in logits)
-
-
 def test_all_prompts_of_a_length_call_the_same_modules(watched):
     """Ranks that share weights wait for each other: neither an end of text, nor another reply, nor a prompt that is a
     token shorter (here across the border of a piece) may change which modules are called, or how often."""
@@ -149,18 +140,9 @@ def test_all_prompts_of_a_length_call_the_same_modules(watched):
     assert found[0] == found[1] == found[2] and found[0]
 
 
-def test_modes_are_restored_one_by_one():
-    model = tiny_model().train()
-    model.model.layers[1].eval()
-    before = [module.training for module in model.modules()]
-    score(model, Numbers(), [prompt()])
-    assert [module.training for module in model.modules()] == before and any(before) and not all(before)
-
-
-@pytest.mark.parametrize("form", ["longlora", "pose"])
-def test_an_oracle_finds_every_key_and_a_short_sight_none(form):
+def test_an_oracle_finds_every_key_and_a_short_sight_none():
     """The whole way, from drawn prompts through pieces to counts. The question hides what a short sight could see."""
-    prompts = draw(Letters(), [2000, 1000], 3, seed=4, form=form)
+    prompts = draw(Letters(), [2000, 1000], 3, seed=4)
     oracle = score(Reader(10_000), Letters(), prompts, chunk=300)
     assert [(found.length, found.trials, found.correct) for found in oracle] == [(1000, 3, 3), (2000, 3, 3)]
     assert oracle[0].replies[0].reply.startswith(f" {prompts[3].key}.")
@@ -173,10 +155,8 @@ def test_an_oracle_finds_every_key_and_a_short_sight_none(form):
     ("reply", "right"),
     [
         (" 12345.\n", True),
-        ("12345", True),
         (" the number 12345, not 7", True),
         (" 123456", False),
-        (" 1234", False),
         (" 7 or 12345", False),
         ("", False),
         (" ١٢٣٤٥", False),
@@ -217,28 +197,7 @@ def test_token_ids_are_compared_too(written, right, same):
     assert (found.correct, found.same_ids) == (right, same)
 
 
-def test_no_ids_no_comparison():
-    """A tokenizer that joins question and answer has no ids for the key alone."""
-
-    class Joining(Letters):
-        def __call__(self, text, **options):
-            return {"input_ids": [*super().__call__(text, **options)["input_ids"][:-3], len(text)]}
-
-    (found,) = score(Reader(10_000), Joining(), draw(Letters(), [400], 1, seed=1))
-    assert found.replies[0].same_ids is None and found.correct == 1
-
-
-def test_a_tokenizer_that_ends_texts_asks_the_same():
-    """Prompts ended with EOS: no key was found, and token ids were not compared."""
-    ending = Letters(end=[2])
-    prompts = draw(ending, [400], 1, seed=1)
-    assert prompts == draw(Letters(), [400], 1, seed=1)
-    (found,) = score(Reader(10_000), ending, prompts)
-    assert found.replies[0].same_ids is True and found.correct == 1
-
-
 def test_prompts_are_handed_out_by_length():
-    """In one round all prompts have one length: whoever shares them out keeps ranks in step."""
     rounds = []
 
     def noted(work, prompts):
@@ -253,31 +212,13 @@ def test_json_round_trip_and_sums():
     found = Passkey(4096, (Reply(0, 4096, 0.25, 7, " 7.", True), Reply(1, 4095, 0.75, 8, " no", False)))
     stored = json.loads(json.dumps(found.to_dict()))
     assert (stored["trials"], stored["correct"], stored["accuracy"]) == (2, 1, 0.5)
-    assert [each["right"] for each in stored["replies"]] == [True, False]
     assert Passkey.from_dict(stored) == found
-    assert [each["same_ids"] for each in stored["replies"]] == [True, False]
     for each in stored["replies"]:
         del each["same_ids"]
     assert [each.same_ids for each in Passkey.from_dict(stored).replies] == [None, None], "of older results"
 
 
 def test_a_reply_that_reads_like_a_number_that_is_none(tmp_path):
-    """A stored result gives "nan" back as a number: such a reply could not be searched for digits."""
     found = Passkey(64, tuple(Reply(trial, 64, 0.5, 7, text) for trial, text in enumerate(("nan", "-inf", "inf"))))
     path = results.save(results.collect().finish({"passkeys": [found.to_dict()]}), tmp_path / "a.json")
     assert Passkey.from_dict(results.load(path).figures["passkeys"][0]) == found
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="chunk = 0"):
-        score(tiny_model(), Numbers(), [prompt()], chunk=0)
-    with pytest.raises(ValueError, match="new_tokens = 0"):
-        score(tiny_model(), Numbers(), [prompt()], new_tokens=0)
-
-
-def test_rows_of_a_run_are_told_apart_by_model():
-    """What the run made stands last; runs that asked nothing else named no model."""
-    rows = [{"variant": name, "length": length} for name in ("untouched", "made") for length in (64, 128)]
-    assert passkeys_of(rows) == rows[2:] and passkeys_of(rows, "untouched") == rows[:2]
-    assert passkeys_of([{"length": 64}]) == [{"length": 64}] and passkeys_of([]) == []
-    assert passkeys_of([{"length": 64}], "untouched") == []

@@ -60,10 +60,6 @@ def test_rouge_by_hand():
     assert rouge("mat on sat", "the cat sat on the mat") == pytest.approx((2 / 3, 0, 2 / 9))
 
 
-def test_rouge_stems_nothing():
-    assert rouge("he walked", "he walks") == pytest.approx((1 / 2, 0, 1 / 2))
-
-
 # The example that the official scorer's own text gives.
 TEXTS = ["exact match example", "hello there", "general kenobi"]
 REFERENCES = [["exact match example"], ["hello", "hi there"], ["commander kenobi"]]
@@ -82,7 +78,6 @@ def test_the_official_example_of_rouge():
 
 
 def test_the_geometric_mean_is_of_averages_and_not_an_average():
-    """An example without a shared pair of words has ROUGE-2 = 0; its other two still count."""
     found = score("rouge", ["a b", "a c"], [["a b"], ["b a"]])
     # ROUGE-1: 1 and 1/2, ROUGE-2: 1 and 0, ROUGE-L: 1 and 1/2
     assert found == pytest.approx(100 * (3 / 4 * 1 / 2 * 3 / 4) ** (1 / 3))
@@ -90,7 +85,6 @@ def test_the_geometric_mean_is_of_averages_and_not_an_average():
 
 
 def test_each_part_chooses_its_own_reference():
-    """One reference shares more words, another more pairs: ROUGE-1 and ROUGE-2 need not agree on the best."""
     references = ["d c b a", "a b x y z u v w"]
     # a b c d against the first: 1, 0, 1/4. Against the second: 2 of 4 and 8: 1/3; 1 pair of 3 and 7: 1/5; 1/3
     assert best("rouge", "a b c d", references) == pytest.approx((1, 1 / 5, 1 / 3))
@@ -98,8 +92,3 @@ def test_each_part_chooses_its_own_reference():
 
 def test_the_best_reference_counts():
     assert best("f1", "no", ["yes", "No.", "maybe not"]) == (1,)
-
-
-def test_a_text_without_a_reference_is_refused():
-    with pytest.raises(ValueError, match="without a reference"):
-        best("f1", "x", [])

@@ -4,18 +4,21 @@ import itertools
 
 import pytest
 
-from tape_ds.scoring.windows import CONVENTIONS, Window, all_tokens, blocks, new_tokens
+from tape_ds.scoring.windows import Window, all_tokens, blocks, new_tokens
 
-SIZES = list(itertools.product((1, 2, 5, 8, 9, 10, 16, 17, 23), (2, 3, 8), (1, 2, 3, 7), (False, True)))
+SIZES = [
+    (tokens, length, stride, begin)
+    for tokens, length, begin in itertools.product((1, 8, 9, 23), (3, 8), (False, True))
+    for stride in range(1, length, 3)
+]
 
 
 def scored(windows):
     return [position for window in windows for position in range(window.first, window.end)]
 
 
-@pytest.mark.parametrize(("tokens", "length", "stride", "begin"), [case for case in SIZES if case[2] <= case[1] - 1])
+@pytest.mark.parametrize(("tokens", "length", "stride", "begin"), SIZES)
 def test_new_tokens_scores_each_token_once_with_all_the_context_there_is(tokens, length, stride, begin):
-    """The first token alone has no context, unless one is put before it."""
     found = new_tokens(tokens, length, stride, begin)
     assert scored(found) == list(range(0 if begin else 1, tokens))
     for before, window in itertools.pairwise(found):
@@ -47,18 +50,11 @@ def test_a_token_before_each_window_takes_its_room_and_gives_a_target():
 
 
 def test_windows_side_by_side_lose_their_first_tokens():
-    """Without overlap the first token of a window has no context: it is no target, as in blocks."""
     assert new_tokens(17, 8, 8) == [Window(0, 8, 1), Window(8, 16, 9)]
     assert new_tokens(17, 9, 8, begin=True) == [Window(0, 8, 0), Window(8, 16, 8), Window(16, 17, 16)]
 
 
-@pytest.mark.parametrize("name", CONVENTIONS)
-def test_what_leaves_tokens_out_is_refused(name):
-    with pytest.raises(ValueError, match="length = 1"):
-        CONVENTIONS[name](20, 1, 1, False)
-
-
-@pytest.mark.parametrize(("stride", "begin"), [(0, False), (9, False), (8, True)])
+@pytest.mark.parametrize(("stride", "begin"), [(0, False), (8, True)])
 @pytest.mark.parametrize("convention", [all_tokens, new_tokens])
 def test_strides_that_leave_tokens_out_are_refused(convention, stride, begin):
     with pytest.raises(ValueError, match=f"stride = {stride}"):

@@ -63,6 +63,11 @@ def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
     assert problem.wrong.endswith("cannot be counted (Storage size calculation overflowed with sizes=[...])")
 
 
+def test_fp16_is_refused_on_a_cpu():
+    found = refusals(extension.load(["--recipe", "demo", "--fp16", "true", "--bf16", "false", "--use_cpu", "true"]))
+    assert [problem.field for problem in found] == ["fp16"]
+
+
 def test_the_environment_may_choose_the_cpu(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert refusals(extension.load(LARGE)) == []

@@ -43,7 +43,6 @@ def tokenizer(template=CHATML):
 
 
 def conversation(*texts, system=None):
-    """Turns of user and assistant by turns."""
     turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
     return turns if system is None else [{"role": "system", "content": system}, *turns]
 
@@ -64,6 +63,5 @@ def by_hand(turns, of, prompt="You are kind"):
 
 
 def write(path, conversations, **more):
-    """A file of JSON lines; returns its spec."""
     path.write_text("\n".join(json.dumps({"messages": each} | more) for each in conversations))
     return f"jsonl:{path}"

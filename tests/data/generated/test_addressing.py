@@ -9,14 +9,14 @@ from tape_ds.data.generated import TASKS, check, make
 from tape_ds.data.generated.addressing import AddressingTask
 
 CASES = {
-    "look_back": ("look_back", {}, (32, 48, 96)),
-    "look_ahead": ("look_ahead", {}, (32, 48, 96)),
+    "look_back": ("look_back", {}, (32, 48)),
+    "look_ahead": ("look_ahead", {}, (32, 48)),
     "three markers": ("look_back", {"markers": 3, "queries": 4, "most": 8}, (14, 40)),
     "three markers ahead": ("look_ahead", {"markers": 3, "queries": 2}, (22, 64)),
-    "flip_flop": ("flip_flop", {}, (24, 64, 512)),
+    "flip_flop": ("flip_flop", {}, (24, 64)),
     "sparse flip_flop": ("flip_flop", {"ignore": 0.98}, (64,)),
-    "selective_copy": ("selective_copy", {}, (20, 32, 64)),
-    "recall": ("recall", {}, (16, 32, 128)),
+    "selective_copy": ("selective_copy", {}, (20, 32)),
+    "recall": ("recall", {}, (16, 32)),
 }
 ADDRESSING = [name for name, task in TASKS.items() if isinstance(task, AddressingTask)]
 EVERY = [(case, length) for case, (_, _, lengths) in CASES.items() for length in lengths]
@@ -79,24 +79,7 @@ def test_another_reader_finds_every_answer(case, length):
         sequence = task.sequence(generator, length)
         words = list(sequence.words)
         assert READERS[task.name](words) == {place: words[place] for place in sequence.answers}
-
-
-@pytest.mark.parametrize(("case", "length"), EVERY)
-def test_lengths_are_exact_and_words_are_known(case, length):
-    task, generator = task_of(case), random.Random(2)
-    known = set(task.vocabulary)
-    assert len(known) == len(task.vocabulary) and set(task.signs) <= known
-    for _ in range(50):
-        sequence = task.sequence(generator, length)
-        assert len(sequence.words) == task.tokens((length,)) and known.issuperset(sequence.words)
-        assert sequence.answers[0] > 0 and list(sequence.answers) == sorted(set(sequence.answers))
-        lengths = {
-            "flip_flop": len(sequence.words),
-            "selective_copy": list(sequence.words).index("|") if "|" in sequence.words else 0,
-            "recall": sequence.answers[0] - 1,
-        }
-        before_question = next((at for at, word in enumerate(sequence.words) if word.startswith("?")), 0)
-        assert lengths.get(task.name, before_question) == length
+        assert len(words) == task.tokens((length,)) and set(words) <= set(task.vocabulary)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,25 +94,6 @@ def test_answers_are_uniform_so_that_a_guess_has_the_chance_that_is_said(case):
     expected = len(sequences) / kinds
     chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
     assert abs(chi_square - (kinds - 1)) < 5 * (2 * (kinds - 1)) ** 0.5
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "expected"),
-    [("look_back", 48, 0.10), ("selective_copy", 32, 0.19), ("recall", 32, 0.13), ("flip_flop", 128, 0.65)],
-)
-@pytest.mark.slow
-def test_the_commonest_word_of_a_sequence_is_right_more_often_than_chance(name, length, expected):
-    """As docs/generated_tasks.md says: who finds no place, and knows what stands in the text, has this."""
-    task, generator, right = TASKS[name], random.Random(7), []
-    for _ in range(1500):
-        sequence = task.sequence(generator, length)
-        for place in sequence.answers:
-            text = sequence.words[: place if name == "flip_flop" else length]
-            candidates = [word for word in text if word not in ("_", *task.signs) or word.startswith("v")]
-            if name == "recall":
-                candidates = candidates[1::2]
-            right.append(Counter(candidates).most_common(1)[0][0] == sequence.words[place])
-    assert sum(right) / len(right) == pytest.approx(expected, abs=0.025)
 
 
 @pytest.mark.parametrize("name", ["look_back", "look_ahead"])
@@ -147,37 +111,13 @@ def test_k_and_the_markers_place_are_uniform_and_the_letter_is_behind_no_other_s
         assert all(abs(count - mean) < 5 * mean**0.5 for count in counts.values())
 
 
-def test_ignores_are_as_frequent_as_the_probability_says():
-    for ignore in (0.1, 0.8, 0.98):
-        words = make("flip_flop", {"ignore": ignore}).sequence(random.Random(5), 4096).words[::2]
-        share = Counter(words)["i"] / (len(words) - 2)
-        assert abs(share - ignore) < 5 * (ignore * (1 - ignore) / len(words)) ** 0.5
-        assert words[0] == "w" and words[-1] == "r"
-
-
-def test_flip_flop_is_tested_sparse_and_dense_as_well():
-    kinds = make("flip_flop", {"sparse": 0.95}).kinds()
-    assert {kind: task.ignore for kind, task in kinds.items()} == {"": 0.8, "ignore 0.95": 0.95, "ignore 0.1": 0.1}
-    assert TASKS["recall"].kinds() == {"": TASKS["recall"]}
-
-
 @pytest.mark.parametrize(
-    ("name", "options", "field", "remedy"),
-    [
-        ("look_back", {"marker": 3}, "task_options.marker", "markers"),
-        ("look_back", {"markers": True}, "task_options.markers", "whole number"),
-        ("look_back", {"markers": 0}, "task_options.markers", "1 to 64"),
-        ("look_back", {"letters": 53}, "task_options.letters", "2 to 52"),
-        ("look_ahead", {"most": 4, "queries": 5}, "task_options.queries", "1 to 4"),
-        ("flip_flop", {"ignore": 1.1}, "task_options.ignore", "0 to 1"),
-        ("flip_flop", {"ignore": float("nan")}, "task_options.ignore", "0 to 1"),
-        ("selective_copy", {"items": 2000}, "task_options.items", "4 to 1,024"),
-        ("recall", {"keys": 8, "queries": 9}, "task_options.queries", "1 to 8"),
-    ],
+    ("name", "options"),
+    [("look_back", {"marker": 3}), ("flip_flop", {"ignore": float("nan")}), ("recall", {"keys": 8, "queries": 9})],
 )
-def test_options_that_a_task_cannot_have(name, options, field, remedy):
+def test_options_that_a_task_cannot_have(name, options):
     (found,) = check(name, options)
-    assert found.field == field and remedy in found.remedy
+    assert found.field == f"task_options.{list(options)[-1]}"
 
 
 @pytest.mark.parametrize("name", ADDRESSING)

@@ -1,15 +1,14 @@
 """Arithmetic: how problems are written, what is right, which problems there are, and which of them are held out."""
 
 import random
-from collections import Counter
 
 import pytest
 
-from tape_ds.data.generated.arithmetic import ARITHMETIC, LONGEST, SMALL
+from tape_ds.data.generated.arithmetic import ARITHMETIC, SMALL
 from tape_ds.data.generated.sequences import GeneratedSequences
 
 TASKS = {task.name: task for task in ARITHMETIC}
-SMALL_CELLS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)]
+SMALL_CELLS = [(1, 1), (1, 2), (2, 2)]
 
 # task: (operands as one reads them, prompt, answer)
 WRITTEN = {
@@ -53,22 +52,11 @@ def test_a_problem_is_written_least_significant_digit_first(name):
         assert sample.answers == tuple(range(len(prompt), len(prompt) + len(answer) + 1))
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_operands_have_exactly_the_sizes_that_are_asked_for(name):
-    task, generator = TASKS[name], random.Random(1)
-    for i, j in [(1, 1), (1, 7), (7, 1), (4, 4), (20, 13), (52, 40)]:
-        operands = drawn(task, generator, i, j)
-        words = task.sample(operands).words
-        assert size_of(task, operands) == (i, j) and set(words) <= set(task.vocabulary)
-        assert len(words) <= task.tokens((i, j))
-
-
 @pytest.mark.parametrize(
     "name, tokens",
     [("addition", 64), ("subtraction", 64), ("multiplication", 83), ("sorting", 481), ("bitwise_or", 63)],
 )
 def test_the_longest_row_is_known(name, tokens):
-    """The published 64 tokens of additions up to 20 digits among them; and as long a problem exists."""
     task = TASKS[name]
     assert task.tokens((20, 20)) == tokens
     largest = {"subtraction": ("1" + "0" * 19, "9" * 20), "sorting": ("9" * 20,) * 20}.get(name, ("9" * 20,) * 2)
@@ -98,48 +86,6 @@ def test_draws_are_uniform_over_a_cell(name):
     assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
-def test_numbers_of_two_hundred_digits_are_exact():
-    task, generator = TASKS["multiplication"], random.Random(0)
-    first, second = drawn(task, generator, 200, 200)
-    prompt, answer = task.written((first, second))
-    assert int(answer[::-1]) == int(first) * int(second) and len(prompt) == 402
-
-
-def test_the_published_vocabulary_has_its_ids():
-    vocabulary = TASKS["addition"].vocabulary
-    assert len(vocabulary) == 19 and vocabulary[:4] == ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
-    assert [vocabulary.index(letter) for letter in "09+-x= "] == [4, 13, 14, 15, 16, 17, 18]
-
-
-@pytest.mark.parametrize(
-    ("name", "trained", "longest", "expected"),
-    [
-        ("addition", (6, 6), None, (12, 12)),
-        ("addition", (6, 3), None, (12, 6)),
-        ("multiplication", (15, 15), 25, (25, 25)),
-        ("multiplication", (10, 4), 25, (25, 10)),
-        ("sorting", (10, 10), 30, (30, 30)),
-        ("sorting", (5, 40), None, (10, 52)),
-        ("addition", (600, 3), None, (LONGEST, 6)),
-    ],
-)
-def test_tests_are_longer_in_proportion_and_no_longer_than_there_are(name, trained, longest, expected):
-    assert TASKS[name].reached(trained, longest) == expected
-
-
-def test_a_list_has_no_more_numbers_than_letters():
-    with pytest.raises(ValueError):
-        TASKS["sorting"].written(("1",) * 53)
-
-
-def test_the_longest_problems_can_be_written():
-    """Python writes no number of more than 4,300 digits."""
-    generator = random.Random(0)
-    for task in TASKS.values():
-        size = (3, task.largest[1]) if task.name == "sorting" else task.largest
-        assert size_of(task, drawn(task, generator, *size)) == size
-
-
 def as_set(operands):
     return tuple(sorted(operands))
 
@@ -155,20 +101,18 @@ def operands_of(task, sample):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_training_and_tests_never_share_a_problem(name):
-    """A hundred thousand short sums, and some other problems, against held-out ones of every cell, in either order."""
-    task, samples = TASKS[name], 100_000 if name == "addition" else 10_000
-    made = GeneratedSequences(task, (3, 3), samples=samples, seed=11, step_sequences=1)
-    trained = {as_set(operands_of(task, made.sample(index))) for index in range(samples)}
-    for size in ((i, j) for i in range(1, 4) for j in range(1, 4)):
-        for seed in (0, 1):
-            tested = {as_set(operands_of(task, sample)) for sample in task.held_out(size, 100, seed)}
-            assert tested and not tested & trained
+    """Against held-out problems of several cells, with the operands in either order."""
+    task = TASKS[name]
+    made = GeneratedSequences(task, (3, 3), samples=5000, seed=11, step_sequences=1)
+    trained = {as_set(operands_of(task, made.sample(index))) for index in range(5000)}
+    for size in ((1, 1), (1, 3), (2, 2), (3, 1), (3, 3)):
+        tested = {as_set(operands_of(task, sample)) for sample in task.held_out(size, 100, seed=0)}
+        assert tested and not tested & trained
 
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("i, j", SMALL_CELLS)
 def test_small_cells_are_split_whole(name, i, j):
-    """Both sides have problems, and no set of operands is on both."""
     task, sides = TASKS[name], {}
     for operands in task.every(i, j):
         sides.setdefault(as_set(operands), set()).add(is_test(task, operands))
@@ -178,52 +122,13 @@ def test_small_cells_are_split_whole(name, i, j):
     assert 0 < tested < len(sides)
 
 
-def test_one_problem_in_a_hundred_is_held_out():
-    task, generator = TASKS["addition"], random.Random(3)
-    tested = sum(is_test(task, drawn(task, generator, 6, 7)) for _ in range(40_000))
-    assert abs(tested - 400) < 5 * 400**0.5
-
-
 @pytest.mark.parametrize("name", ["addition", "multiplication", "bitwise_or"])
 def test_the_order_of_operands_does_not_matter(name):
     """Both orders have one answer: with one of them in training the other would be no test."""
     task, generator = TASKS[name], random.Random(4)
-    for i, j in [(1, 2), (2, 2), (4, 6), (30, 9)]:
-        for _ in range(200):
-            first, second = drawn(task, generator, i, j)
-            assert is_test(task, (first, second)) == is_test(task, (second, first))
-
-
-def test_tasks_are_split_apart():
-    pairs = [drawn(TASKS["addition"], random.Random(seed), 5, 5) for seed in range(5000)]
-    both = [tuple(is_test(TASKS[name], pair) for name in ("addition", "multiplication")) for pair in pairs]
-    assert (True, False) in both and (False, True) in both
-
-
-@pytest.mark.parametrize("test", [True, False])
-def test_draws_are_uniform_on_either_side(test):
-    """Chi-square over all sums of two one-digit numbers on that side."""
-    task, generator = TASKS["addition"], random.Random(6)
-    side = [task.sample(operands) for operands in task.every(1, 1) if is_test(task, operands) == test]
-    counts = Counter(task.draw(generator, (1, 1), test=test) for _ in range(200 * len(side)))
-    assert set(counts) == set(side)
-    freedom = len(side) - 1
-    chi_square = sum((counts[sample] - 200) ** 2 / 200 for sample in side)
-    assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_cell_is_what_is_asked_for(name):
-    task = TASKS[name]
-    found = task.held_out((4, 5), 30, seed=2)
-    there_are = 30
-    if task.count(4, 5) <= SMALL:
-        there_are = sum(is_test(task, each) for each in task.every(4, 5))
-    operands = [operands_of(task, sample) for sample in found]
-    assert len(set(operands)) == len(found) == min(30, there_are)
-    assert all(size_of(task, each) == (4, 5) and is_test(task, each) for each in operands)
-    assert task.held_out((4, 5), 30, seed=2) == found
-    assert len(found) < 10 or task.held_out((4, 5), 30, seed=3) != found
+    for _ in range(500):
+        first, second = drawn(task, generator, 30, 9)
+        assert is_test(task, (first, second)) == is_test(task, (second, first))
 
 
 def test_a_cell_gives_all_it_has_and_no_more():
@@ -235,7 +140,6 @@ def test_a_cell_gives_all_it_has_and_no_more():
 
 
 def test_the_split_is_what_it_was():
-    """Training sequences of stored models would be in the tests of another split."""
     task = TASKS["addition"]
     tested = ["".join(operands) for operands in sorted(task.every(1, 1)) if is_test(task, operands)]
     assert tested == ["13", "23", "31", "32", "46", "57", "64", "75"]

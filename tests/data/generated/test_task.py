@@ -18,7 +18,3 @@ def test_a_word_is_a_token_there_and_back(name, tmp_path):
         ids = tokenizer(text).input_ids
         assert ids == list(range(4, len(tokenizer))), "nothing is added, nothing joined"
         assert tokenizer.decode([*ids, 3, 0], skip_special_tokens=True) == text
-
-
-def test_what_is_no_letter_of_the_task_is_unknown():
-    assert tokenizer_of(TASKS["addition"])("1a\n").input_ids == [5, 1, 1]

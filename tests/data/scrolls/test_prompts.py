@@ -27,11 +27,10 @@ def test_a_short_question_is_the_input_as_it_is(tokenizer, reference_format):
     assert found.ids == tokenizer("a + b?").input_ids and found.ids[0] == BOS and found.cut_tokens == 0
 
 
-@pytest.mark.parametrize("max_tokens, kept", [(60, 49), (8192, 8181)])
-def test_a_long_question_keeps_its_beginning(tokenizer, max_tokens, kept):
-    whole = tokenizer(text := "xyz " * 6000).input_ids
-    found = prompt(tokenizer, QUESTION, text, max_tokens)
-    assert found.ids == whole[:kept] and found.cut_tokens == len(whole) - kept > 0
+def test_a_long_question_keeps_its_beginning(tokenizer):
+    whole = tokenizer(text := "xyz " * 100).input_ids
+    found = prompt(tokenizer, QUESTION, text, 60)
+    assert found.ids == whole[:49] and found.cut_tokens == len(whole) - 49 > 0
 
 
 def test_a_long_summary_keeps_its_beginning_and_the_request(tokenizer):
@@ -67,7 +66,6 @@ def test_the_published_code_repeats_the_end_of_a_short_summary_s_prompt(tokenize
 
 
 def test_the_request_keeps_its_line_break_where_a_token_joins_it_to_a_full_stop(tokenizer):
-    """As Llama-3's vocabulary does."""
     from tokenizers import Tokenizer
 
     content = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -94,12 +92,6 @@ def test_words_are_cut_in_the_published_format_alone(tokenizer):
     assert "c d" in tokenizer.decode(summary.ids)
 
 
-def test_an_answer_goes_on_in_the_text_and_ends(tokenizer):
-    own = tokenizer("return a", add_special_tokens=False).input_ids
-    assert answer_ids("return a", tokenizer, max_tokens=50, reference_format=False)[0] == [*own, EOS]
-    assert answer_ids("return a", tokenizer, max_tokens=50, reference_format=True)[0] == [BOS, *own, EOS]
-
-
 @pytest.mark.parametrize("reference_format, beginning", [(False, []), (True, [BOS])])
 def test_a_long_answer_is_cut_and_still_ends(tokenizer, reference_format, beginning):
     """In the published format the BOS counts among the answer's tokens."""
@@ -107,18 +99,6 @@ def test_a_long_answer_is_cut_and_still_ends(tokenizer, reference_format, beginn
     ids, cut_tokens = answer_ids("xyz" * 9, tokenizer, max_tokens=5, reference_format=reference_format)
     assert ids == [*(beginning + own)[:5], EOS] and len(ids) == 6
     assert cut_tokens == len(beginning + own) - 5
-
-
-def test_a_tokenizer_that_ends_texts_does_not_end_a_prompt(tokenizer):
-    from tokenizers import processors
-
-    ends = [("<s>", BOS), ("</s>", EOS)]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=ends
-    )
-    assert tokenizer("ab").input_ids[-1] == EOS
-    assert prompt(tokenizer, QUESTION, "ab").ids == tokenizer("ab").input_ids[:-1]
-    assert answer_ids("ab", tokenizer, max_tokens=9, reference_format=True)[0] == tokenizer("ab").input_ids
 
 
 def test_a_tokenizer_without_bos_adds_none():
@@ -129,6 +109,5 @@ def test_a_tokenizer_without_bos_adds_none():
 
 @pytest.mark.parametrize("dataset, max_tokens", [(QUESTION, 11), (SUMMARY, 20)])
 def test_no_room_is_said(tokenizer, dataset, max_tokens):
-    with pytest.raises(UserError, match="no room for a text") as caught:
+    with pytest.raises(UserError, match="no room for a text"):
         prompt(tokenizer, dataset, "text", max_tokens=max_tokens)
-    assert caught.value.problems[0].field == "max_tokens"
