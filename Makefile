@@ -57,7 +57,8 @@ demo: $(STAMP)
 	    launchers/extend_llama.py $(ARGS) && \
 	echo "what such figures say, beside a control: docs/results/extend_smollm2_16k.md"
 
-# Each part says how long it took. A file's tests stay with one worker, where fixtures start processes; where four
+# Each part says how long it took. A file's tests stay with one worker, where fixtures start processes; files are begun in
+# the order of tests/conftest.py (xdist's own begins with the files of the most tests, which are quick). Where four
 # processes work together, one test runs at a time. A part that holds none of the tests ARGS asks for (pytest's exit
 # code 5) is no failure. A seeded part of the faults is in the daily suite.
 test: $(STAMP) $(call on_linux,$(call triton,$(NEWEST_TRITON)))

@@ -1,5 +1,6 @@
 """What every test shares: one thread, no network, hardware marks and Triton's mode decided in one place."""
 
+import gc
 import os
 import signal
 import sys
@@ -27,9 +28,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+FIRST = ("tests/integration/", "tests/faults/", "tests/data/", "tests/training/")
+"""Folders with long files: begun first, so that no worker has one of them left when the others are done."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave most cases of long grids to ``-m slow``; skip tests marked ``gpu`` on a machine without a CUDA device."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     thinned.thin(items)
     if torch.cuda.is_available():
         return
@@ -37,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all modules out of garbage collection: a trainer collects several times, which took half a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

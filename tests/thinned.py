@@ -10,7 +10,6 @@ ONE_IN = {
     "tests/checkpoint/test_consolidation.py::test_masters_come_back_in_a_trained_folder": 3,
     "tests/evaluation/scrolls/test_tasks.py::test_training_and_lm_eval_read_the_same_ids": 5,
     "tests/integration/test_encodings.py::test_a_sharded_encoding_is_the_whole_one": 11,
-    "tests/integration/test_export.py::test_a_clean_environment_loads_it_and_computes_the_same": 2,
     "tests/integration/test_export.py::test_it_works_beside_the_package": 2,
     "tests/integration/test_methods.py::test_merged_computes_what_two_ranks_trained": 5,
     "tests/models/test_contract_saving.py::test_another_window_loads_and_generates_past_it": 5,

@@ -17,9 +17,9 @@ from tape_ds import results
 from tape_ds.markdown_table import markdown_table
 from tests.distributed import step_cases, training_cases
 from tests.distributed.group import RANKS, Group
-from tests.distributed.journal import Journal
 from tests.distributed.step_cases import Case
 from tests.distributed.training_cases import Plan
+from tests.journal import Journal
 from tests.processes import ROOT
 
 PAGE = ROOT / "docs" / "results" / "scale.md"
@@ -28,18 +28,41 @@ RENEWED = 50
 twice as long as in new processes."""
 
 
+class Findings:
+    """The results of a product's cases: each is computed once, however often the command was killed."""
+
+    def __init__(self, name: str):
+        self._journal = Journal(ROOT / ".cache" / "scale" / f"{name}.jsonl")
+        self._kept = {line["case"]: line["found"] for line in self._journal.lines}
+        self._commit = (results.commit() or {}).get("hash", "unknown")[:12]
+
+    def of(self, case: Any, find: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """What is kept of a case, else what ``find`` gives."""
+        name = repr(case)
+        if name not in self._kept:
+            self._kept[name] = find()
+            self._journal.add({"case": name, "found": self._kept[name], "commit": self._commit})
+        found: dict[str, float] = self._kept[name]
+        return found
+
+    @property
+    def commits(self) -> set[str]:
+        """That computed what is kept."""
+        return {line["commit"] for line in self._journal.lines}
+
+
 def main() -> int:
     """Run everything; 1 where something is further apart than its tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, default=PAGE, help="Markdown file to write")
     options = parser.parse_args()
-    steps, runs = (Journal(ROOT / ".cache" / "scale" / f"{name}.jsonl") for name in ("steps", "runs"))
+    steps, runs = Findings("steps"), Findings("runs")
     group = Group()
     try:
         parts = [_steps(group, steps), _runs(group, runs)]
     finally:
         group.end()
-    commits = ", ".join(sorted({*steps.commits, *runs.commits}))
+    commits = ", ".join(sorted(steps.commits | runs.commits))
     versions = results.versions()
     about = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "deepspeed") if name in versions)
     lines = [
@@ -54,11 +77,11 @@ def main() -> int:
     return int(any(failed for failed, _ in parts))
 
 
-def _steps(group: Group, journal: Journal) -> tuple[int, list[str]]:
+def _steps(group: Group, findings: Findings) -> tuple[int, list[str]]:
     """Loss and every gradient of a step, by encoding and heads."""
     failed, worst = 0, dict[tuple[str, str], dict[str, list[float]]]()
     for case in _told(step_cases.PRODUCT):
-        distance = max(journal.of(case, lambda case=case: group.run(step_cases.step, case)[0]).values())
+        distance = max(findings.of(case, lambda case=case: group.run(step_cases.step, case)[0]).values())
         failed += distance > step_cases.TOLERANCE
         worst.setdefault((case.encoding, case.heads), {}).setdefault(_short(case), []).append(distance)
     columns = list(dict.fromkeys(map(_short, step_cases.PRODUCT)))
@@ -80,7 +103,7 @@ def _steps(group: Group, journal: Journal) -> tuple[int, list[str]]:
     ]
 
 
-def _runs(group: Group, journal: Journal) -> tuple[int, list[str]]:
+def _runs(group: Group, findings: Findings) -> tuple[int, list[str]]:
     """Twenty steps of the real trainer."""
     failed, worst = 0, dict[tuple[str, ...], list[dict[str, float]]]()
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +111,7 @@ def _runs(group: Group, journal: Journal) -> tuple[int, list[str]]:
         for at, plan in enumerate(_told(training_cases.PRODUCT)):
             if at % RENEWED == 0:
                 group.end()
-            found = journal.of(plan, functools.partial(_run, group, plan, alone, folder))
+            found = findings.of(plan, functools.partial(_run, group, plan, alone, folder))
             failed += any(found[name] > limit for name, limit in training_cases.TOLERANCE.items())
             kind = (plan.share, str(plan.stage), plan.encoding, plan.method)
             worst.setdefault(kind, []).append(found)

@@ -219,18 +219,6 @@ def moved_bytes(encoding: str, heads: str = "gqa", size: int = 2) -> int:
     return sum(call.args[1].nbytes for call in called.call_args_list)
 
 
-def in_evaluation(size: int) -> bool:
-    """Whether a model that shares sequences in training has them to itself in evaluation: every rank another
-    sequence."""
-    case, rank = Case(size), distributed.get_rank()
-    torch.manual_seed(rank)
-    ids = torch.randint(3, VOCABULARY, (1, 5 + rank))
-    alone = _model(case).eval()(ids).logits
-    model = _model(case)
-    use_sequence_parallel(model, Layout(distributed.get_world_size(), size), rank)
-    return torch.equal(model.eval()(ids).logits, alone)
-
-
 def refusal(arguments: Mapping[str, Any]) -> str:
     """What a model says to a call that its part of a sequence cannot serve; ``group_tokens`` is set, the rest is
     given."""
@@ -243,17 +231,6 @@ def refusal(arguments: Mapping[str, Any]) -> str:
     try:
         model(**_batch(case, 2)[0], **given)
     except ValueError as error:
-        return str(error)
-    return ""
-
-
-def refused_heads() -> str:
-    """What is said to processes among which four heads on two cannot be shared."""
-    model = _model(Case(1, encoding="rope"))
-    layout = mock.Mock(sequence=3)
-    try:
-        use_sequence_parallel(model, layout, distributed.get_rank())
-    except UserError as error:
         return str(error)
     return ""
 
@@ -306,11 +283,6 @@ def generated(size: int) -> bool:
     return torch.equal(_shared(case).eval().generate(ids, **told), alone)
 
 
-def pieces(size: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of what this rank has."""
-    return {name: tuple(weight.shape) for name, weight in _shared(Case(size, "tensor")).named_parameters()}
-
-
 def foreign_id(where: str, size: int) -> str:
     """What a model in pieces says to a token or a label that is none of its vocabulary."""
     batch, _ = _batch(Case(size), 2)
@@ -321,15 +293,6 @@ def foreign_id(where: str, size: int) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
-
-
-def gradients_in_scoring(size: int) -> tuple[float, int]:
-    """The loss of a model in pieces while nobody asks for gradients, and how often one of its head's was computed."""
-    model = _shared(Case(size, "tensor"))
-    batch, _ = _batch(Case(size), 2)
-    with torch.no_grad(), mock.patch.object(linear_cross_entropy, "add_product") as called:
-        loss = model.eval()(**batch, skip_logits=True).loss
-    return float(loss), called.call_count
 
 
 def whole_numels(size: int) -> bool:

@@ -42,14 +42,10 @@ def records(count=3, last=0, **of_last):
         ({"versions": {"python": "3.11.7", "torch": "2.12.0"}}, "torch", "2.12.0", "it is 2.13.0 on "),
         ({"versions": {"python": "3.11.7"}}, "torch", "absent", "it is 2.13.0 on node_rank 0 (n0), node_rank 1 (n1)"),
         ({"variables": {"TAPE_DS_ATTENTION": "sdpa"}}, "TAPE_DS_ATTENTION", "sdpa", "it is absent on "),
-        ({"device": {"device": "cpu"}}, "device", "cpu", "it is cuda on "),
-        ({"compiler": {"C compiler": "none"}}, "C compiler", "none", "it is there on "),
         ({"recipe": {"learning_rate": "0.2", "seed": "1"}}, "learning_rate", "0.2", "it is 0.1 on node_rank 0 (n0)"),
-        ({"data": {"data text:x": "2"}}, "data text:x", "2", "it is 1 on "),
-        ({"base": FACTS["base"] | {"tokenizer": "u"}}, "tokenizer", "u", "it is t on "),
     ],
 )
-def test_what_must_not_differ_is_named_with_machine_and_values(changes, field, value, wrong):
+def test_a_difference_is_named_with_machine_and_values(changes, field, value, wrong):
     (problem,) = comparison.differences(records(**changes))
     assert (problem.field, problem.value) == (f"{field} on node_rank 2 (n2)", value) and wrong in problem.wrong
 
@@ -60,16 +56,10 @@ def test_files_of_the_code_are_named_together_with_the_commits():
     assert problem.value.endswith("and 4 more") and "(commit bbb, there aaa)" in problem.wrong
 
 
-def test_a_machine_whose_code_compares_less_is_named_by_its_code():
-    """It ended in a KeyError."""
-    found = records(2, code=dict.fromkeys(FACTS["code"], "2"))
-    del found[1]["facts"]["compiler"]
-    assert comparison.differences(found)[0].field == "code on node_rank 1 (n1)"
-
-
 def test_of_two_machines_the_first_is_right():
-    (problem,) = comparison.differences(records(2, device={"device": "cpu"}))
-    assert problem.field == "device on node_rank 1 (n1)"
+    found = records(2, code=dict.fromkeys(FACTS["code"], "2"))
+    del found[1]["facts"]["compiler"]  # an older version compares less
+    assert comparison.differences(found)[0].field == "code on node_rank 1 (n1)"
 
 
 def test_a_gpu_machine_tells_whether_triton_can_build_there(monkeypatch):
@@ -79,11 +69,6 @@ def test_a_gpu_machine_tells_whether_triton_can_build_there(monkeypatch):
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     assert comparison.facts_of(recipe(), {})["compiler"] == {"C compiler": "Triton needs a C compiler"}
-
-
-def test_a_crowd_of_machines_is_cut_short():
-    (problem,) = comparison.differences(records(40, last=19, device={"device": "cpu"}))
-    assert problem.field.endswith("and 13 more") and problem.wrong.endswith("and 15 more")
 
 
 def test_machines_of_one_name_are_refused():
@@ -138,31 +123,23 @@ def job(monkeypatch):
     return run
 
 
-def test_alike_machines_go_on(job):
+def test_alike_machines_continue(job):
     assert job(lambda rank: (recipe(data_cache=f"/disk{rank}"), {"data.text:x": "f"})) == {0: None, 1: None, 2: None}
 
 
-def test_a_machine_that_differs_is_named_on_all(job):
-    ended = job(lambda rank: (recipe(seed=5 if rank == 1 else 1), {"data.text:x": f"{rank // 2}"}))
+def test_machines_that_differ_are_named_on_all(job):
+    """Weights at one path were compared on no machine: under ZeRO-3 each gave its part of another model."""
+
+    def of_rank(rank):
+        weights = "2 GB, 2b" if rank == 2 else "2 GB, 1a"
+        return recipe(seed=5 if rank == 1 else 1), {"data.text:x": "f", "base.model.safetensors": weights}
+
+    ended = job(of_rank)
     assert len({str(error) for error in ended.values()}) == 1
-    assert [problem.field for problem in ended[2].problems] == [
-        "seed on node_rank 1 (n1)",
-        "data text:x on node_rank 2 (n2)",
+    assert [(problem.field, problem.value) for problem in ended[2].problems] == [
+        ("seed on node_rank 1 (n1)", "5"),
+        ("base model.safetensors on node_rank 2 (n2)", "2 GB, 2b"),
     ]
-
-
-def test_a_machine_with_another_copy_of_the_base_is_refused(job):
-    """Weights and tokenizer at one path were compared on no machine: under ZeRO-3 each gave its own part of another
-    model."""
-    own = {"base.model.safetensors": "2 GB, 1a", "tokenizer": "t", "data.text:x": "f"}
-    ended = job(lambda rank: (recipe(), own | ({"base.model.safetensors": "2 GB, 2b"} if rank == 2 else {})))
-    (problem,) = ended[0].problems
-    assert problem.field == "base model.safetensors on node_rank 2 (n2)" and problem.value == "2 GB, 2b"
-
-
-def test_a_job_on_one_machine_is_not_looked_at(monkeypatch):
-    monkeypatch.setattr(rendezvous, "current", lambda seconds: None)
-    comparison.check(recipe(), {}, 300)
 
 
 @pytest.fixture
@@ -185,13 +162,9 @@ def test_the_way_to_another_machine_decides(outside):
     assert os.environ[comparison.GLOO] == name
 
 
-def test_what_the_user_chose_stays(outside, monkeypatch):
+def test_gloo_decides_between_machines_that_are_one_and_the_user_over_all(outside, monkeypatch):
+    comparison.use_interface_towards(["127.0.0.1", "127.0.0.2", ""])
+    assert comparison.GLOO not in os.environ
     monkeypatch.setenv(comparison.GLOO, "mine")
     comparison.use_interface_towards([outside[0]])
     assert os.environ[comparison.GLOO] == "mine"
-
-
-def test_machines_that_are_one_leave_it_to_gloo(outside):
-    """Two launchers on loopback addresses."""
-    comparison.use_interface_towards(["127.0.0.1", "127.0.0.2", ""])
-    assert comparison.GLOO not in os.environ

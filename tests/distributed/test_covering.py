@@ -1,25 +1,15 @@
-"""The cover misses no pair and no triple, and is much smaller than the product."""
+"""The cover misses no pair, and is much smaller than the product."""
 
 from itertools import combinations, product
 
-import pytest
-
-from tests.distributed.covering import cover, meetings
+from tests.distributed.covering import cover
 
 DIMENSIONS = {"size": [2, 4], "heads": ["mha", "gqa", "mqa"], "sequences": [0, 1, 2, 3], "recomputed": [False, True]}
 
 
-@pytest.mark.parametrize("strength", [2, 3])
-def test_all_that_can_meet_do(strength):
-    met = {each for one in cover(DIMENSIONS, strength=strength) for each in meetings(one, strength)}
-    for names in combinations(DIMENSIONS, strength):
-        for values in product(*(DIMENSIONS[name] for name in names)):
-            assert tuple(zip(names, values, strict=True)) in met
-
-
-def test_it_is_as_small_as_the_two_largest_dimensions_allow():
-    assert len(cover(DIMENSIONS)) == 12  # 3 x 4, of 48
-
-
-def test_it_is_the_same_each_time():
-    assert cover(DIMENSIONS) == cover(DIMENSIONS)
+def test_every_two_values_meet_in_few_combinations():
+    found = cover(DIMENSIONS)
+    assert len(found) == 12  # 3 x 4, of 48
+    for one, other in combinations(DIMENSIONS, 2):
+        met = {(each[one], each[other]) for each in found}
+        assert met == set(product(DIMENSIONS[one], DIMENSIONS[other]))

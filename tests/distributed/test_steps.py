@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.distributed import step_cases
-from tests.distributed.step_cases import DIMENSIONS, PAIRWISE, PRODUCT, TOLERANCE, Case
+from tests.distributed.step_cases import DIMENSIONS, PAIRWISE, TOLERANCE, Case
 from tests.models.helpers import ENCODINGS
 
 KINDS = DIMENSIONS["kind"]
@@ -62,7 +62,8 @@ def check(group, case, tolerance=TOLERANCE):
 
 @pytest.mark.parametrize("case", PAIRWISE, ids=named)
 def test_loss_and_gradients_are_those_of_one_process(group, case):
-    """Lengths that do not divide, documents, PoSE, padding on the left, grouped heads, recomputation."""
+    """Lengths that do not divide, documents, PoSE, padding on the left, grouped heads, recomputation; every two of
+    them. Their product takes hours: ``make scale`` runs it."""
     check(group, case)
 
 
@@ -87,20 +88,12 @@ def test_special_cases(group, name, kind):
     check(group, case, 2e-6 if in_fp32 else TOLERANCE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", PRODUCT, ids=named)
-def test_the_full_product(group, case):
-    check(group, case)
-
-
-@pytest.mark.parametrize("heads", DIMENSIONS["heads"])
-@pytest.mark.parametrize("size", DIMENSIONS["size"])
-def test_tape_moves_at_most_half_as_much_again_as_rope(group, heads, size):
-    """A wide value and a wide output beside a query and a key; but in the last layer, whose update nobody reads."""
+@pytest.mark.parametrize(("heads", "size"), [("mha", 2), ("gqa", 4), ("mqa", 4)])
+def test_tape_moves_a_third_more_than_rope(group, heads, size):
+    """A wide value and a wide output next to a query and a key; but in the last layer, whose update is not read."""
     rope, tape = (group.run(step_cases.moved_bytes, name, heads, size) for name in ("rope", "tape"))
     assert len(set(rope)) == len(set(tape)) == 1
     assert tape[0] * 3 == rope[0] * 4  # two of three layers
-    assert tape[0] <= 1.5 * rope[0]
 
 
 def test_rope_moves_no_more_than_it_must(group):
@@ -110,8 +103,7 @@ def test_rope_moves_no_more_than_it_must(group):
     assert group.run(step_cases.moved_bytes, "rope", "gqa", 2) == [4 * numbers] * group.ranks
 
 
-@pytest.mark.parametrize("heads", DIMENSIONS["heads"])
-@pytest.mark.parametrize("size", DIMENSIONS["size"])
+@pytest.mark.parametrize(("heads", "size"), [("mha", 2), ("gqa", 4), ("mqa", 4)])
 def test_a_model_in_pieces_exchanges_each_token_four_times(group, heads, size):
     """As Megatron's: gathered in front of attention and feed-forward, summed behind them; and as often in the backward.
     TAPE's state travels beside, a part of it from each process: there by groups, and back by query heads."""
@@ -136,16 +128,6 @@ def test_a_model_in_pieces_generates_as_a_whole_one(group, size):
     assert group.run(step_cases.generated, size) == [True] * group.ranks
 
 
-def test_each_process_has_its_pieces(group):
-    """Heads, columns and the vocabulary are cut, in uneven pieces where they do not divide; norms and updates whole."""
-    (first, second, *_) = group.run(step_cases.pieces, 2)
-    assert first["model.embed_tokens.weight"] == (31, 32) and second["model.embed_tokens.weight"] == (30, 32)
-    assert first["model.layers.0.self_attn.q_proj.weight"] == (16, 32)
-    assert first["model.layers.0.self_attn.o_proj.weight"] == (32, 16)
-    assert first["model.layers.0.position.attend.weight"] == (2, 4)
-    assert first["model.norm.weight"] == (32,)
-
-
 @pytest.mark.parametrize("entries", [8 * 30, 3 * 31])
 def test_pieces_of_other_sizes_exchange_chunks_of_equal_length(group, entries):
     """Of 31 and 30 entries of the vocabulary: as many logits are seven tokens of the larger, eight of the smaller."""
@@ -154,16 +136,15 @@ def test_pieces_of_other_sizes_exchange_chunks_of_equal_length(group, entries):
 
 
 @pytest.mark.parametrize(
-    "savings",
+    ("encoding", "savings"),
     [
-        {"checkpoint_layers": "selective"},
-        {"checkpoint_layers": 1, "checkpoint_offload": True},
-        {"mlp_tiles": 5, "checkpoint_layers": "selective"},
+        ("tape", {"checkpoint_layers": "selective"}),
+        ("tape flattened", {"checkpoint_layers": 1, "checkpoint_offload": True}),
+        ("tape", {"mlp_tiles": 5, "checkpoint_layers": "selective"}),
     ],
-    ids=lambda savings: "-".join(map(str, savings.values())),
+    ids=["selective", "offloaded", "tiles"],
 )
-@pytest.mark.parametrize("encoding", ["tape", "tape flattened"])
-def test_memory_levers_on_a_model_in_pieces(group, encoding, savings):
+def test_memory_savings_on_a_model_in_pieces(group, encoding, savings):
     """What is computed again is exchanged again, by all in the same order; more tiles than a process has tokens."""
     case = Case(4, "tensor", encoding, sequences="packed", tokens=13)
     assert max(group.run(step_cases.step_with_savings, case, savings)[0].values()) <= TOLERANCE
@@ -174,11 +155,6 @@ def test_an_id_outside_the_vocabulary_is_refused(group, where, words):
     """Each process would take it for another's."""
     for message in group.run(step_cases.foreign_id, where, 2):
         assert f"{words} is none of the vocabulary's 61 entries" in message
-
-
-def test_scoring_a_model_in_pieces_computes_no_gradient(group):
-    for loss, computed in group.run(step_cases.gradients_in_scoring, 2):
-        assert loss > 0 and computed == 0
 
 
 def test_a_piece_counts_as_what_it_is_a_piece_of(group):
@@ -199,12 +175,6 @@ def test_what_cannot_be_cut_is_refused(group, change, words):
         assert words in message
 
 
-@pytest.mark.parametrize("size", DIMENSIONS["size"])
-def test_in_evaluation_mode_each_process_has_its_sequences_to_itself(group, size):
-    """Ranks score documents of their own, of different lengths: nobody waits for anybody."""
-    assert group.run(step_cases.in_evaluation, size) == [True] * group.ranks
-
-
 def test_the_parts_of_a_sequence_add_up_without_a_count_of_targets(group):
     """10 tokens on four processes: three each, two of the last one's are padding."""
     for part in group.run(step_cases.part_of_a_sequence, 4, 10):
@@ -223,14 +193,3 @@ def test_the_parts_of_a_sequence_add_up_without_a_count_of_targets(group):
 def test_what_a_part_of_a_sequence_cannot_do_is_refused(group, arguments, words):
     for message in group.run(step_cases.refusal, arguments):
         assert words in message
-
-
-def test_heads_that_cannot_be_shared_are_named(group):
-    """Two key/value heads on three processes, or eight query heads on three: said on every rank."""
-    for message in group.run(step_cases.refused_heads):
-        assert "give one of: 1, 2, 4" in message
-
-
-def test_sequences_that_are_not_shared_are_as_before(group):
-    """A group of one: no process waits, no token moves."""
-    check(group, replace(PAIRWISE[0], size=1, kind="sequence"))

@@ -7,13 +7,15 @@ import torch
 from safetensors.torch import load_file
 
 from tape_ds.checkpoint.consolidation import consolidate
-from tests.distributed.training_cases import GLOBAL_BATCH, PAIRWISE, THREE_WAY, TOLERANCE, Plan, furthest, train
+from tests.distributed.training_cases import GLOBAL_BATCH, PAIRWISE, TOLERANCE, Plan, furthest, train
 
 SPECIAL = [
     Plan("SP2", stage=None),
     Plan("TP4", stage=1),
     Plan("TP2", stage=2, encoding="fire", heads="mqa"),
     Plan("SP2", stage=3, encoding="t5"),
+    Plan("none", stage=3, method="lora", savings="selective"),
+    Plan("none", stage=3, savings="tiles"),
 ]
 
 
@@ -38,20 +40,8 @@ def test_twenty_steps_are_those_of_one_process(group, by_one_process, tmp_path, 
     """Losses as logged, norms of the gradients, and the weights in the end; some parts of sequences have no target.
 
     Every two of: tokens or layers shared, ZeRO's stage, encoding, heads, method and sequences, recomputed and
-    offloaded.
+    offloaded. Their product takes hours: ``make scale`` runs it.
     """
-    check(group, by_one_process, tmp_path, plan)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", THREE_WAY, ids=named)
-def test_every_three_choices(group, by_one_process, tmp_path, plan):
-    """Their product takes hours: ``make scale`` runs it."""
-    check(group, by_one_process, tmp_path, plan)
-
-
-def check(group, by_one_process, tmp_path, plan):
-    """Both runs, and how far they are apart."""
     alone = by_one_process(plan.numbers)
     shared = group.run(train, str(tmp_path), plan)[0]
     assert shared["sequences"] == alone["sequences"] == GLOBAL_BATCH
@@ -74,15 +64,13 @@ def interrupted(group, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("share", ["SP2", "TP2"])
-def test_floating_point_operations_are_counted_once(interrupted, tmp_path, share):
-    """Four ranks read two batches."""
-    assert interrupted(share)[0]["flos"] == pytest.approx(train(str(tmp_path), Plan(steps=4))["flos"], rel=1e-12)
-
-
-def test_room_on_disk_is_asked_for_whole_weights(interrupted):
-    """A checkpoint of pieces has all of them."""
-    assert interrupted("TP2")[0]["needed"] == interrupted("SP2")[0]["needed"]
+def test_operations_and_room_on_disk_are_counted_once(interrupted, tmp_path):
+    """Four ranks read two batches; a checkpoint of pieces has whole weights."""
+    alone = train(str(tmp_path), Plan(steps=4))
+    for share in ("SP2", "TP2"):
+        found = interrupted(share)[0]
+        assert found["flos"] == pytest.approx(alone["flos"], rel=1e-12)
+        assert found["needed"] == interrupted("TP2")[0]["needed"]
 
 
 @pytest.mark.parametrize("share", ["SP2", "SP4"])

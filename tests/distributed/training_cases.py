@@ -70,6 +70,16 @@ class Sequences(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": labels, "position_ids": places, "document_ids": documents}
 
 
+SAVINGS = {
+    "none": Memory(),
+    "recomputed": Memory(),
+    "offloaded": Memory(checkpoint_offload=True),
+    "selective": Memory(checkpoint_layers="selective", checkpoint_offload=True),
+    "tiles": Memory(checkpoint_offload=True, mlp_tiles=5),
+}
+"""Every block computed again; its inputs moved away meanwhile; not its cheap parts; its feed-forward in tiles."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run."""
@@ -84,7 +94,7 @@ class Plan:
     """``lora``: adapters, norms, embeddings and position updates, on PoSE's sequences; ``full``: all, on packed
     ones."""
     savings: str = "none"
-    """``recomputed``: every block; ``offloaded``: its inputs wait elsewhere meanwhile."""
+    """A name of :data:`SAVINGS`."""
     steps: int = STEPS
     save_steps: int = 0
 
@@ -123,7 +133,6 @@ def possible(values: Mapping[str, Any]) -> bool:
 
 
 PAIRWISE = [Plan(**values) for values in cover(DIMENSIONS, possible)]
-THREE_WAY = [Plan(**values) for values in cover(DIMENSIONS, possible, strength=3)]
 PRODUCT = [
     Plan(**values)
     for values in (dict(zip(DIMENSIONS, each, strict=True)) for each in product(*DIMENSIONS.values()))
@@ -152,7 +161,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         train_dataset=Sequences(plan.pose, plan.steps),
         data_collator=collate,
     )
-    trainer.add_callback(ApplyMemorySavings(Memory(checkpoint_offload=plan.savings == "offloaded")))
+    trainer.add_callback(ApplyMemorySavings(SAVINGS[plan.savings]))
     with mock.patch.object(saving, "need", wraps=saving.need) as needed:
         trainer.train(resume_from_checkpoint=resume)
     weights = trained.gather(trainer.model, list(prepared.names))

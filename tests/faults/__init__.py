@@ -6,7 +6,7 @@ attempts and writes ``docs/results/faults.md``; the tests of this folder make a 
 functions.
 
     campaign.py     what campaigns and attempts are
-    journal.py      which attempts are done: a campaign that was killed goes on
+    ../journal.py   which attempts are done: a campaign that was killed continues
     report.py       the table, and the stored result beside it
     runs.py         the small run that everything is done to, its launches, its processes, what it left
     worker.py       the launcher with a fault inside: dies, fails, slows down or counts wrong at a chosen call

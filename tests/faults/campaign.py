@@ -12,17 +12,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one attempt."""
+    """What came of one attempt; ``detail`` of a failure is what was expected instead."""
 
     fault: str
-    """Name of the campaign."""
     number: int
     seed: int
     what: str
-    """What was done, in words."""
     survived: bool
     detail: str
-    """What was seen; of a failure, what was expected instead."""
     seconds: float
 
     @property
@@ -33,32 +30,30 @@ class Outcome:
 
 @dataclass
 class Attempt:
-    """One try while it is made; the campaign's function says in ``what`` and ``seen`` what it does and sees."""
+    """One try while it is made; the campaign's function notes in ``what`` and ``seen`` what it does and sees.
+
+    ``draw`` decides everything that is left to chance. All attempts share ``workspace`` (prepared data, reference
+    runs); ``folder`` is this one's, and removed afterwards where all went well.
+    """
 
     number: int
     draw: random.Random
-    """Decides everything that this attempt leaves to chance."""
     workspace: Path
-    """Shared by all attempts: prepared data, reference runs."""
     folder: Path
-    """This attempt's own; removed afterwards where all went well."""
     what: str = ""
     seen: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """A fault, and how often it is tried."""
+    """A fault, and how often a full run and a test run try it; ``means`` describes an attempt in a sentence or two.
+    An assertion of ``execute`` that does not hold is a failure."""
 
     name: str
     count: int
-    """Attempts of a full run."""
     daily: int
-    """Attempts of a test run."""
     means: str
-    """What an attempt does and what "survived" asks for, in a sentence or two."""
     execute: Callable[[Attempt], None]
-    """Makes an attempt; an assertion that does not hold is a failure."""
 
     def attempt(self, number: int, seed: int, workspace: Path) -> Outcome:
         """Make attempt ``number`` of ``seed``; never raises but for an interruption."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,20 @@ def fork(
     log: Path | None = None,
     **changed: Any,
 ) -> Forked:
-    """:func:`start`, by forks."""
-    script = WORKER if fault is not None else ROOT / setting.launcher
+    """Start a run of ``setting`` without a launcher.
+
+    Args:
+        workspace: with the material.
+        setting: what is trained, and how.
+        output: the run's folder; its log is next to it.
+        fault: of :mod:`.worker`; without one the launcher itself is started.
+        processes: ranks.
+        log: file for what it prints.
+        changed: fields of the recipe.
+    """
+    script = ROOT / setting.launcher if fault is None else WORKER
     words = arguments(workspace, setting, output, **changed)
-    return Forked(script, words, log or _log_of(output), processes, _told(setting, fault))
+    return Forked(script, words, log or output.with_name(f"{output.name}.log"), processes, _told(setting, fault))
 
 
 def start(
@@ -37,35 +47,19 @@ def start(
     output: Path,
     *,
     fault: Mapping[str, Any] | None = None,
-    processes: int = 2,
     before: Sequence[str] = (),
     log: Path | None = None,
     **changed: Any,
 ) -> Launch:
-    """Start a run of ``setting`` on two processes.
-
-    Args:
-        workspace: with the material.
-        setting: what is trained, and how.
-        output: the run's folder; its log lies beside it.
-        fault: what :mod:`.worker` does to it; without one the launcher is started itself.
-        processes: ranks.
-        before: words before DeepSpeed's own.
-        log: where to write what it prints.
-        changed: fields of the recipe.
-    """
-    script = WORKER if fault is not None else ROOT / setting.launcher
-    command = [*before, *deepspeed(processes), script, *arguments(workspace, setting, output, **changed)]
-    return Launch(command, log or _log_of(output), _told(setting, fault))
+    """:func:`fork`, by DeepSpeed's launcher on two processes; ``before``: words in front of its own."""
+    script = ROOT / setting.launcher if fault is None else WORKER
+    command = [*before, *deepspeed(2), script, *arguments(workspace, setting, output, **changed)]
+    return Launch(command, log or output.with_name(f"{output.name}.log"), _told(setting, fault))
 
 
 def _told(setting: Setting, fault: Mapping[str, Any] | None) -> dict[str, str]:
     """What the worker is told of its fault."""
     return {} if fault is None else {"FAULT": json.dumps({"launcher": str(ROOT / setting.launcher), **fault})}
-
-
-def _log_of(output: Path) -> Path:
-    return output.with_name(f"{output.name}.log")
 
 
 def reference(workspace: Path, setting: Setting, **changed: Any) -> Path:
@@ -81,16 +75,10 @@ def reference(workspace: Path, setting: Setting, **changed: Any) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{output}.lock"):
         if not (output / run_folder.FINISHED).exists():
-            _run_job(workspace, setting, output, counted, changed)
+            with fork(workspace, setting, output, fault=counted, start_anew="true", **changed) as job:
+                code = job.wait()
+                assert code == 0 and (output / run_folder.FINISHED).exists(), f"{code}: {job.printed[-4000:]}"
     return output
-
-
-def _run_job(
-    workspace: Path, setting: Setting, output: Path, counted: Mapping[str, Any], changed: Mapping[str, Any]
-) -> None:
-    with fork(workspace, setting, output, fault=counted, start_anew="true", **changed) as job:
-        code = job.wait()
-        assert code == 0 and (output / run_folder.FINISHED).exists(), f"{code}: {job.printed[-4000:]}"
 
 
 def calls(workspace: Path, setting: Setting) -> dict[int, dict[str, int]]:
@@ -101,30 +89,30 @@ def calls(workspace: Path, setting: Setting) -> dict[int, dict[str, int]]:
 
 
 def resume(workspace: Path, setting: Setting, output: Path, *, launched: bool) -> str:
-    """Go on with a run by ``--resume auto``; returns what it printed.
-
-    Args:
-        workspace: with the material.
-        setting: the run's.
-        output: its folder.
-        launched: by DeepSpeed's launcher, not by forks.
+    """Resume a run by ``--resume auto``, by DeepSpeed's launcher or by forks; returns what it printed.
 
     Raises:
         AssertionError: it did not come to its end with exit code 0.
     """
     log = output.with_name(f"{output.name}.resumed.log")
     with (start if launched else fork)(workspace, setting, output, log=log, resume="auto") as job:
-        code = job.wait()
-        printed = job.printed
-    assert code == 0, f"the resume ended with {code}\n{printed[-4000:]}"
-    assert "Traceback" not in printed, printed[-4000:]
+        code, printed = job.wait(), job.printed
+    assert code == 0 and "Traceback" not in printed, f"the resume ended with {code}\n{printed[-4000:]}"
     return printed
 
 
-def wait_for_step(job: Job, output: Path, step: int) -> None:
-    """Until the run's metrics show this step, or it has ended."""
+def wait_for(job: Job, what: Callable[[], object]) -> None:
+    """Until something is there.
+
+    Raises:
+        AssertionError: the job ended before.
+    """
     deadline = time.monotonic() + LAUNCH_SECONDS
-    while last_step(output) < step and not job.ended:
-        assert time.monotonic() < deadline, f"step {step} did not come\n{job.printed[-3000:]}"
+    while not what():
+        assert not job.ended and time.monotonic() < deadline, job.printed[-5000:]
         time.sleep(0.01)
-    assert not job.ended or run_folder.finished(output) is not None, f"it ended by itself\n{job.printed[-3000:]}"
+
+
+def wait_for_step(job: Job, output: Path, step: int) -> None:
+    """Until the run's metrics show this step, or it has finished."""
+    wait_for(job, lambda: last_step(output) >= step or run_folder.finished(output) is not None)

@@ -1,5 +1,6 @@
 """SIGKILL for a rank or for a launcher, at a random moment or at a chosen call within a save, and a resume."""
 
+import contextlib
 import random
 import time
 from pathlib import Path
@@ -24,13 +25,14 @@ def setting_of(number: int) -> Setting:
 
 
 def _execute(attempt: Attempt) -> None:
-    setting, kind = setting_of(attempt.number), attempt.number % 3
+    setting, kind, draw = setting_of(attempt.number), attempt.number % 3, attempt.draw
     original = jobs.reference(attempt.workspace, setting)
     output = attempt.folder / "run"
     if kind == 0:
         _within_a_save(attempt, setting, output)
     else:
-        _at_random(attempt, setting, output, of_a_rank=kind == 1)
+        victim = draw.choice(("rank 0", "rank 1") if kind == 1 else ("launch.py", "the runner"))
+        kill_at(attempt, setting, output, victim, draw.randint(1, STEPS - 1), draw.uniform(0, 0.4))
     go_on(attempt, setting, output, original)
 
 
@@ -82,19 +84,18 @@ def _within_a_save(attempt: Attempt, setting: Setting, output: Path) -> None:
     assert note.exists(), f"it did not come to that call\n{printed[-2000:]}"
 
 
-def _at_random(attempt: Attempt, setting: Setting, output: Path, *, of_a_rank: bool) -> None:
-    draw = attempt.draw
-    step, delay = draw.randint(1, STEPS - 1), draw.uniform(0, 0.4)
-    victim = draw.choice(("rank 0", "rank 1")) if of_a_rank else draw.choice(("launch.py", "the runner"))
+def kill_at(attempt: Attempt, setting: Setting, output: Path, victim: str, step: int, delay: float = 0.0) -> None:
+    """Start a run, kill one of its processes some time after a step, and wait until all are gone."""
     attempt.what = f"{setting.name}: SIGKILL to {victim} {delay:.2f} s after step {step}"
     with jobs.start(attempt.workspace, setting, output) as launch:
         jobs.wait_for_step(launch, output, step)
-        process = find(launch, victim)
         time.sleep(delay)
-        if process is not None:
-            kill(process)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process := find(launch, victim):
+                process.kill()
         launch.wait()
         attempt.seen.append(f"all gone {launch.gone():.1f} s later")
+        assert victim.startswith("rank") or "Traceback" not in launch.printed, launch.printed[-4000:]
 
 
 def find(launch: Launch, victim: str) -> psutil.Process | None:
@@ -106,14 +107,6 @@ def find(launch: Launch, victim: str) -> psutil.Process | None:
     return launch.ranks().get(int(victim.rpartition(" ")[2]))
 
 
-def kill(process: psutil.Process) -> None:
-    """SIGKILL, unless it has just ended."""
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
-
-
 def random_step(draw: random.Random) -> int:
     """A step at which something happens: after the first, before the last ones."""
     return draw.randint(1, STEPS - 4)
@@ -122,7 +115,7 @@ def random_step(draw: random.Random) -> int:
 CAMPAIGN = Campaign(
     "kills",
     count=60,
-    daily=2,
+    daily=1,
     means="SIGKILL to a random rank, to launch.py or to the runner at a random moment; every third inside a save, at "
     "one of its writes, syncs, renames, removals or collectives. No process lives 30 s later; the resume ends with "
     "exit code 0; metrics and weights equal the uninterrupted run's to the last digit; no step is lost that was saved.",

@@ -9,7 +9,6 @@ from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS
 
-STAGES = (0, 1, 2, 3)
 LIMIT = 3
 ONCE = 3
 """The step whose numbers are broken alone; a run of broken ones begins at :data:`ENDING`."""
@@ -18,7 +17,7 @@ ENDING = 6
 
 def _execute(attempt: Attempt) -> None:
     number = attempt.number
-    stage, bf16, what = STAGES[number % 4], bool(number // 4 % 2), ("loss", "gradient")[number // 8 % 2]
+    stage, bf16, what = number % 4, bool(number // 4 % 2), ("loss", "gradient")[number // 8 % 2]
     setting, output = SETTINGS["packed"], attempt.folder / "run"
     precision = "bf16" if bf16 else "fp32"
     attempt.what = f"ZeRO-{stage}, {precision}: the {what} of rank 1 is NaN"

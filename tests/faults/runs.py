@@ -1,12 +1,11 @@
 """The small run that faults are done to: its material, its settings, and what it leaves behind.
 
-It is a few steps of a model of two layers, on two processes, over gloo: everything around the model (the launcher,
-the engine, the data, checkpoints, resuming) is what a large run has.
+It is a few steps of a model of two or three layers, on two processes, over gloo: everything around the model (the
+launcher, the engine, the data, checkpoints, resuming) is what a large run has.
 """
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from filelock import FileLock
 
 from tape_ds import checkpoint, run_folder
+from tests.integration.conftest import make_tiny
 
 STEPS, SAVE_STEPS = 14, 4
 
@@ -22,13 +22,11 @@ Words = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """A way to train that a fault is done to: which launcher, which data path, which engine."""
+    """A way to train that a fault is done to: path of the launcher's script, and fields of the recipe."""
 
     name: str
     launcher: str
-    """Path of the launcher's script."""
     words: Words
-    """Fields of the recipe, beyond those of all settings."""
 
 
 COMMON: Words = {
@@ -90,57 +88,15 @@ def material(workspace: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
         if not (folder / "whole").exists():
-            _make_material(folder)
+            make_tiny(folder)
+            for number in range(8):
+                lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(40))
+                (folder / f"train{number}.txt").write_text("\n".join(lines))
+            for launcher in {setting.launcher for setting in SETTINGS.values()}:
+                name = Path(launcher).stem
+                (folder / f"{name}.yaml").write_text(f"launcher: {name}\n")  # everything is on the command line
+            (folder / "whole").touch()
     return folder
-
-
-def _make_material(folder: Path) -> None:
-    texts = []
-    for number in range(8):
-        lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(40))
-        texts.append("\n".join(lines))
-        (folder / f"train{number}.txt").write_text(texts[-1])
-    _save_tokenizer(folder / "model", texts)
-    _save_model(folder / "model")
-    for launcher in {setting.launcher for setting in SETTINGS.values()}:
-        name = Path(launcher).stem
-        (folder / f"{name}.yaml").write_text(f"launcher: {name}\n")  # everything is on the command line
-    (folder / "whole").touch()
-
-
-def _save_tokenizer(folder: Path, texts: list[str]) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
-    bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>")
-    tokenizer.save_pretrained(folder)
-
-
-def _save_model(folder: Path) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=300,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-        initializer_range=0.1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def arguments(workspace: Path, setting: Setting, output: Path, **changed: Any) -> list[str]:
@@ -184,19 +140,6 @@ def digests(folder: Path, pattern: str = "**/*") -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def weights(output: Path) -> dict[str, str]:
-    """Digests of what a run trained."""
-    found = digests(output / run_folder.TRAINED, "*.safetensors")
-    assert found, f"{output.name} has no weights"
-    return found
-
-
-def free(disk: Path) -> int:
-    """Bytes that are free there."""
-    found = os.statvfs(disk)
-    return found.f_bavail * found.f_frsize
-
-
 def newest(output: Path) -> int:
     """Step of the newest committed checkpoint; 0 where there is none."""
     return max((checkpoint.step_of(folder) for folder in checkpoint.committed(output)), default=0)
@@ -216,4 +159,5 @@ def assert_same(output: Path, original: Path) -> None:
     differing = next((pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]), None)
     assert differing is None, f"(step, loss, grad_norm, learning_rate, tokens, skipped) {differing}"
     assert len(mine) == len(other), f"{len(mine)} lines of metrics instead of {len(other)}"
-    assert weights(output) == weights(original), "the weights are others"
+    weights = [digests(folder / run_folder.TRAINED, "*.safetensors") for folder in (output, original)]
+    assert weights[0] and weights[0] == weights[1], "the weights are others"

@@ -72,16 +72,16 @@ def _around_saves() -> None:
 
         return wrapped
 
-    save = within(TapeTrainer._save_checkpoint)
+    save, finish = TapeTrainer._save_checkpoint, Saver.finish
 
     def begin(*args: Any, **kwargs: Any) -> Any:
         global saves
         saves += 1
         counts_of_save.clear()
-        return save(*args, **kwargs)
+        return within(save)(*args, **kwargs)
 
     TapeTrainer._save_checkpoint = begin
-    Saver.finish = within(Saver.finish)
+    Saver.finish = within(finish)
 
 
 def _patch_points() -> None:

@@ -125,29 +125,14 @@ def found(exported, python, tmp_path_factory):
 @pytest.mark.parametrize("name", FORMS)
 def test_a_clean_environment_loads_it_and_computes_the_same(found, name):
     """Another process may take sums in another order. transformers takes its angles in fp32 where ours are fp64 and
-    rounded once: hence 1e-4 for the plain folder."""
-    own_code = name == "own code"
-    assert found[name]["class"] == ("TapeForCausalLM" if own_code else "LlamaForCausalLM")
-    assert found[name]["difference"] <= (found[name]["rounding"] if own_code else 1e-4)
-    assert found[name]["length"] == 128
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_it_generates_there_and_takes_padding(found, name):
-    generated = torch.tensor(found[name]["cached"])
-    assert generated.shape == (2, 98) and found[name]["cached"] == found[name]["full"]
-    assert found[name]["left"] <= 1e-4
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_what_is_saved_there_loads_there(found, name):
-    """The code travels with the weights: ``save_pretrained`` copies it, and the configuration still leads to it."""
-    assert found[name]["again"] == 0.0
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_pipelines_and_transformers_serve_load_it(found, name):
-    assert found[name]["served"] == 0.0 and found[name]["pipeline"].startswith("Once upon")
+    rounded once: hence 1e-4 for the plain folder. The code travels with the weights: ``save_pretrained`` copies it."""
+    own_code, here = name == "own code", found[name]
+    assert here["class"] == ("TapeForCausalLM" if own_code else "LlamaForCausalLM")
+    assert here["difference"] <= (here["rounding"] if own_code else 1e-4)
+    assert here["length"] == 128 and here["again"] == 0.0
+    assert torch.tensor(here["cached"]).shape == (2, 98) and here["cached"] == here["full"]
+    assert here["left"] <= 1e-4, "padding on the left"
+    assert here["served"] == 0.0 and here["pipeline"].startswith("Once upon")
 
 
 FROM_THE_HUB = """
@@ -198,14 +183,8 @@ def test_it_works_beside_the_package(exported, tmp_path, imported, module):
     """transformers prefers a class that is registered already; otherwise the folder's code runs, and importing the
     package afterwards changes nothing for it: operators have names of their own."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    command = [
-        sys.executable,
-        "-c",
-        BESIDE,
-        str(exported / "own code"),
-        str(exported / "expected.safetensors"),
-        imported,
-    ]
+    told = [str(exported / "own code"), str(exported / "expected.safetensors"), imported]
+    command = [sys.executable, "-c", BESIDE, *told]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split() == [module, "tape_ds"]

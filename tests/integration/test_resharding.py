@@ -34,6 +34,8 @@ KINDS = {
     **{f"z{stage}-bf16-fp32": (stage, True, {}) for stage in (1, 2, 3)},  # gradients are summed in fp32
 }
 """By name: ZeRO stage, whether in bf16, further settings of ZeRO."""
+SUMMED_IN_FP32 = [("z1-bf16-fp32", 1), ("z1-bf16-fp32", 3), ("z2-bf16-fp32", 1), ("z3-bf16-fp32", 1)]
+"""``data_types.grad_accum_dtype``: at stage 1 in bf16 another optimizer of DeepSpeed's, which was refused."""
 WEIGHTS_ONLY = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
 TOLERANCE = {False: 1e-5, True: 2e-2}
 """Of a loss, fp32 and bf16: sums over ranks are taken in another order, and a bf16 weight has 8 bits."""
@@ -118,30 +120,17 @@ def assert_gone_on_alike(saved, outcomes):
 
 def test_two_ranks_become_one_at_every_stage(saved, tmp_path):
     """With and without a change of stage; the losses are those of the two ranks, going on."""
-    wishes = [(kind, 2, stage) for kind in ("z1", "z2", "z3", "z2-bf16", "z3-bf16") for stage in (1, 2, 3)]
-    assert_gone_on_alike(
-        saved,
-        gone_on(
-            saved,
-            tmp_path,
-            [*wishes, *((kind, 2, stage) for kind in ("z3-cut", "z2-cpu", "z3-cpu") for stage in (2, 3))],
-            1,
-        ),
-    )
+    wishes = [(kind, 2, stage) for kind in ("z1", "z2", "z3", "z3-bf16") for stage in (1, 2, 3)]
+    wishes += [(kind, 2, stage) for kind in ("z3-cut", "z3-cpu") for stage in (2, 3)]
+    wishes += [("z2-bf16", 2, 3), ("z2-cpu", 2, 2), *((kind, 2, stage) for kind, stage in SUMMED_IN_FP32)]
+    assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 1))
 
 
 def test_one_rank_becomes_two_and_stages_change_among_two(saved, tmp_path):
     wishes = [("z1", 1, 1), ("z2", 1, 2), ("z3", 1, 3), ("z3-cut", 1, 3), ("z3-bf16", 1, 3), ("z2-bf16", 1, 3)]
     wishes += [("z1", 2, 3), ("z2", 2, 3), ("z3", 2, 1), ("z3", 2, 2), ("z2-bf16", 2, 3), ("z3-bf16", 2, 2)]
+    wishes += [(kind, 1, stage) for kind, stage in SUMMED_IN_FP32]
     assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 2))
-
-
-@pytest.mark.parametrize("before", [2, 1])
-def test_gradients_summed_in_fp32_go_on_with_other_ranks(saved, tmp_path, before):
-    """``data_types.grad_accum_dtype``: at stage 1 in bf16 another optimizer of DeepSpeed's, which was refused."""
-    stages = [(1, 1), (1, 3), (2, 1), (3, 1)]
-    wishes = [(f"z{stage}-bf16-fp32", before, wanted) for stage, wanted in stages]
-    assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 3 - before))
 
 
 @pytest.mark.slow
@@ -170,23 +159,16 @@ def convert(source, out):
         ds_to_universal.main(Namespace(**options))
 
 
-def test_what_universal_checkpoints_do(saved, universal):
-    """Between stages 1 and 2: our own way is not needed there."""
+def test_universal_checkpoints_go_on_between_stages_1_and_2_alone(saved, universal):
+    """When this fails, DeepSpeed has mended it: see :mod:`tape_ds.checkpoint.engine_state`. At and from stage 3 it is
+    an error, or all groups share the settings and the step counter of one; with ``round_robin_gradients`` parameters
+    are looked for in another order than they are in."""
     for stage in (1, 2):
         assert universal["z1", stage] == pytest.approx(saved["z1", 2][1], abs=TOLERANCE[False])
-
-
-@pytest.mark.parametrize("wish", [("z1", 3), ("z3", 1), ("z3", 2)])
-def test_universal_checkpoints_do_not_yet_load_at_and_from_stage_3(universal, wish):
-    """When this fails, DeepSpeed has mended it: see :mod:`tape_ds.checkpoint.engine_state`."""
-    assert isinstance(universal[wish], str), "it loads"
-
-
-@pytest.mark.parametrize("wish", [("z3", 3), ("z2-turns", 2)])
-def test_universal_checkpoints_silently_go_on_with_other_losses(saved, universal, wish):
-    """When this fails, DeepSpeed has mended it. At stage 3 all groups share the settings and the step counter of one;
-    with ``round_robin_gradients`` parameters are looked for in another order than they lie."""
-    assert universal[wish] != pytest.approx(saved[wish[0], 2][1], abs=TOLERANCE[False])
+    for wish in (("z1", 3), ("z3", 1), ("z3", 2)):
+        assert isinstance(universal[wish], str), f"{wish} loads"
+    for kind, stage in (("z3", 3), ("z2-turns", 2)):
+        assert universal[kind, stage] != pytest.approx(saved[kind, 2][1], abs=TOLERANCE[False])
 
 
 def test_universal_checkpoints_do_not_yet_load_uneven_pieces(tmp_path):
@@ -199,22 +181,19 @@ def test_universal_checkpoints_do_not_yet_load_uneven_pieces(tmp_path):
         load_hp_checkpoint_state(parameter, str(tmp_path), 0, 2)
 
 
-@pytest.mark.parametrize(("kind", "lazy"), [("z2", False), ("z3", True)])
-def test_zero_to_fp32_is_not_yet_lazy_below_stage_3(saved, kind, lazy):
-    """When this fails, DeepSpeed has mended it: whole tensors are all in memory, others are still to be gathered."""
+def zero_to_fp32(folder, **options):
+    """DeepSpeed's own way to whole weights."""
     with torch.serialization.safe_globals(engine_state.ALLOWED), mock.patch.dict(os.environ, WEIGHTS_ONLY):
-        found = get_fp32_state_dict_from_zero_checkpoint(str(saved[kind, 2][0]), tag="global_step3", lazy_mode=True)
-    weight = found["up.weight"]
-    assert isinstance(weight, torch.Tensor) is not lazy
-    assert torch.equal(weight.contiguous(), EngineState(engine_folder(saved[kind, 2][0])).whole("up.weight"))
+        return get_fp32_state_dict_from_zero_checkpoint(str(folder), **options)
 
 
-def test_zero_to_fp32_does_not_yet_read_tensor_parallel_pieces(tmp_path):
-    """When this fails, DeepSpeed has mended it."""
+def test_zero_to_fp32_does_not_yet_read_pieces_and_is_not_lazy_below_stage_3(saved, tmp_path):
+    """When this fails, DeepSpeed has mended it: whole tensors are all in memory, others are still to be gathered."""
+    for kind, lazy in (("z2", False), ("z3", True)):
+        folder = saved[kind, 2][0]
+        weight = zero_to_fp32(folder, tag="global_step3", lazy_mode=True)["up.weight"]
+        assert isinstance(weight, torch.Tensor) is not lazy
+        assert torch.equal(weight.contiguous(), EngineState(engine_folder(folder)).whole("up.weight"))
     write_cut_engine(tmp_path / "global_step7", example_groups(), {"c": (0, (5, 6))}, 2, 1, 1)
-    with (
-        torch.serialization.safe_globals(engine_state.ALLOWED),
-        mock.patch.dict(os.environ, WEIGHTS_ONLY),
-        pytest.raises(ValueError, match="Expected 1 of"),
-    ):
-        get_fp32_state_dict_from_zero_checkpoint(str(tmp_path), tag="global_step7")
+    with pytest.raises(ValueError, match="Expected 1 of"):
+        zero_to_fp32(tmp_path, tag="global_step7")

@@ -1,5 +1,6 @@
 """``stdlib``: the sources of Python's standard library, real text that needs no download."""
 
+import functools
 import hashlib
 import os
 import sysconfig
@@ -36,19 +37,7 @@ class StandardLibrary(Source):
     @staticmethod
     def files() -> dict[str, Path]:
         """Return relative posix path -> file, sorted; empty if Python is installed without its sources."""
-
-        def wanted(name: str) -> bool:
-            return name not in _STDLIB_LEFT_OUT and not name.startswith(_STDLIB_LEFT_OUT_PREFIXES)
-
-        root = sysconfig.get_path("stdlib")
-        found = {}
-        for folder, folders, names in os.walk(root):
-            folders[:] = [name for name in folders if wanted(name)]  # site-packages is larger than all the rest
-            for name in names:
-                if name.endswith(".py") and wanted(name):
-                    path = Path(folder, name)
-                    found[path.relative_to(root).as_posix()] = path
-        return dict(sorted(found.items()))
+        return _files(sysconfig.get_path("stdlib"))
 
     def check(self) -> list[Problem]:
         files = self.files()
@@ -77,6 +66,21 @@ class StandardLibrary(Source):
 
     def identities(self, split: str) -> set[str]:
         return {f"stdlib:{shard.name}" for shard in self.shards(split)}
+
+
+@functools.cache  # a recipe asks for them several times
+def _files(root: str) -> dict[str, Path]:
+    def wanted(name: str) -> bool:
+        return name not in _STDLIB_LEFT_OUT and not name.startswith(_STDLIB_LEFT_OUT_PREFIXES)
+
+    found = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if wanted(name)]  # site-packages is larger than all the rest
+        for name in names:
+            if name.endswith(".py") and wanted(name):
+                path = Path(folder, name)
+                found[path.relative_to(root).as_posix()] = path
+    return dict(sorted(found.items()))
 
 
 def _read(name: str, path: Path) -> Iterator[Document]:
