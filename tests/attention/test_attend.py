@@ -244,33 +244,6 @@ def test_an_offset_may_be_a_tensor(backend, documents, queries, offset, needs):
     check(backend, *inputs(queries=queries), DOCUMENTS[documents], torch.tensor(offset), **needs_of(*needs))
 
 
-def test_half_precision_is_no_worse_than_plain_torch(backend):
-    """bf16: at most twice the error of the plain form in bf16."""
-    exact = inputs(dtype=torch.float64)
-    q, k, v = (x.detach().bfloat16() for x in exact)
-    truth = oracle(q, k, v, None, 0)
-    plain = torch.softmax(
-        (q @ k.repeat_interleave(2, 1).mT * 6**-0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf), -1
-    ) @ v.repeat_interleave(2, 1)
-    error = (attend(q, k, v, backend=backend).double() - truth).abs().max()
-    assert error <= 2 * (plain.double() - truth).abs().max()
-
-
-def test_every_route_is_taken(monkeypatch):
-    """The thresholds of ``ROUTES`` lead to the routes they are named after."""
-    taken = []
-    for name in ("_unmasked", "_masked", "_by_document"):
-        route = getattr(sdpa, name)
-        monkeypatch.setattr(sdpa, name, lambda *given, n=name, route=route: taken.append(n) or route(*given))
-    (q, k, v), ids = inputs(), torch.tensor(PACKED)
-    attend(q, k, v, backend="sdpa")
-    attend(q, k, v, document_ids=ids, backend="sdpa")
-    for threshold, value in ROUTES["sdpa by document"][1].items():
-        monkeypatch.setattr(sdpa, threshold, value)
-    attend(q, k, v, document_ids=ids, backend="sdpa")
-    assert taken == ["_unmasked", "_masked", "_by_document", *["_unmasked"] * 5]
-
-
 @pytest.mark.parametrize("offset, documents", [(10, True), (torch.tensor(10), False)], ids=["number", "tensor"])
 def test_no_mask_grows_with_the_square_of_the_length(monkeypatch, offset, documents):
     """Continuing a cache must stay within QUERY_BLOCK x S entries of mask: a 128k prefill in chunks would not fit, and

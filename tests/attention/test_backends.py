@@ -51,8 +51,6 @@ def test_without_a_measurement_of_this_chip_torch_s_own_is_chosen(on_a_gpu, monk
         ({}, "varlen"),
         ({"documents": 1}, "sdpa"),
         ({"dtype": torch.float32}, "sdpa"),
-        ({"queries": 1}, "sdpa"),
-        ({"bias": BY_BLOCKS}, "sdpa"),
         ({"window": 4, "documents": 1}, "varlen"),
         ({"window": 40, "documents": 1}, "sdpa"),
         ({"softcap": 1.0}, "sdpa"),
@@ -88,7 +86,6 @@ def test_what_cannot_be_worked_out_in_a_compiled_graph_is_left_to_masks(on_a_gpu
         ({"queries": 3}, "sdpa"),
         ({"dtype": torch.float16}, "sdpa"),
         ({"value_width": 8}, "sdpa"),
-        ({"bias": BY_BLOCKS}, "sdpa"),
         ({"window": 4}, "sdpa"),
         ({"queries": 40, "keys": 40, "documents": 3}, "flex"),
     ],
@@ -151,17 +148,6 @@ def test_unknown_names_are_refused(monkeypatch):
     assert [(each.field, each.value) for each in check_backend("sdpa")] == [("TAPE_DS_ATTENTION", "tirton")]
     with pytest.raises(ValueError, match=r"'tirton' is unknown; did you mean 'triton'"):
         choose("sdpa", call())
-
-
-def test_missing_parts_of_a_machine_are_known_before_a_run(monkeypatch):
-    monkeypatch.setattr(backends.jit, "no_compiler", lambda: None)
-    assert missing("auto", "cpu") is missing("reference", "cpu") is missing("flex", "cuda") is None
-    for name in ("flash", "flex", "varlen"):
-        assert missing(name, "cpu").wrong == "needs a CUDA device"
-    monkeypatch.setattr(backends, "missing_flash", lambda: "needs the package flash-attn")
-    assert missing("flash", "cuda").wrong == "needs the package flash-attn"
-    monkeypatch.setattr(backends.jit, "INTERPRETED", False)
-    assert missing("triton", "cpu").wrong == "needs a CUDA device"
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,6 @@ def case(name, queries=9, offset=0, keys=9, heads="gqa", rows=2, sizes=(8, 16), 
     return qkv, bias, list(layer.parameters())
 
 
-def call_of(q, k, v, bias):
-    return complete(q, k, (v,), None, 0, 1.0, bias)
-
-
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """The backend as it is, but for the compiler and the refusal of a CPU."""
@@ -118,21 +114,6 @@ def matrices(q, k, v, bias, ids):
     seen = allowed_keys(complete(q, k, (v,), layout, 0, 1.0, None))[:, None]
     weights = scores.masked_fill(~seen, -1e4).softmax(-1).masked_fill(~seen, 0.0)
     return weights @ v.repeat_interleave(group, 1)
-
-
-@pytest.mark.parametrize(
-    "sizes, queries, small", [((128, 256), 130, True), ((128, 256), 100, False), ((128, 128), 130, False)]
-)
-def test_blocks_are_small_where_a_wide_value_would_not_fit_beside_the_key(monkeypatch, sizes, queries, small):
-    """7B's keys have 128 columns and TAPE's values 256: FlexAttention's own blocks need more shared memory than an
-    H100 has."""
-    given = {}
-    monkeypatch.setattr(flex, "flex_attention", lambda q, k, v, **options: given.update(options) or v)
-    qkv, _, _ = case("none", queries=queries, keys=queries, sizes=sizes)
-    flex_attend(call_of(*qkv, None), compiled=False)
-    assert given["kernel_options"] == (flex.SMALL_BLOCKS if small else None)
-    blocks = flex.SMALL_BLOCKS  # what FlexAttention asserts of them
-    assert blocks["bwd_BLOCK_N1"] % blocks["bwd_BLOCK_M1"] == blocks["bwd_BLOCK_M2"] % blocks["bwd_BLOCK_N2"] == 0
 
 
 @pytest.mark.gpu

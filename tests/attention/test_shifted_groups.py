@@ -85,12 +85,6 @@ def test_documents_in_groups_by_packed_kernels(monkeypatch, documents):
     torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
 
 
-def test_gradients_by_differences():
-    q, k, v = inputs(2, 1, length=7, batch=2, width=1, value_width=2, dtype=torch.float64)
-    layout = DocumentLayout(torch.tensor([[0, 0, 0, 0, 1, 1, 1], [-1, -1, 0, 0, 0, 0, 0]]), 7)
-    assert torch.autograd.gradcheck(lambda *x: attend_in_groups(*x, group=4, layout=layout), (q, k, v))
-
-
 def test_no_work_grows_with_the_square_of_the_length():
     """Multiplications of 4,096 tokens in groups of 64 are those of 64-token sequences, counted by torch."""
     q, k, v = (x.detach() for x in inputs(4, 2, 4096, batch=1, value_width=8))

@@ -120,13 +120,18 @@ def test_a_model_in_several_files_becomes_one(tmp_path):
     assert all(torch.equal(own[name], master) for name, master in masters.items())
 
 
+def test_a_folder_that_exists_is_not_written_over(tmp_path):
+    (tmp_path / "out").mkdir()
+    (problem,) = consolidation.check_out(tmp_path / "out", tmp_path / "run" / "checkpoint-7")
+    assert problem.field == "out" and "exists" in problem.wrong
+    assert consolidation.check_out(tmp_path / "run" / "whole", tmp_path / "run" / "checkpoint-7") == []
+
+
 def add_one(tensors):
     tensors["model.norm.weight"][3] += 1
 
 
-@pytest.mark.parametrize(
-    "change", [add_one, lambda x: x.pop("model.norm.weight"), lambda x: x.update({"model.norm.more": torch.ones(3)})]
-)
+@pytest.mark.parametrize("change", [add_one, lambda tensors: tensors.pop("model.norm.weight")])
 def test_weights_of_another_save_are_refused(tmp_path, change):
     """An engine's part and a folder of trained weights of different steps fit by every shape."""
     checkpoint, _ = saved_run(tmp_path, "tape", 2, 2)

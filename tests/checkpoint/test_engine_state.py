@@ -93,11 +93,3 @@ def test_parts_that_do_not_fit_the_parameters_are_found(tmp_path, stage):
     torch.save(model, path)
     with pytest.raises(ValueError, match=r"do not fit the shape of b\.weight"):
         EngineState(tmp_path / "e").whole("b.weight")
-
-
-@pytest.mark.parametrize("content", [{}, {"optimizer_state_dict": {"zero_stage": 3}}])
-def test_files_of_another_form_are_refused(tmp_path, content):
-    write_engine(tmp_path / "e", example_groups(), 3, 1)
-    torch.save(content, tmp_path / "e" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    with pytest.raises(ValueError, match="another form than ZeRO's"):
-        EngineState(tmp_path / "e")

@@ -63,7 +63,6 @@ def test_where_nothing_can_be_resumed(tmp_path, harm, given, said):
     ("saved", "job", "said"),
     [
         ((1, 1), (3, 1), None),
-        ((None, 1), (None, 1), None),
         ((0, 1), (3, 1), "saved at ZeRO stage 0, and this job's is 3"),
         ((2, 1), (0, 1), "saved at ZeRO stage 2, and this job's is 0"),
         ((None, 1), (3, 1), "saved without an engine"),

@@ -184,17 +184,6 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
     assert torch.equal(logits(loaded), logits(model))
 
 
-def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path):
-    model = TapeForCausalLM.from_pretrained(base)
-    names = prepare("full", model, settings()).names
-    trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
-    for mine, other in zip(merging.merge(tmp_path / "trained").parameters(), model.parameters(), strict=True):
-        assert torch.equal(mine, other)
-    (tmp_path / "trained" / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="trained from scratch, without weights"):
-        trained.load_trained(tmp_path / "trained")
-
-
 def test_what_makes_another_model_differs_from_how_it_is_held(base, tmp_path):
     config = tiny_config(tie_word_embeddings=True)
     config.use_cache, config.dtype = False, torch.bfloat16

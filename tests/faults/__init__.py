@@ -10,5 +10,5 @@ functions.
     report.py       the table, and the stored result beside it
     runs.py         the small run that everything is done to, its launches, its processes, what it left
     worker.py       the launcher with a fault inside: dies, fails, slows down or counts wrong at a chosen call
-    kills.py, stops.py, damages.py, disks.py, nonfinite.py, ranks.py, launches.py, stuck.py, fuzz.py    the campaigns
+    kills.py, stops.py, damages.py, disks.py, nonfinite.py, ranks.py, stuck.py    the campaigns
 """

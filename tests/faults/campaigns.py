@@ -1,6 +1,6 @@
 """All campaigns, in the order of the table."""
 
-from tests.faults import damages, disks, fuzz, kills, launches, nonfinite, ranks, stops, stuck
+from tests.faults import damages, disks, kills, nonfinite, ranks, stops, stuck
 from tests.faults.campaign import Campaign
 
 ALL: dict[str, Campaign] = {
@@ -10,11 +10,9 @@ ALL: dict[str, Campaign] = {
         damages.CAMPAIGN,
         stops.SIGTERM,
         stops.LAUNCHER,
-        launches.CAMPAIGN,
         disks.CAMPAIGN,
         nonfinite.CAMPAIGN,
         ranks.CAMPAIGN,
         stuck.CAMPAIGN,
-        fuzz.CAMPAIGN,
     )
 }

@@ -3,7 +3,6 @@
 from tape_ds import results
 from tests.faults import __main__ as command
 from tests.faults.campaign import Campaign
-from tests.faults.writes import watched
 from tests.journal import Journal
 
 
@@ -40,10 +39,6 @@ def test_a_failure_is_kept_and_made_again_and_a_survivor_is_not(tmp_path, monkey
     assert figures["tries"] == figures["survived"] == 4
 
 
-def test_the_daily_part_is_spread_over_the_campaign():
-    assert made(print, count=60, daily=6).sample(13) == [3, 13, 23, 33, 43, 53]
-
-
 def test_a_journal_drops_a_line_that_a_kill_left_unfinished(tmp_path):
     file = tmp_path / "journal.jsonl"
     Journal(file).add({"a": 0.5})
@@ -52,17 +47,3 @@ def test_a_journal_drops_a_line_that_a_kill_left_unfinished(tmp_path):
     again = Journal(file)
     again.add({"a": 2})
     assert again.lines == Journal(file).lines == [{"a": 0.5}, {"a": 2}]
-
-
-def test_writes_are_noticed(tmp_path):
-    allowed = tmp_path / "allowed"
-    allowed.mkdir()
-    (tmp_path / "there").write_text("")
-    with watched([allowed]) as found:
-        (allowed / "a").write_text("")
-        (tmp_path / "there").read_text()
-        assert not found
-        (tmp_path / "b").write_text("")
-        (tmp_path / "c").mkdir()
-        (tmp_path / "b").rename(allowed / "b")
-    assert [each.split()[0] for each in found] == ["open", "os.mkdir", "os.rename"]

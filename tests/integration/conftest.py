@@ -1,10 +1,7 @@
 """A tiny model on disk and the real launcher: what a user starts, in seconds."""
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.processes import ROOT, Forked, Launch, deepspeed
 
-__all__ = ["ROOT", "Ended", "asked", "forked", "kill", "launch", "make_answers", "make_tiny", "start"]
+__all__ = ["ROOT", "Ended", "asked", "forked", "launch", "make_answers", "make_tiny", "start"]
 
 SECONDS = 300
 """Longer than any job of these tests takes, on a busy machine as well."""
@@ -55,13 +52,6 @@ def asked(request: pytest.FixtureRequest, *parameters: str) -> list[str]:
     """What a fixture of this file's tests has to compute: their values of these parameters, joined by ``-``."""
     cases = [item.callspec.params for item in request.session.items if item.path == request.node.path]
     return list(dict.fromkeys("-".join(case[name] for name in parameters) for case in cases))
-
-
-def kill(running: subprocess.Popen[str]) -> None:
-    """``kill -9`` for everything that is left of a process group, all at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
 
 
 @pytest.fixture(autouse=True)

@@ -107,21 +107,6 @@ def exported(tiny, tmp_path_factory):
     return folder
 
 
-def in_python(model, own, output):
-    """lm-eval in this process."""
-    index = TaskManager(include_path=str(own), include_defaults=False)
-    told = {"pretrained": str(model), "trust_remote_code": True, "dtype": "float32"}
-    done = simple_evaluate("hf", told, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True)
-    return answers(done["samples"]["own_choose"])
-
-
-def by_command(model, own, output):
-    """Its own command, whose index of tasks takes half a minute."""
-    told = f"pretrained={model},trust_remote_code=True,dtype=float32"
-    lm_eval(output, "--model_args", told, "--tasks", "own_choose", "--include_path", str(own))
-    return written(output)
-
-
 def lm_eval(output, *words, **variables):
     """``lm_eval`` as it is typed."""
     command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu", *words]
@@ -132,11 +117,12 @@ def lm_eval(output, *words, **variables):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("plain", [in_python, pytest.param(by_command, marks=pytest.mark.slow)])
-def test_plain_lm_eval_gives_the_same_on_an_exported_folder(exported, own, tmp_path, plain, monkeypatch):
+def test_plain_lm_eval_gives_the_same_on_an_exported_folder(exported, own, tmp_path, monkeypatch):
     """Nothing of this project is named but the exported folder, whose own code it runs."""
-    theirs = plain(exported / "exported", own, tmp_path / "theirs")
     index = TaskManager(include_path=str(own), include_defaults=False)  # its own tasks are many thousands
+    told = {"pretrained": str(exported / "exported"), "trust_remote_code": True, "dtype": "float32"}
+    done = simple_evaluate("hf", told, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True)
+    theirs = answers(done["samples"]["own_choose"])
     monkeypatch.setattr(tasks, "TaskManager", lambda **options: index)
     asked = ["--tasks", "own_choose", "--include_path", str(own)]
     assert harness.main([str(exported / "model"), *asked, "--log_samples", "--output", str(tmp_path / "ours")]) == 0

@@ -9,8 +9,6 @@ from unittest import mock
 import pytest
 import torch
 from deepspeed.checkpoint import ds_to_universal
-from deepspeed.checkpoint.universal_checkpoint import load_hp_checkpoint_state
-from deepspeed.utils.tensor_fragment import fragment_address, tensor_fragment
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from tape_ds import checkpoint
@@ -169,16 +167,6 @@ def test_universal_checkpoints_go_on_between_stages_1_and_2_alone(saved, univers
         assert isinstance(universal[wish], str), f"{wish} loads"
     for kind, stage in (("z3", 3), ("z2-turns", 2)):
         assert universal[kind, stage] != pytest.approx(saved[kind, 2][1], abs=TOLERANCE[False])
-
-
-def test_universal_checkpoints_do_not_yet_load_uneven_pieces(tmp_path):
-    """When this fails, DeepSpeed has mended it: 3 of 5 rows, the first of two tensor-parallel pieces."""
-    torch.save({"param": torch.arange(10.0).view(5, 2), "cat_dim": 0}, tmp_path / "fp32.pt")
-    parameter = torch.nn.Parameter(torch.zeros(3, 2))
-    held = tensor_fragment(None, fragment_address(6, 0), torch.zeros(6), fragment_address(6, 0), {}, {}, False, 0)
-    parameter._hp_mapping = held
-    with pytest.raises(AssertionError, match="full param numel"):
-        load_hp_checkpoint_state(parameter, str(tmp_path), 0, 2)
 
 
 def zero_to_fp32(folder, **options):

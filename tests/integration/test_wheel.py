@@ -85,6 +85,7 @@ def test_commands_that_only_look(user):
     ]
     assert "max_steps: 400" in user("pretrain", "--print_config")
     assert "--target_length" in user("extend", "--help") and "llama3_8b_32k_qlora_24gb" in user("extend", "--list")
+    assert "6.755 B" in user("plan", "llama2_7b_8k", "--gpus", "8", "--gpu", "a100-80")
     user("extned", code=2)
 
 
@@ -98,9 +99,3 @@ def test_a_model_is_trained_and_scored(user, tmp_path):
     words = ("run", "--data", "text:held.txt", "--lengths", "64", "128")
     user("evaluate", "perplexity", *words, "--num_accelerators", "2", "--master_port", str(free_port()))
     assert (tmp_path / "run" / "evaluation" / "perplexity.json").is_file()
-
-
-def test_a_plan_needs_no_checkout_and_experiments_do(user, tmp_path):
-    assert "6.755 B" in user("plan", "llama2_7b_8k", "--gpus", "8", "--gpu", "a100-80")
-    user("experiment", "--list", code=2)
-    assert list(tmp_path.glob("runs")) == []

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from tape_ds.kernels import jit
-from tools import compile_kernels
-from tools.compile_gate import gate as work
 from tools.compile_gate import launches
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,29 +85,6 @@ def test_the_gate_passes(examples, kernel):
     _, output = examples
     assert f"FAILED {kernel}," not in output
     assert "6 kernels" in output and "3 failed" in output
-
-
-def test_a_specialisation_is_compiled_once_and_calls_that_differ_in_one_each(examples):
-    """99 and 97 steps are the same code to Triton, one step is a constant."""
-    rows = table(examples[1])
-    assert "product good" in rows and "product good once more" not in rows
-    assert "product one step" in rows
-
-
-def test_figures_are_the_compiler_s(examples):
-    """A 64 x 64 x 64 product on sm_90: 8 KiB each for A and two stages of B."""
-    assert table(examples[1])["product good"] == {"spills": "0", "shared": "24,576"}
-
-
-def table(output):
-    """The figures of each compiled kernel, by kernel and call."""
-    lines = re.findall(r"^(.+): sm_.*;( spills .*); [\d.]+ s", output, re.MULTILINE)
-    return {name: dict(re.findall(r" (\w+) ([\d,]*\d)", figures)) for name, figures in lines}
-
-
-def test_a_kernel_that_does_not_exist_is_refused(monkeypatch):
-    monkeypatch.setattr(work, "INTERPRETED", False)
-    assert compile_kernels.main(["--kernels", "rotat"]) == 2
 
 
 def test_every_launch_belongs_to_a_launch():

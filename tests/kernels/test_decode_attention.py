@@ -83,14 +83,10 @@ def test_unusable_calls_are_refused():
     q, k, v = case(2, 20, 16)[:3]
     with pytest.raises(ValueError, match="17 queries per sequence are more than 16"):
         decode(case(17, 20, 16))
-    with pytest.raises(ValueError, match="do not fit together"):
-        decode_attention(q, k, torch.cat((v, v), -1))
     with pytest.raises(ValueError, match="it has no gradient"):
         decode_attention(q, k, v.clone().requires_grad_())
     with pytest.raises(ValueError, match=r"scale 0\.0 is not above 0"):
         decode_attention(q, k, v, scale=0.0)
-    with pytest.raises(ValueError, match=r"document_ids \[1, 2\] are not \[1, 20\]"):
-        decode_attention(q, k, v, document_ids=torch.zeros(1, 2, dtype=torch.int32, device=DEVICE))
 
 
 @pytest.mark.gpu

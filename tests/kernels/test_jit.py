@@ -99,11 +99,3 @@ def test_without_a_compiler_the_plain_forms_answer(on_a_gpu, monkeypatch):
     assert rotate_triton.fits(x) and position_mix_triton.fits(given)
     monkeypatch.setattr(jit, "no_compiler", lambda: "no compiler here")
     assert not rotate_triton.fits(x) and not position_mix_triton.fits(given)
-
-
-def test_the_interpreter_takes_everything_but_bf16(monkeypatch):
-    monkeypatch.setattr(jit, "triton", object())
-    monkeypatch.setattr(jit, "INTERPRETED", True)
-    for dtype in (torch.float16, torch.float32, torch.float64):
-        assert jit.why_not(torch.zeros(1, dtype=dtype)) is None
-    assert "bf16" in jit.why_not(torch.zeros(1, dtype=torch.bfloat16))

@@ -77,12 +77,9 @@ def change_weights(folder, change):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda x: x.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
+        (lambda x: x.pop("model.norm.weight"), "missing: model.norm.weight"),
         (lambda x: x.update(extra=torch.ones(1)), "without a place: extra"),
-        (
-            lambda x: x.update({"model.norm.weight": torch.ones(5)}),
-            r"another shape: model\.norm\.weight \[5\], not \[32\]",
-        ),
+        (lambda x: x.update({"model.norm.weight": torch.ones(5)}), "another shape: model.norm.weight"),
     ],
 )
 def test_a_damaged_llama_is_refused(tmp_path, change, words):

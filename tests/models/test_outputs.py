@@ -67,17 +67,10 @@ def test_logits_to_keep():
         )
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"attention_mask": torch.ones(1, 1, 6, 6)}, "4D masks are not supported"),
-        ({"attention_mask": torch.ones(1, 5)}, "attention_mask has 5 columns"),
-        ({"document_ids": torch.zeros(1, 4, dtype=torch.int32)}, "document_ids has 4 columns"),
-    ],
-)
-def test_masks_of_the_wrong_shape_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        tiny_model()(tokens(1, 6), **arguments)
+def test_masks_of_the_wrong_shape_are_refused():
+    for name, shape in (("attention_mask", (1, 1, 6, 6)), ("attention_mask", (1, 5)), ("document_ids", (1, 4))):
+        with pytest.raises(ValueError, match=f"4D masks are not supported|{name} has {shape[1]} columns"):
+            tiny_model()(tokens(1, 6), **{name: torch.ones(shape, dtype=torch.int32)})
 
 
 def test_trained_weights_are_never_reset_on_load(tmp_path):
@@ -120,3 +113,14 @@ def test_a_training_step_compiles_without_a_break(encoding):
         outcomes.append([loss, *(weight.grad.clone() for weight in model.parameters())])
     for eager, mine in zip(*outcomes, strict=True):
         torch.testing.assert_close(mine, eager, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+def test_a_whole_model_is_exported(encoding):
+    """By ``torch.export``: operators of ours are nodes of the graph, which computes other tokens as the model does."""
+    model, ids = tiny_model(encoding=encoding, num_hidden_layers=2), tokens(1, 8)
+    exported = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False)
+    assert any("tape_ds.rotate" in str(node.target) for node in exported.graph.nodes)
+    other = tokens(1, 8)
+    found = exported.module()(input_ids=other, use_cache=False).logits
+    torch.testing.assert_close(found, model(other).logits, rtol=0, atol=rounding(model, ids))

@@ -102,7 +102,6 @@ def train(
     for length in (8192, 131072):
         start = bare.model.encoding.start(torch.arange(length)[None, :, None])[0, 0]
         distinct[str(length)] = len(torch.unique(start, dim=0))
-    trained.save_trained(folder / f"trained-{stage}-{checkpointing}-{method}", trainer.model, record)
     lines = [line for line in trainer.state.log_history if "loss" in line]
     outcome = {
         "stage": stage,

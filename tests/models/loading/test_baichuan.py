@@ -9,7 +9,6 @@ import os
 import pytest
 import sentencepiece
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.errors import UserError
@@ -52,7 +51,7 @@ def packed(llama):
     return tensors
 
 
-def publish(folder, changes=None, shards=False):
+def publish(folder, changes=None):
     """A folder as on the hub, its code booby-trapped; returns the Llama that it should become."""
     folder.mkdir()
     content = {name: value for name, value in (CONFIG | (changes or {})).items() if value is not None}
@@ -66,22 +65,13 @@ def publish(folder, changes=None, shards=False):
     llama = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)).eval()
     with torch.no_grad():
         llama.lm_head.weight.copy_(torch.nn.functional.normalize(llama.lm_head.weight))
-    tensors = packed(llama)
-    if shards:
-        first = {name: tensors.pop(name) for name in list(tensors)[:5]}
-        save_file(first, folder / "model-1.safetensors")
-        save_file(tensors, folder / "model-2.safetensors")
-        where = dict.fromkeys(first, "model-1.safetensors") | dict.fromkeys(tensors, "model-2.safetensors")
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    else:
-        torch.save(tensors, folder / "pytorch_model.bin")
+    torch.save(packed(llama), folder / "pytorch_model.bin")
     return llama
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_the_converted_model_computes_what_was_published(tmp_path, shards):
-    """Through ``resolve``, as a run does it; whatever the files, and without a line of its code."""
-    llama = publish(tmp_path / "published", shards=shards)
+def test_the_converted_model_computes_what_was_published(tmp_path):
+    """Through ``resolve``, as a run does it, and without a line of its code."""
+    llama = publish(tmp_path / "published")
     folder = model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
     model = convert.load(folder, convert.tape_config(extendable.read(folder)), dtype=torch.float32)
     ids = tokens(1, 50)
@@ -111,10 +101,8 @@ def test_what_comes_out_is_an_ordinary_llama_folder_made_once(tmp_path):
     "changes, words",
     [
         ({"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}, "positions are ALiBi's"),
-        ({"max_position_embeddings": None}, "positions are ALiBi's"),
         ({"architectures": ["BaiChuanForCausalLM"]}, "the first Baichuan-7B, whose head is not normalised"),
         ({"tie_word_embeddings": True}, "head is tied to its embeddings"),
-        ({"architectures": None}, r"architectures is \[\]"),
         ({"rms_norm_eps": None}, "has no rms_norm_eps"),
     ],
 )
@@ -127,16 +115,9 @@ def test_another_baichuan_is_refused_with_the_reason(tmp_path, changes, words):
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize(
-    "tensors, words",
-    [
-        ({}, r"missing: lm_head\.weight"),
-        ({"model.layers.0.self_attn.W_pack.weight": torch.ones(64, 32)}, r"of another shape: model\.layers\.0"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_and_leave_no_half_model(tmp_path, tensors, words):
+def test_tensors_that_do_not_fit_are_refused_and_leave_no_half_model(tmp_path):
     publish(tmp_path / "published")
-    torch.save({"model.norm.weight": torch.ones(32)} | tensors, tmp_path / "published" / "pytorch_model.bin")
-    with pytest.raises(UserError, match=words):
+    torch.save({"model.norm.weight": torch.ones(32)}, tmp_path / "published" / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"missing: lm_head\.weight"):
         model_folder.resolve(str(tmp_path / "published"), tmp_path / "models")
     assert not [name for name in os.listdir(tmp_path / "models") if not name.startswith(".") and "partial" not in name]

@@ -151,10 +151,3 @@ def test_another_architecture_is_refused_with_what_differs(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": name.split(",")[0]}))
     with pytest.raises(UserError, match=f"not Llama-shaped.*{wrong}"):
         convert.tape_config(extendable.read(tmp_path))
-
-
-@pytest.mark.parametrize("content", ["{broken", '{"model_type": "nonesuch"}', '{"model_type": "tape", "head_dim": 7}'])
-def test_an_unreadable_source_is_a_user_error(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UserError):
-        extendable.read(tmp_path)

@@ -15,18 +15,6 @@ from tests import hub_cache
 OLD, NEW = "a" * 40, "b" * 40
 
 
-@pytest.mark.parametrize(
-    ("name", "parts", "is_id"),
-    [
-        ("org/tiny", ("org/tiny", None), True),
-        ("org/tiny@refs/pr/3", ("org/tiny", "refs/pr/3"), True),
-        ("./a/b@c", ("./a/b@c", None), False),
-    ],
-)
-def test_a_revision_follows_the_name(name, parts, is_id):
-    assert hub.split(name) == parts and hub.is_id(name) is is_id
-
-
 def test_a_revision_leads_to_its_commit(tmp_path, monkeypatch):
     for size, name in enumerate(("old", "new"), 1):
         (tmp_path / name).mkdir()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from tests.models.helpers import tiny_model
 DAMAGES = {
     "empty": lambda raw: b"",
     "cut in a tensor": lambda raw: raw[:-1],
-    "a header without end": lambda raw: (2**40).to_bytes(8, "little") + raw[8:],
 }
 
 
@@ -38,7 +36,6 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     [
         ({"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}, "weights are missing: model-2"),
         ({"weight_map": {"x": "model-1.safetensors", "y": "../model-1.safetensors"}}, "is not a file of this folder"),
-        ({"weight_map": ["x"]}, "could not be read"),
     ],
 )
 def test_an_index_names_files_of_its_folder(tmp_path, content, wrong):
@@ -73,14 +70,9 @@ def load(folder):
     return convert.load(folder, convert.tape_config(extendable.read(folder)))
 
 
-@pytest.mark.parametrize(
-    "write",
-    [lambda trap, file: torch.save({"x": trap}, file), lambda trap, file: file.write_bytes(pickle.dumps(trap))],
-    ids=["torch", "pickle"],
-)
-def test_a_pickle_that_would_run_is_refused_and_does_not(published, write):
+def test_a_pickle_that_would_run_is_refused_and_does_not(published):
     file = published / "pytorch_model.bin"
-    write(Trap(published / "ran"), file)
+    torch.save({"x": Trap(published / "ran")}, file)
     with pytest.raises(UserError):
         load(published)
     with pytest.raises(UserError):
