@@ -1,5 +1,6 @@
 """A folder is a checkpoint or is none, whenever its save, its replacement or its removal was cut short."""
 
+import errno
 import json
 import os
 import shutil
@@ -149,6 +150,21 @@ def test_what_is_kept(tmp_path, rules, kept):
     gone = checkpoint.retain(tmp_path, **rules)
     assert [checkpoint.step_of(folder) for folder in checkpoint.committed(tmp_path)] == kept
     assert sorted([checkpoint.step_of(folder) for folder in gone] + kept) == [2, 4, 6, 8, 10]
+
+
+def test_a_checkpoint_that_cannot_be_replaced_is_put_back_at_once(tmp_path, monkeypatch):
+    sealed(tmp_path, 3, content="old one")
+    rename = os.rename
+
+    def fails(source, target):
+        if source.name.endswith(checkpoint.WRITING):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        sealed(tmp_path, 3, content="new one")
+    assert (tmp_path / "checkpoint-3" / "a.txt").read_text() == "old one"
 
 
 def test_later_checkpoints_are_moved_and_none_is_lost(tmp_path):

@@ -182,6 +182,9 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
     loaded = TapeForCausalLM.from_pretrained(tmp_path / "trained")
     assert loaded.config.use_cache is True and model.config.use_cache is False
     assert torch.equal(logits(loaded), logits(model))
+    (tmp_path / "trained" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="trained from scratch, without weights"):
+        trained.load_trained(tmp_path / "trained")
 
 
 def test_what_makes_another_model_differs_from_how_it_is_held(base, tmp_path):

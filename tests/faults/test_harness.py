@@ -1,22 +1,13 @@
-"""The harness itself: attempts follow from their number and seed, failures are caught, a killed campaign continues."""
+"""The command: a failure is kept and made again, what was survived is not."""
 
 from tape_ds import results
 from tests.faults import __main__ as command
 from tests.faults.campaign import Campaign
-from tests.journal import Journal
 
 
 def made(execute, **fields):
     """A campaign of four attempts."""
     return Campaign("made", **{"count": 4, "daily": 2, "means": "nothing", "execute": execute, **fields})
-
-
-def test_an_attempt_follows_from_its_number_and_seed(tmp_path):
-    def draws(attempt):
-        attempt.what = str(attempt.draw.random())
-
-    said = [made(draws).attempt(number, seed, tmp_path).what for number, seed in ((3, 0), (3, 0), (4, 0), (3, 1))]
-    assert said[0] == said[1] and len(set(said)) == 3
 
 
 def test_a_failure_is_kept_and_made_again_and_a_survivor_is_not(tmp_path, monkeypatch, capsys):
@@ -37,13 +28,3 @@ def test_a_failure_is_kept_and_made_again_and_a_survivor_is_not(tmp_path, monkey
     assert "| made | 4 | 4 | 0 |" in page and page.rstrip().endswith("None.")
     figures = results.load(tmp_path / "faults" / "faults.json").figures["campaigns"]["made"]
     assert figures["tries"] == figures["survived"] == 4
-
-
-def test_a_journal_drops_a_line_that_a_kill_left_unfinished(tmp_path):
-    file = tmp_path / "journal.jsonl"
-    Journal(file).add({"a": 0.5})
-    with file.open("a") as half:
-        half.write('{"a": 0.')
-    again = Journal(file)
-    again.add({"a": 2})
-    assert again.lines == Journal(file).lines == [{"a": 0.5}, {"a": 2}]

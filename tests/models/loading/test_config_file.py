@@ -51,6 +51,16 @@ def test_another_family_is_refused_without_what_follows_from_it(folder):
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
+def test_a_folder_that_holds_a_model_is_none(folder):
+    Path("runs/x/trained").mkdir(parents=True)
+    Path("runs/x/trained/trained.json").write_text("{}")
+    Path("cache/snapshots").mkdir(parents=True)
+    folder.rename("cache/snapshots/abc")
+    for name, inner in {"runs/x": "runs/x/trained", "cache": "cache/snapshots/abc"}.items():
+        (problem,) = config_file.check(name, online=False)
+        assert problem.value == name and inner in problem.remedy
+
+
 def empty(folder):
     for file in folder.glob("*.safetensors*"):
         file.unlink()
