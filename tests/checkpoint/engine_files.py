@@ -34,18 +34,11 @@ def parts_sliced(group: list[Tensor], processes: int) -> list[Tensor]:
     return [torch.cat(each) for each in zip(*slices, strict=True)]
 
 
-def write_engine(folder, groups, stage, processes, *, dtype=torch.float32, shared=None, settings=None, moments=None):
-    """Files of an engine.
+def write_engine(folder, groups, stage, processes, *, dtype=torch.float32, shared=None, moments=None):
+    """Write an engine's files to ``folder``, a ``global_stepN``.
 
-    Args:
-        folder: ``global_stepN``.
-        groups: the optimizer's, each a dict of fp32 tensors.
-        stage: 1, 2 or 3.
-        processes: ranks.
-        dtype: of the model's weights.
-        shared: name of a tied parameter -> the one it is kept under.
-        settings: of ``zero_optimization``, more.
-        moments: the optimizer's states, by name; :data:`MOMENTS` by default.
+    ``groups`` are the optimizer's, each a dict of fp32 tensors; ``dtype`` is the weights'. ``shared`` has the name of a
+    tied parameter -> the one it is kept under; ``moments`` are the optimizer's states, by default :data:`MOMENTS`.
     """
     folder.mkdir(parents=True)
     moments = MOMENTS if moments is None else moments
@@ -53,7 +46,7 @@ def write_engine(folder, groups, stage, processes, *, dtype=torch.float32, share
     masters = {name: tensor for group in groups for name, tensor in group.items()}
     weights = {name: torch.empty(0, dtype=dtype) if stage == 3 else each.to(dtype) for name, each in masters.items()}
     weights |= {name: weights[origin] for name, origin in (shared or {}).items()}
-    common = {"ds_config": {"zero_optimization": {"stage": stage, **(settings or {})}}, "ds_version": "0.19.8"}
+    common = {"ds_config": {"zero_optimization": {"stage": stage}}, "ds_version": "0.19.8"}
     model = {
         "module": OrderedDict({**weights, "steps": torch.tensor([1.0, 2.0])}),
         "buffer_names": ["steps"],

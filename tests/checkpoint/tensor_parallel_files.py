@@ -10,16 +10,10 @@ from tests.checkpoint.engine_files import write_engine
 
 
 def write_cut_engine(folder, groups, cuts, size, stage, processes, **options):
-    """Files of an engine on ``size`` x ``processes`` ranks.
+    """Write the files of an engine of ``size`` tensor-parallel x ``processes`` ranks to ``folder``, a ``global_stepN``.
 
-    Args:
-        folder: ``global_stepN``.
-        groups: the optimizer's, each a dict of whole fp32 tensors.
-        cuts: name -> (dimension, size of each rank's piece).
-        size: tensor-parallel ranks.
-        stage: 1 or 2.
-        processes: ranks that share the states of one piece.
-        options: of :func:`write_engine`.
+    ``groups`` hold whole tensors, ``cuts`` has a name -> (dimension, size of each rank's piece); ``options`` are
+    :func:`write_engine`'s.
     """
     folder.mkdir(parents=True)
     told = {"size": size, "cuts": {name: [dim, list(sizes)] for name, (dim, sizes) in cuts.items()}}
