@@ -146,6 +146,14 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
     return found
 
 
+def _rounds_to(tensor: Tensor, rounded: Tensor) -> bool:
+    """Whether this is the tensor in the other's dtype; a function, so that no piece of it is held for longer."""
+    pairs = zip(*(each.flatten().split(_CHUNK) for each in (tensor, rounded)), strict=False)
+    return tensor.shape == rounded.shape and all(
+        torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8)) for one, other in pairs
+    )
+
+
 def _write(
     made: Path, files: list[Path], forms: Mapping[str, Tensor], states: list[EngineState], names: Mapping[str, str]
 ) -> None:
@@ -162,16 +170,11 @@ def _write(
                         tensor = states[0].whole(names[key])
                         if dim is not None:  # else every tensor-parallel rank has all of it
                             try:
-                                pieces = [tensor, *(state.whole(names[key]) for state in states[1:])]
-                                tensor = torch.cat(pieces, dim=dim)
+                                tensor = torch.cat([tensor, *(each.whole(names[key]) for each in states[1:])], dim=dim)
                             except (LookupError, RuntimeError) as error:
                                 wrong = f"the pieces of {names[key]} do not fit the cuts that the files record"
                                 raise ValueError(wrong) from error
-                        pairs = zip(*(each.flatten().split(_CHUNK) for each in (tensor, rounded)), strict=False)
-                        if tensor.shape != rounded.shape or not all(
-                            torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8))
-                            for one, other in pairs
-                        ):
+                        if not _rounds_to(tensor, rounded):
                             raise ValueError(f"{key} in {file.name} is not what the engine's fp32 weights round to")
                     # In pages of a file instead of memory. It is written, not mapped and filled: a disk that is full
                     # is an error then, and not the process's death.
