@@ -133,12 +133,6 @@ def test_a_person_asks_for_a_checkpoint(train, monkeypatch, text, kept):
     assert not (folder / run_folder.SAVE_NOW).exists()
 
 
-def test_steps_that_are_kept(train):
-    assert train(keep_steps=[1, 3], keep_every=4, save_total_limit=1) == 0
-    steps = [checkpoint.step_of(folder) for folder in checkpoint.committed(train.folder / "run")]
-    assert steps == [1, 3, 4, 6]
-
-
 def poison(trainer):
     """Make every gradient NaN from the step on that is being taken."""
     parameter = next(parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
@@ -183,12 +177,12 @@ class Harm:
         return print, ("executed",)
 
 
-@pytest.mark.parametrize(("name", "zipped"), [("optimizer.pt", True), ("rng_state.pth", False)])
-def test_a_malicious_file_is_never_executed(train, name, zipped, capsys):
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
+def test_a_malicious_file_is_never_executed(train, name, capsys):
     """Also if the manifest was written again."""
     assert train() == 0
     folder = train.folder / "run" / "checkpoint-4"
-    torch.save({"state": Harm()}, folder / name, _use_new_zipfile_serialization=zipped)
+    torch.save({"state": Harm()}, folder / name)
     manifest = checkpoint.read(folder)
     files = {**manifest.files, name: checkpoint.entry(folder / name)}
     dataclasses.replace(manifest, files=files).write(folder)

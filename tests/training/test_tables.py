@@ -17,15 +17,3 @@ def test_brackets_are_text(capsys):
     tables.print_loss_by_position({"untouched": {"[a]/[/b].py": losses}}, native_length=4)
     printed = capsys.readouterr().out
     assert "text:src/[a-z]*.py, text:[/b]" in printed and "on [a]/[/b].py" in printed
-
-
-def test_many_documents_are_one_table(capsys):
-    def scores(count):
-        losses = {f"{name}.py": SpanLosses(8, (0, 8), (float(name), 2.0), (7, 8)) for name in range(count)}
-        return {"lora, trained": losses}
-
-    tables.print_loss_by_position(scores(2), 8)
-    assert capsys.readouterr().out.count("loss by position on") == 3
-    tables.print_loss_by_position(scores(9), 8)
-    printed = capsys.readouterr().out
-    assert printed.count("loss by position on") == 1 and "9 documents" in printed and "4.00" in printed
