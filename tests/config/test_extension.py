@@ -136,12 +136,6 @@ def test_theta_has_to_be_larger_than_it_was():
         assert [problem.field for problem in check_against_model(recipe, native)] == fields
 
 
-def test_norms_alone_can_be_trained_under_any_encoding():
-    """The control of every comparison with position updates."""
-    recipe = load(["--recipe", write(position_encoding="rope", train_position=False)])
-    assert (recipe.method.method, recipe.method.train_position, recipe.method.train_norms) == ("tape", False, True)
-
-
 def test_the_factor_that_is_asked_for_reaches_the_target_and_may_be_left_out():
     """488.28125 rounded down would be refused again."""
     found, _ = problems_of("--recipe", write(), "--target_length", "4000000")

@@ -68,7 +68,3 @@ def test_no_field_of_ours_hides_one_of_the_trainer(kind):
     assert not (set(ours) | shared) & set(trainer.FIELDS) and len(set(ours)) == len(ours)
     required = {name for name, field in kind.fields().items() if field.is_required()}
     assert required <= set(kind.STAND_INS) <= set(ours)
-
-
-def test_every_field_of_the_trainer_takes_its_own_default():
-    assert trainer.Trainer.check({name: field.default for name, field in trainer.FIELDS.items()}) == []

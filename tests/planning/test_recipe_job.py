@@ -140,6 +140,12 @@ def test_a_resumed_run_keeps_the_layout_of_its_checkpoint(resume, tmp_path):
     assert layout_of(settled(*words, "--deepspeed", "zero1", "--activation_checkpointing", "false")) == (1, False, 1)
 
 
+def test_a_checkpoint_s_micro_batch_that_does_not_divide_is_refused(tmp_path):
+    checkpoint_of(tmp_path / "checkpoint-5", per_device_train_batch_size=3)
+    with pytest.raises(UserError, match="global_batch_size"):
+        settled("--output_dir", str(tmp_path), "--resume", "auto")
+
+
 @pytest.mark.parametrize("more, refused", [([], True), (["--force"], False)])
 def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch):
     """Unless it is forced to start."""

@@ -183,6 +183,13 @@ def test_a_closed_or_disabled_watchdog_does_nothing(tmp_path, ended, seconds):
     assert not any(thread.is_alive() for thread in dog._threads)
 
 
+def test_stacks_that_cannot_be_written_are_printed(tmp_path, ended, capfd):
+    (tmp_path / "file").write_text("no folder")
+    with Watchdog(tmp_path / "file", 0, 1, 0.2):
+        until(lambda: ended)
+    assert "test_stacks_that_cannot_be_written" in capfd.readouterr().err
+
+
 def test_another_ranks_alarm_ends_this_one_too(tmp_path, ended, monkeypatch):
     """Each rank's clock starts at its own last word: the first to bite must not end the others without their stacks."""
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)

@@ -88,6 +88,7 @@ def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch)
 def test_kernels_that_are_asked_for_without_a_compiler_are_refused(monkeypatch):
     with_gpus(monkeypatch, 1)
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
+    assert "Triton needs a C compiler" in device.describe(extension.load([])), "the plain forms take over"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_cuda_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_bf16_gpu_available", lambda: True)

@@ -127,9 +127,9 @@ def test_a_person_asks_for_a_checkpoint(train, monkeypatch, text, kept):
     folder = train.folder / "run"
     at_step(monkeypatch, 1, lambda _: (folder / run_folder.SAVE_NOW).write_text(text))
     monkeypatch.setattr("tape_ds.resilience.stopping._WRITING_SECONDS", 0)
-    assert train(save_total_limit=1) == 0
-    names = [each.name for each in checkpoint.committed(folder)]
-    assert names == (["checkpoint-1"] if kept else []) + ["checkpoint-6"]
+    assert train(save_total_limit=1, keep_steps=[3], keep_every=4) == 0
+    steps = [checkpoint.step_of(each) for each in checkpoint.committed(folder)]
+    assert steps == ([1] if kept else []) + [3, 4, 6]
     assert not (folder / run_folder.SAVE_NOW).exists()
 
 

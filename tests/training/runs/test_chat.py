@@ -11,12 +11,15 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.config.finetuning import load_chat
+from tape_ds.data.chat import sequences
+from tape_ds.data.chat.sequences import rendered
 from tape_ds.data.order import IGNORED, collate
 from tape_ds.scoring import answers
 from tape_ds.scoring.generation import ends_of
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import finetuning
 from tape_ds.training.runs.assembly import assemble
+from tape_ds.training.runs.finetuning import _ends
 from tests.data.chat.chatml import CHATML, DATED, MARKED, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
 from tests.training.runs.helpers import complete, flags, refusals
@@ -113,6 +116,11 @@ def test_held_out_answers_are_scored_as_they_are_learnt(place):
     assert found.targets == int((same.sequences[0]["labels"] != IGNORED).sum())
 
 
+def test_a_share_is_held_out_of_the_sequences(place):
+    run = assemble(recipe(place, eval_share=0.25))
+    assert (run.cut["train"].read, run.cut["held out"].read) == (30, 10)
+
+
 def test_a_run_from_end_to_end(place, tmp_path):
     """A model without a template learns with a given one, and is saved with it."""
     (tmp_path / "mine.jinja").write_text(MARKED)
@@ -141,6 +149,14 @@ def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text
     assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
     saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
     assert (saved if isinstance(saved, list) else [saved]) == ends
+
+
+def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, tmp_path):
+    """Where a template puts no end."""
+    of = tokenizer(CHATML.replace("<|im_end|>", ""))
+    of.add_tokens(["letter 1"])
+    stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
+    assert len(sequences.ends(stored)) == 2 and _ends(stored, of)[0] == ()
 
 
 def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
