@@ -57,11 +57,6 @@ assert not {"torch", "transformers", "deepspeed"} & sys.modules.keys()
 
 
 @EVERY_KIND
-def test_other_names_are_no_fields_of_the_trainer(kind):
-    assert not trainer.ALIASES.keys() & kind.fields().keys() and set(trainer.ALIASES.values()) < kind.fields().keys()
-
-
-@EVERY_KIND
 def test_no_field_of_ours_hides_one_of_the_trainer(kind):
     ours = [name for section in kind.SECTIONS.values() for name in section.flat_fields()]
     shared = {"global_batch_size", "base", "launcher", "recipe"}

@@ -42,6 +42,8 @@ def test_a_checkpointed_block_keeps_its_hidden_and_position_state():
     found = activations.count(job(checkpoint_layers=1))
     assert found.checkpoints == 32 * 8192 * 4096 * 2 and found.states == 31 * 8192 * 4096 * 2
     assert activations.count(job("rope", checkpoint_layers=1)).states == 0
+    tiled = activations.count(job(checkpoint_layers=1, mlp_tiles=8))
+    assert tiled.recomputed + tiled.working < 0.65 * (found.recomputed + found.working)
 
 
 def test_a_frozen_base_keeps_inputs_of_linear_maps_under_zero_3_alone():

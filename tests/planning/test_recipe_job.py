@@ -111,6 +111,7 @@ def test_fields_that_are_given_stay():
     found = settled("--deepspeed", "zero3", "--checkpoint_layers", "selective", gpu="a100-40")
     assert layout_of(found) == (3, True, 2) and found.memory.checkpoint_layers == "selective"
     assert "--deepspeed" not in found.layout_choice
+    assert layout_of(settled("--checkpoint_offload", "true"))[1] is True, "else there would be no inputs to offload"
 
 
 def test_a_default_batch_does_not_change_with_the_choice():

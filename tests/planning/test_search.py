@@ -39,6 +39,11 @@ def test_a_class_of_transformers_is_neither_cut_nor_shared_nor_tiled():
     assert {(way.tensor, way.sequence, way.mlp_tiles) for way in (each.job.layout for each in found)} == {(1, 1, 1)}
 
 
+def test_offload_comes_when_nothing_else_fits():
+    best = search.search(job(world=1, global_batch=1, gpu="a100-40"))[0].job.layout
+    assert best.offload_optimizer == "cpu"
+
+
 OPEN = {"deepspeed", "activation_checkpointing", "checkpoint_layers", "per_device_train_batch_size"}
 
 
@@ -48,6 +53,7 @@ def test_the_fastest_layouts_leave_memory_to_spare(gpu):
     found = search.fastest(asked, OPEN)
     limit = asked.gpu.memory * (1 - search.SPARE)
     assert found and all(each.memory.peak.total <= limit for each in found)
+    assert search.fastest(replace(asked, gpu=None), OPEN) == [], "the speed of a CPU is not predicted"
     best = min(each.step.all for each in found)
     assert found[0].step.all <= (1 + search.TIE) * best and best < Plan(asked).step.all
 

@@ -80,6 +80,11 @@ def test_the_search_for_a_loss_scale_is_no_fault(tmp_path):
     assert watched.total == 1, "a loss is not scaled: this one is NaN"
 
 
+def test_many_samples_are_cut_in_the_message():
+    message = NonFinite(0, None, lambda step, rank: list(range(0, 40, 2))).observe(1, [NAN], [1.0], False)
+    assert "10, ... (20 in all)" in message
+
+
 def test_an_unwritable_journal_is_reported_once_and_stops_nothing(tmp_path, capsys):
     (tmp_path / "run").write_text("a file where the folder should be")
     watched = guard(tmp_path / "run" / "nonfinite.jsonl")

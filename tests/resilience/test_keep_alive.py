@@ -289,6 +289,7 @@ def test_the_folder_of_a_run_is_known(arguments, output, tmp_path):
     ],
 )
 def test_what_cannot_be_kept_alive(words, wrong):
+    assert len(Patience(restarts=-1, backoff=float("nan"), grace=0.0).problems()) == 3
     with pytest.raises(UserError, match=re.escape(wrong)):
         keep_alive.prepare(["python", *words])
 

@@ -135,6 +135,12 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog)
     assert caplog.text.count("has no locks") == 1
 
 
+def test_a_folder_that_cannot_be_written_is_the_user_s(tmp_path):
+    (tmp_path / "ranks").write_text("a file in its place")
+    with pytest.raises(UserError, match="output_dir"):
+        RunLock(tmp_path, 0).acquire()
+
+
 class AsRank1:
     """Rank 0 is a process of another machine."""
 

@@ -1,5 +1,6 @@
 """A rank records why it should stop, and lives until it has committed, and so do its workers."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -260,6 +261,17 @@ def test_workers_end_with_their_rank(end, started):
     rank = started(end, seconds=3600)
     printed, _ = rank.communicate(timeout=60)
     assert printed == "" and is_empty_within(rank.pid, 60)
+
+
+def test_a_thread_in_place_of_a_worker_is_not_shielded_and_children_are_killed(monkeypatch):
+    """A thread of the rank would shield the rank itself."""
+    stopping.shield_worker(3)
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    stopping.kill_children()
+    assert child.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

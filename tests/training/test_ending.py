@@ -16,7 +16,7 @@ from tape_ds.checkpoint.saving import Saver
 from tape_ds.distributed import distributed_map
 from tape_ds.errors import UserError
 from tape_ds.resilience import spikes
-from tape_ds.resilience.stopping import StopRequest
+from tape_ds.resilience.stopping import LAUNCHER, StopRequest
 from tape_ds.training import execution
 from tape_ds.training.runs.assembly import NothingToDo, assemble
 from tape_ds.training.trainer import TapeTrainer
@@ -83,11 +83,13 @@ def test_a_stop_is_committed_and_resumed_to_the_last_digit(train, monkeypatch, s
     assert run_folder.stopped(train.folder / "run") is None
 
 
-def test_a_stop_before_the_first_step_leaves_nothing(train):
+@pytest.mark.parametrize(("reason", "is_marked"), [("SIGTERM", True), (f"{LAUNCHER} died", False)])
+def test_a_stop_before_the_first_step_leaves_no_checkpoint(train, reason, is_marked):
+    """A launcher that died did not ask for the stop: the run may be started again."""
     stop = StopRequest()
-    stop.request("SIGTERM")
+    stop.request(reason)
     assert train("run", stop) == 0 and checkpoint.numbered(train.folder / "run") == []
-    assert run_folder.stopped(train.folder / "run")["step"] == 0
+    assert (run_folder.stopped(train.folder / "run") is not None) is is_marked
 
 
 def test_a_stop_while_it_scores_waits_for_no_more_documents(train, monkeypatch):

@@ -27,9 +27,11 @@ def test_the_window_has_the_steps_that_were_named_and_the_run_is_the_same(tmp_pa
     assert Counter(names) == {"ProfilerStep#2": 1, "ProfilerStep#3": 1}
 
 
-def test_other_ranks_record_nothing(tmp_path):
+def test_other_ranks_record_nothing_and_a_window_that_is_not_reached_is_reported(tmp_path, capsys):
     train(tmp_path, Profile(profile=True, profile_ranks=[1]))
     assert not (tmp_path / "profile").exists()
+    train(tmp_path, Profile(profile=True, profile_start=STEPS + 1))
+    assert "recorded no profile" in capsys.readouterr().out
 
 
 def test_a_disk_that_takes_nothing_costs_the_profile_alone(tmp_path, capsys):

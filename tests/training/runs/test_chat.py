@@ -125,6 +125,7 @@ def test_a_run_from_end_to_end(place, tmp_path):
     """A model without a template learns with a given one, and is saved with it."""
     (tmp_path / "mine.jinja").write_text(MARKED)
     settings = {"output_dir": tmp_path / "run", "max_steps": 30, "eval_data": f"jsonl:{place}/held_out.jsonl"}
+    settings |= {"sample_prompts": "which", "sample_steps": 30, "sample_tokens": 2}
     run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", **settings))
     _, stored = complete(run)
     before, after = stored["figures"]["answer_loss"]
@@ -208,4 +209,5 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
     strict = problems(place, chat_template=tmp_path / "strict.jinja", output_dir=tmp_path / "never")
     assert "train.jsonl:1: the chat template does not render it" in strict["train_data"].wrong
     assert set(problems(place, max_tokens=8, output_dir=tmp_path / "never")) == {"max_tokens"}
+    assert set(problems(place, eval_share=0.01, output_dir=tmp_path / "never")) == {"eval_share"}
     assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]

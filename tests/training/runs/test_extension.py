@@ -98,6 +98,14 @@ def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path
     }
 
 
+def test_a_distilled_run_has_the_base_as_its_teacher(model):
+    run = assemble(recipe(model, distill="true"))
+    base = TapeForCausalLM.from_pretrained(model)
+    ids = tokens(1, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(run.teacher.model.eval()(ids).logits, base.eval()(ids).logits)
+
+
 def test_held_out_documents_of_one_name_get_different_names(model):
     """Scores are kept by name: of two files called long.txt one vanished."""
     specs = []

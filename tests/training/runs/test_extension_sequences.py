@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds.config.extension import load
 from tape_ds.data.bad_rows import BadRows
+from tape_ds.errors import UserError
 from tape_ds.training.runs.extension import training_sequences
 
 SIZES = [3, 10, 4, 25, 7]
@@ -49,6 +50,9 @@ def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
     sequences = training_sequences(recipe(append_eos="true", attend_across="true"), tokenizer, BadRows())
     found = [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
     assert found[:2] == [[10, 10, 10, 1, 20, 20, 20, 20], [20, 20, 20, 20, 20, 20, 1, 30]]
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="append_eos"):
+        training_sequences(recipe(append_eos="true"), tokenizer, BadRows())
     item = sequences[0]
     assert (item["document_ids"] == 0).all() and (item["labels"][1:] == item["input_ids"][1:]).all()
 
