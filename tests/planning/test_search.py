@@ -53,7 +53,9 @@ def test_the_fastest_layouts_leave_memory_to_spare(gpu):
     found = search.fastest(asked, OPEN)
     limit = asked.gpu.memory * (1 - search.SPARE)
     assert found and all(each.memory.peak.total <= limit for each in found)
-    assert search.fastest(replace(asked, gpu=None), OPEN) == [], "the speed of a CPU is not predicted"
+    assert search.fastest(replace(asked, gpu=None), OPEN) == []
+    with pytest.raises(ValueError, match="predicted for GPUs"):
+        Plan(replace(asked, gpu=None)).step  # noqa: B018
     best = min(each.step.all for each in found)
     assert found[0].step.all <= (1 + search.TIE) * best and best < Plan(asked).step.all
 

@@ -116,9 +116,10 @@ def test_held_out_answers_are_scored_as_they_are_learnt(place):
     assert found.targets == int((same.sequences[0]["labels"] != IGNORED).sum())
 
 
-def test_a_share_is_held_out_of_the_sequences(place):
-    run = assemble(recipe(place, eval_share=0.25))
+def test_a_share_is_held_out_of_the_sequences_and_columns_that_are_not_read_are_named(place, tmp_path):
+    run = assemble(recipe(place, eval_share=0.25, train_data=write(tmp_path / "x.jsonl", TALKS, source="web")))
     assert (run.cut["train"].read, run.cut["held out"].read) == (30, 10)
+    assert run.outline()["not read"] == "the columns source"
 
 
 def test_a_run_from_end_to_end(place, tmp_path):
