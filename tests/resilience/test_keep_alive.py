@@ -297,7 +297,10 @@ def test_what_cannot_be_kept_alive(words, wrong):
 @pytest.mark.parametrize("program", [["/env/bin/tape-ds"], ["python", "-m", "tape_ds"]])
 def test_a_command_of_tape_ds_is_kept_alive(program):
     """DeepSpeed's options may be anywhere in it."""
-    words = ["extend", "--recipe", "demo", "--hostfile", "hosts", "--no_ssh", "--output_dir", "here", "--num_gpus=2"]
+    words = ["extend", "--recipe", "demo", "--hostfile", __file__, "--no_ssh", "--output_dir", "here", "--num_gpus=2"]
     kept = keep_alive.prepare([*program, *words])
     assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
     assert kept.output == Path("here")
+    # DeepSpeed would run on this machine alone
+    with pytest.raises(UserError, match="hostfile = 'hosts': no such file"):
+        keep_alive.prepare(["deepspeed", "--hostfile", "hosts", *program, "extend"])
