@@ -33,11 +33,6 @@ def test_a_mistake_is_one_line(parser, capsys, words, said):
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
-def test_a_correct_line_is_read(parser):
-    own = parser.parse_args(["m", "--lengths", "2", "3", "--prompt", "--not an option"])
-    assert (own.model, own.lengths, own.prompt) == ("m", [2, 3], "--not an option")
-
-
 def test_a_credential_is_not_repeated(parser, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["m", "--tokn", "hf_" + "a" * 20])

@@ -15,7 +15,6 @@ from tape_ds.attention.shifted_groups import use_groups
 from tape_ds.config.sections import Memory
 from tape_ds.data.order import IGNORED, PADDING
 from tape_ds.distributed.cuts import cut_of, whole_numel
-from tape_ds.distributed.group import RankGroup
 from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
@@ -247,30 +246,6 @@ def part_of_a_sequence(size: int, tokens: int) -> dict[str, Any]:
     groups = distributed.get_world_size() // size
     alone = _model(case)(**batch, use_cache=False).loss
     return {"logits": tuple(out.logits.shape), "loss": float(loss / groups), "alone": float(alone)}
-
-
-def exchanged_numbers(encoding: str, heads: str, size: int) -> dict[str, int]:
-    """Numbers of a rank's part of hidden states, as gathered or summed, and of states, in a forward and backward: those
-    that have four dimensions behind that of processes are states."""
-    case = Case(size, "tensor", encoding, heads, dtype="float32")
-    model = _shared(case)
-    batch, items = _batch(case, 2)
-    found = {"hidden": 0, "state": 0}
-
-    def counted(name: str, kind: str) -> Any:
-        function = getattr(RankGroup, name)
-
-        def call(self: RankGroup, x: torch.Tensor) -> torch.Tensor:
-            answer = function(self, x)
-            if x.dim() > 2:  # else the vocabulary's sums
-                found[kind] += max(x.numel(), answer.numel()) if kind == "hidden" else x.numel()
-            return answer
-
-        return mock.patch.object(RankGroup, name, call)
-
-    with counted("_gather", "hidden"), counted("_reduce", "hidden"), counted("_swap", "state"):
-        _step(case, model, batch, items)
-    return found
 
 
 def generated(size: int) -> bool:

@@ -6,14 +6,12 @@ import threading
 
 import psutil
 import pytest
-import torch
 from torch import distributed
 
 from tape_ds.distributed import comparison, rendezvous
 from tape_ds.distributed.process_info import ProcessInfo
 from tape_ds.distributed.rendezvous import Rendezvous
 from tape_ds.errors import UserError
-from tape_ds.kernels import jit
 from tape_ds.training.identity import of_data
 
 FACTS = {
@@ -50,25 +48,10 @@ def test_a_difference_is_named_with_machine_and_values(changes, field, value, wr
     assert (problem.field, problem.value) == (f"{field} on node_rank 2 (n2)", value) and wrong in problem.wrong
 
 
-def test_files_of_the_code_are_named_together_with_the_commits():
-    (problem,) = comparison.differences(records(code=dict.fromkeys([*FACTS["code"], "tape_ds/a.py"], "2")))
-    assert problem.field == "code on node_rank 2 (n2)" and problem.value.startswith("tape_ds/a.py, tape_ds/f0.py")
-    assert problem.value.endswith("and 4 more") and "(commit bbb, there aaa)" in problem.wrong
-
-
 def test_of_two_machines_the_first_is_right():
     found = records(2, code=dict.fromkeys(FACTS["code"], "2"))
     del found[1]["facts"]["compiler"]  # an older version compares less
     assert comparison.differences(found)[0].field == "code on node_rank 1 (n1)"
-
-
-def test_a_gpu_machine_tells_whether_triton_can_build_there(monkeypatch):
-    """Ranks that compute without Triton hold up all others."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
-    monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
-    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    assert comparison.facts_of(recipe(), {})["compiler"] == {"C compiler": "Triton needs a C compiler"}
 
 
 def test_machines_of_one_name_are_refused():

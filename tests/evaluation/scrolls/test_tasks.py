@@ -91,15 +91,6 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
 
 
-def test_a_long_prompt_is_cut_from_the_right(manager, llama):
-    """lm-eval would cut it from the left, where the question is."""
-    model = answering(lambda prompt: "")
-    evaluate(model, manager(max_tokens=301, tokenizer=str(llama)), "tape_scrolls_qasper")
-    rows = examples.read("qasper", "validation", DATA)
-    assert [prompt for prompt, _ in model.asked] == [row.input[:99] for row in rows]  # 301 - 201, and <s>
-    assert all(len(row.input) > 99 for row in rows)
-
-
 @pytest.mark.parametrize("room", [100, 101])
 def test_a_summary_that_is_cut_within_a_character_still_fits(room, manager, llama, tmp_path):
     """Half of a character has more bytes when it is read again."""

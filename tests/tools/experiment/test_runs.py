@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -68,12 +67,6 @@ def test_a_result_belongs_to_the_recipe_it_was_made_with():
     store(run, output_dir="elsewhere", resume_from_checkpoint="auto")
     assert run.result() is not None
     assert plan("--learning_rate", "0.25")[0].result() is None and not other.is_same(run.recipe.as_dict())
-
-
-def test_a_result_of_before_a_field_existed_has_its_default():
-    run, changed = plan()[0], plan("--allow_cpu", "true")[0]
-    older = {name: value for name, value in run.recipe.as_dict().items() if name != "allow_cpu"}
-    assert run.is_same(older) and not changed.is_same(older)
 
 
 def test_a_result_has_values_of_its_own_where_the_recipe_leaves_them_to_the_plan():
@@ -199,21 +192,6 @@ def test_jobs_run_at_the_same_time(work, monkeypatch):
     monkeypatch.setattr(ExperimentWork, "run_one", lambda self, run: None if both.wait() in (0, 1) else run)
     two = ExperimentWork("x", work.experiment, Path("o"), work.starting, jobs=2)
     assert [log for _, log in two.run_all(planned)] == [None, None]
-
-
-def test_commands_are_started_in_this_checkout_and_logged(monkeypatch):
-    calls = []
-
-    def run(command, **options):
-        calls.append(options["env"])
-        options["stdout"].write("what it prints\n")
-        return subprocess.CompletedProcess(command, 7)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    assert Starting(2).run_command(["launch", "--module", "evaluation"], Path("log.txt")) == 7
-    assert calls[0]["PYTHONPATH"].split(":") == [str(ROOT), "elsewhere"] and calls[0]["DS_ACCELERATOR"] == "cpu"
-    assert Path("log.txt").read_text() == "what it prints\n"
 
 
 def test_a_run_stored_under_a_fields_former_name_is_the_same():

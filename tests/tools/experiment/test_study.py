@@ -113,10 +113,3 @@ def test_a_figure_of_unknown_direction_is_refused_as_primary():
     correlation = Quantity("cola", "mcc")
     with pytest.raises(UserError, match="unknown whether more or less of it is better"):
         study(rows("rope", [20.0] * 6, correlation), rows("tape", [40.0] * 6, correlation), asked="mcc")
-
-
-def test_losses_and_costs_may_be_primary():
-    for metric in ("loss_past_native", "perplexity", "perplexity (blocks)", "seconds", "layer 1"):
-        quantity = Quantity("x", metric)
-        name = Measure(quantity).name
-        assert study(rows("rope", [1.0, 2.0], quantity), asked=name).primary.quantity == quantity

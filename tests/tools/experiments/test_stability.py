@@ -58,22 +58,6 @@ def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(tmp_path, b
     assert list(result.data) == [text] and result.command[0] == "stability.py"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (["--layers", "4"], "--layers"),
-        (["--texts", "TEXT", "--tokens", "61"], "--texts"),
-        (["--texts", "nothing:here", "--tokens", "1"], "--tokens"),
-        (["again=no/such/folder", "again=no/such/folder"], "model"),
-    ],
-)
-def test_refusals_write_nothing(tmp_path, base, text, capsys, arguments, field):
-    given = [text if each == "TEXT" else each for each in arguments]
-    assert stability.main([str(base), *given, "--output", str(tmp_path / "out")]) == 2
-    assert f" {field} = " in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_files_of_one_name_in_two_folders_are_two_texts(tmp_path, base):
     for name, step in (("a", 7), ("b", 11)):
         (tmp_path / name).mkdir()
