@@ -8,6 +8,7 @@ from lm_eval import evaluator, simple_evaluate, tasks
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 
+from tape_ds.errors import UserError
 from tape_ds.scoring import harness_tasks
 from tests.evaluation import local_tasks
 
@@ -93,6 +94,11 @@ def test_drawn_texts_follow_the_seed(load):
 def test_shots_count_only_where_there_are_any(load):
     assert load(shot="one", shots=2) != load(shot="another", shots=2)
     assert load(shot="one") == load(shot="another")
+
+
+def test_a_task_that_cannot_be_loaded_is_refused(load):
+    with pytest.raises(UserError, match=r"own.*cannot be loaded"):
+        load(test_split="nowhere")
 
 
 def test_a_length_that_ruler_was_not_asked_for_is_no_figure():

@@ -116,6 +116,9 @@ def test_another_result_in_the_folder_stays(tmp_path):
     with pytest.raises(UserError, match=r"other: config.lengths, seed\).*\n.*--overwrite"):
         mine.stored()
     assert mine.stored(overwrite=True) is None
+    mine.path.write_text("[]")
+    with pytest.raises(UserError, match="is not a result"):
+        mine.stored()
 
 
 def test_journals_of_two_killed_processes_are_taken(tmp_path):
