@@ -39,12 +39,8 @@ def test_a_credential_is_not_repeated(parser, capsys):
     assert "aaaa" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("text", "tokens"), [("512", 512), ("2k", 2048), ("128K", 131_072)])
-def test_lengths_are_tokens(text, tokens):
-    assert arguments.length(text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5k", "2m", "²"])
-def test_other_texts_are_no_length(text):
-    with pytest.raises(argparse.ArgumentTypeError):
-        arguments.length(text)
+def test_lengths_are_tokens():
+    assert [arguments.length(text) for text in ("512", "2k", "128K")] == [512, 2048, 131_072]
+    for wrong in ("0", "1.5k", "²"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            arguments.length(wrong)

@@ -75,7 +75,6 @@ def test_credentials_are_taken_out(text, expected):
     "text",
     [
         "jsonl:hf://datasets/someone/books@490b980249446f2f3bd2df3a8cf085d0f2de240a/x.jsonl#text?meta.token=Github",
-        "hub:someone/books@main:default:train:100#text",
         "ssh://git@host/x",
         "min_document_tokens = 1024",
         "https://host:8080/x?page=2",

@@ -1,16 +1,8 @@
 """Texts that can be no path are refused by name, without a traceback."""
 
-from pathlib import Path
-
 import pytest
 
-from tape_ds import paths
 from tests.config.helpers import problems_of, write
-
-
-def test_home_is_found(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert paths.of("~/runs") == tmp_path / "runs" and paths.of("~nobody-here/x") == Path("~nobody-here/x")
 
 
 @pytest.mark.parametrize(

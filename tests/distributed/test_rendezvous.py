@@ -122,22 +122,12 @@ def test_a_mistake_of_another_machine_is_no_reason_to_start_again(monkeypatch, t
 
 def test_rank_0_that_cannot_start_waits_until_all_know_it():
     """It holds the store: gone too early, the others would not know why."""
-    came = threading.Event()
-
-    def work(met, rank):
-        if rank == 0:
-            raise UserError(WRONG)
-        came.set()
-        met.barrier("", LONG)
-
     job = Job(2)
-    late = threading.Thread(target=job.run, args=(work, [1]))
-    first = threading.Thread(target=job.run, args=(work, [0]))
+    first = threading.Thread(target=job.run, args=(fails(0), [0]))
     first.start()
-    assert not came.is_set() and 0 not in job.ended
-    late.start()
+    assert 0 not in job.ended
+    job.run(wait, [1])
     first.join()
-    late.join()
     assert [error.problems[0].wrong for error in job.ended.values()] == ["too small"] * 2
 
 

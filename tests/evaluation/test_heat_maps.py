@@ -38,13 +38,6 @@ def test_a_missing_cell_is_a_gap_and_depths_that_round_alike_are_two_rows(tmp_pa
         heat_maps.draw_passkeys(cells, tmp_path / "a.png", title="$x^ $y", native_length=None)
 
 
-def test_the_picture_of_passkeys_has_all_none_and_the_native_length(tmp_path):
-    path = heat_maps.draw_passkeys(CELLS, tmp_path / "a.png", title="one", native_length=8192)
-    assert near(path, YELLOW) > 2000 and near(path, BLUE) > 2000 and near(path, ORANGE) > 100
-    inside = heat_maps.draw_passkeys(CELLS, tmp_path / "b.png", title="one", native_length=16384)
-    assert near(inside, ORANGE) == 0, "no length is beyond"
-
-
 def grid(tmp_path, reach, samples=lambda i, j: 10, right=lambda i, j: True):
     """The picture of an evaluation that is right where both operands are at most ``reach`` long."""
     sizes = [(i, j) for i in range(1, 7) for j in range(1, 7)]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import threading
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from tape_ds import results
 from tape_ds.errors import UserError
-from tape_ds.installation import ROOT
 from tools.experiment import runs
 from tools.experiment.runs import ExperimentWork, Starting
 from tools.experiment.table import Experiment
@@ -173,18 +171,6 @@ def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own(
     assert token not in json.dumps(run.stored())
     store(run)
     assert run.result() is not None
-
-
-def test_command_lines_are_those_that_a_user_would_type(monkeypatch):
-    monkeypatch.setattr(runs, "get_free_port", lambda: 7)
-    script = [str(ROOT / TRAIN[1]), "--seed", "1"]
-    assert Starting(1).line([*TRAIN, "--seed", "1"]) == [sys.executable, *script]
-    runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
-    local = [*runner, "--master_port", "7", "--num_accelerators", "3"]
-    assert Starting(3).line([*TRAIN, "--seed", "1"]) == [*local, *script]
-    hosts = Starting(3, "deepspeed --hostfile hosts").line(["launch", "--module", "evaluation"])
-    assert hosts == [*runner, "--hostfile", "hosts", "--module", "evaluation"]
-    assert Starting(1).typed(["launch", "--module", "x", "y"]) == ["python", "-m", "x", "y"]
 
 
 def test_jobs_run_at_the_same_time(work, monkeypatch):
