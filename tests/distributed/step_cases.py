@@ -209,10 +209,7 @@ def _batch(case: Case, sequences: int) -> tuple[dict[str, torch.Tensor], int]:
 def moved_bytes(encoding: str, heads: str = "gqa", size: int = 2) -> int:
     """Bytes that this rank hands to all-to-all in a forward and backward."""
     case = Case(size, "sequence", encoding, heads, dtype="float32")
-    layout, rank = Layout(distributed.get_world_size(), size), distributed.get_rank()
-    model = _model(case)
-    use_sequence_parallel(model, layout, rank)
-    batch, items = _batch(case, 2)
+    model, (batch, items) = _shared(case), _batch(case, 2)
     with mock.patch.object(comm, "all_to_all_single", wraps=comm.all_to_all_single) as called:
         _step(case, model, batch, items)
     return sum(call.args[1].nbytes for call in called.call_args_list)
@@ -222,8 +219,7 @@ def refusal(arguments: Mapping[str, Any]) -> str:
     """What a model says to a call that its part of a sequence cannot serve; ``group_tokens`` is set, the rest is
     given."""
     case = Case(2, encoding="rope")
-    model = _model(case)
-    use_sequence_parallel(model, Layout(distributed.get_world_size(), 2), distributed.get_rank())
+    model = _shared(case)
     given = {"use_cache": False, **arguments}
     if group := given.pop("group_tokens", None):
         use_groups(model, group)
@@ -237,8 +233,7 @@ def refusal(arguments: Mapping[str, Any]) -> str:
 def part_of_a_sequence(size: int, tokens: int) -> dict[str, Any]:
     """What a rank's forward gives of its share: shapes, and the loss without a count of targets."""
     case = Case(size, tokens=tokens)
-    model = _model(case)
-    use_sequence_parallel(model, Layout(distributed.get_world_size(), size), distributed.get_rank())
+    model = _shared(case)
     batch, _ = _batch(case, 2)
     out = model(**batch, use_cache=False, skip_logits=False)
     loss = out.loss.detach()

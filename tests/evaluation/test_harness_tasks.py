@@ -27,8 +27,8 @@ def scored(tmp_path_factory):
             patch.setattr(datasets, "load_dataset", local_tasks.redirected(datasets.load_dataset, root))
             patch.setattr(evaluator, "add_env_info", lambda results: None)  # asks pip, which takes seconds
             manager = TaskManager(include_path=[str(each) for each in included], include_defaults=False)
-            told = local_tasks.Told(judge)
-            found = simple_evaluate(told, tasks=[group], task_manager=manager, bootstrap_iters=0, limit=limit)
+            oracle = local_tasks.Oracle(judge=judge)
+            found = simple_evaluate(oracle, tasks=[group], task_manager=manager, bootstrap_iters=0, limit=limit)
         return harness_tasks.figures(found, {"requests": 0, "tokens": 0})
 
     return run
