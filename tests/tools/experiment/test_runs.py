@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from tape_ds import results
 from tape_ds.errors import UserError
+from tape_ds.installation import ROOT
 from tools.experiment import runs
 from tools.experiment.runs import ExperimentWork, Starting
 from tools.experiment.table import Experiment
@@ -180,8 +183,29 @@ def test_jobs_run_at_the_same_time(work, monkeypatch):
     assert [log for _, log in two.run_all(planned)] == [None, None]
 
 
-def test_a_run_stored_under_a_fields_former_name_is_the_same():
+def test_a_run_that_was_stored_by_an_older_version_is_the_same():
     run = plan()[0]
     older = run.recipe.as_dict()
     older["stream_lanes"] = older.pop("stream_workers")
+    del older["allow_cpu"]  # as before there was this field, which then counts as its default
     assert run.is_same(older) and not run.is_same(older | {"stream_lanes": 1})
+    assert not plan("--allow_cpu", "true")[0].is_same(older)
+
+
+def test_commands_are_started_with_this_python_and_logged(monkeypatch):
+    commands = []
+
+    def start(command, stdout, **_):
+        commands.append(command)
+        stdout.write("what it prints\n")
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.setattr(runs, "get_free_port", lambda: 7)
+    for starting in (Starting(1), Starting(3), Starting(3, "deepspeed --hostfile hosts")):
+        assert starting.run_command([*TRAIN, "--seed", "1"], Path("log.txt")) == 7
+    script = [str(ROOT / TRAIN[1]), "--seed", "1"]
+    runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
+    local = [*runner, "--master_port", "7", "--num_accelerators", "3"]
+    assert commands == [[sys.executable, *script], [*local, *script], [*runner, "--hostfile", "hosts", *script]]
+    assert Path("log.txt").read_text() == "what it prints\n"
