@@ -129,7 +129,6 @@ def trapped(base, tmp_path):
 
 
 DOORS = {
-    "configuration": lambda folder: extendable.read(folder),
     "model": lambda folder: extendable.load(folder, extendable.configure(extendable.read(folder))),
     "tokenizer": lambda folder: tokenizers.load_tokenizer(str(folder)),
     "evaluation": lambda folder: found(folder).load(),

@@ -143,16 +143,9 @@ def test_a_large_file_is_told_from_another_at_both_ends_and_between(tmp_path, pl
     assert storage.content_identity(copy) == storage.content_identity(one) != storage.content_identity(other)
 
 
-@pytest.mark.parametrize(
-    "given, expected",
-    [
-        ({}, "~/.cache/tape_ds"),
-        ({"HF_HOME": "/scratch/hf", "XDG_CACHE_HOME": "~/scratch"}, "~/scratch/tape_ds"),
-    ],
-)
-def test_the_cache_is_where_caches_are_asked_to_be(monkeypatch, given, expected):
-    for name in ("XDG_CACHE_HOME", "HF_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert storage.cache_home() == Path(expected).expanduser()
+def test_the_cache_is_where_caches_are_asked_to_be(monkeypatch):
+    asked = [("", "", "~/.cache/tape_ds"), ("/x", "", "/x/tape_ds"), ("/x", "~/scratch", "~/scratch/tape_ds")]
+    for hub, caches, expected in asked:
+        monkeypatch.setenv("HF_HOME", hub)
+        monkeypatch.setenv("XDG_CACHE_HOME", caches)
+        assert storage.cache_home() == Path(expected).expanduser()

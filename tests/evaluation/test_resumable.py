@@ -5,6 +5,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import pickle
 import time
 from functools import partial
 from pathlib import Path
@@ -202,13 +203,14 @@ def test_the_first_process_s_problem_reaches_all(monkeypatch):
     """No process waits for one that has left."""
     sent = []
 
-    def ranks(rank):
-        return SimpleNamespace(rank=rank, world=2, first=lambda own: sent.append(own) or sent[0])
+    def first(own):
+        sent.append(pickle.dumps(own))
+        return pickle.loads(sent[0])
 
     def make():
         raise UserError(Problem("--output", "there", "is taken", "name another"))
 
     for rank in (0, 1):
-        monkeypatch.setattr(resumable, "RankSync", partial(ranks, rank))
+        monkeypatch.setattr(resumable, "RankSync", partial(SimpleNamespace, rank=rank, world=2, first=first))
         with pytest.raises(UserError, match="--output = 'there': is taken"):
             resumable.from_first(make if rank == 0 else lambda: pytest.fail("only the first process makes it"))

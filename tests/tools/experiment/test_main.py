@@ -86,7 +86,6 @@ def test_a_plan_starts_nothing(machine, capsys):
         ["mine.yaml", "--arms", "rpoe"],
         ["mine.yaml", "--reference", "tpae"],
         ["mine.yaml", "--", "--learnin_rate", "1"],
-        ["mine.yaml", "--jobs", "0", "--processes", "0"],
         ["mine.yaml", "--launcher", "no_such_program --x"],
     ],
 )

@@ -27,7 +27,6 @@ def test_numbers_of_the_paper():
         ("bin:/data/proof-pile/test_sampled_data.bin", "proof_pile"),
         ("bin:/data/github.bin", "github"),
         ("text:/home/me/github/project/a/*.py", None),
-        ("jsonl:a.jsonl#pg19", None),
         ("jsonl:pile/test.jsonl.zst#text?meta.pile_set_name=Github", "github"),
         ("hub:codeparrot/github-code-clean::train", None),
     ],
