@@ -174,13 +174,12 @@ class Forked(_Logged):
     @property
     def ranks(self) -> list[int]:
         """Process ids."""
-        return [process.pid for process in self._processes if process.pid is not None]
+        return [process.pid for process in self._processes]
 
     @property
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks that have ended, by their process ids."""
-        ended = {process.pid: process.exitcode for process in self._processes}
-        return {pid: code for pid, code in ended.items() if pid is not None and code is not None}
+        return {process.pid: process.exitcode for process in self._processes if process.exitcode is not None}
 
     @property
     def ended(self) -> bool:
@@ -274,8 +273,7 @@ def free_port() -> int:
     """A free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.getsockname()[1]
 
 
 def deepspeed(processes: int = 2) -> list[str]:
