@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tape_ds.checkpoint import trained
 from tests.data.chat.chatml import conversation, write
 from tests.integration.conftest import forked, launch
 
@@ -45,6 +46,16 @@ def test_a_mistake_is_one_message_on_two_ranks(tiny, tmp_path):
     assert ended.code == 2 and not output.exists()
     assert ended.output.count("problems found") == 1 and "learning_rat" in ended.output, ended.output[-3000:]
     assert "Traceback" not in ended.output
+
+
+def test_angles_alone_are_scored_by_two_ranks_and_nothing_is_trained(tiny, tmp_path):
+    ended = forked(EXTEND, *extension(tiny, tmp_path, method="yarn", eval_before="false"))
+    assert ended.code == 0, ended.output[-4000:]
+    figures = json.loads((tmp_path / "results" / "run.json").read_text())["figures"]
+    assert figures["steps"] == 0 and list(figures["loss_by_position"]) == ["yarn x2, untrained"]
+    (asked,) = figures["passkey"]
+    assert len(asked["replies"]) == 3
+    assert trained.read_record(tmp_path / "trained").names == () and not list(tmp_path.glob("checkpoint-*"))
 
 
 @pytest.mark.slow
