@@ -82,14 +82,6 @@ def test_a_run_and_its_evaluations_are_one_column_and_a_checkpoint_another(every
     }
 
 
-def test_folders_of_runs_and_single_files_give_a_column_each(tmp_path):
-    for name in ("b", "a"):
-        examples.save(tmp_path / name, run_result=examples.run(), perplexity=examples.perplexity())
-    assert kinds(tmp_path) == {"a": ["perplexity", "run"], "b": ["perplexity", "run"]}
-    files = examples.STORED / "tape.json", f"control={examples.STORED / 'tuning_inspect_24_steps.json'}"
-    assert kinds(*files) == {"tape": ["run"], "control": ["run"]}
-
-
 def test_columns_with_one_name_are_refused(tmp_path):
     for parent in ("one", "two"):
         examples.save(tmp_path / parent / "run", run_result=examples.run())
@@ -159,16 +151,6 @@ def test_losses_are_those_stored():
     logged = tape.figures["train_loss"]
     assert steps["first step"]["demo"][1] == repr(logged[0]["loss"])
     assert steps["last step"]["demo"][1] == repr(logged[-1]["loss"])
-
-
-def test_losses_on_other_documents_share_no_table():
-    runs = {}
-    for name in "ab":
-        runs[name] = {"run": examples.run()}
-        variants = runs[name]["run"].figures["loss_by_position"]
-        (each,) = variants["tape, trained"].values()
-        variants["tape, trained"] = dict.fromkeys(("1.py", "2.py", "3.py", f"{name}.py", "z.py"), each)
-    assert [list(each["mean"]) for each in tables(page(**runs), "Loss by position")] == [["a"], ["b"]]
 
 
 def test_perplexities_are_those_stored():
