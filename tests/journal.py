@@ -7,11 +7,7 @@ from typing import Any
 
 
 class Journal:
-    """Lines of a file, each on the disk before the next piece of work begins.
-
-    Args:
-        file: read where it exists; a last line that a kill left unfinished is dropped.
-    """
+    """Lines of a file, each on the disk before the next begins; a last line that a kill left unfinished is dropped."""
 
     def __init__(self, file: Path):
         self._file = file

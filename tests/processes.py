@@ -19,10 +19,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import NoReturn, Protocol, Self
+from typing import NoReturn, Self
+from unittest import mock
 
 import psutil
 
@@ -40,23 +41,29 @@ LIBRARIES += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # which an engine i
 """What the server imports, with all that these import."""
 
 
-class Job(Protocol):
-    """What a launch and a forked job have in common."""
+class _Logged:
+    """A job that prints to a file, and is killed at the end of a block."""
+
+    log: Path
 
     @property
-    def printed(self) -> str: ...
+    def printed(self) -> str:
+        """What was printed so far, without colours."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
-    @property
-    def ended(self) -> bool: ...
+    def kill(self) -> None:
+        """``kill -9`` for everything that is left of it."""
+        raise NotImplementedError
 
-    def wait(self, seconds: float = LAUNCH_SECONDS) -> int: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
-def _plain(log: Path) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
-
-
-class Launch:
+class Launch(_Logged):
     """A job that was started as a user starts it, as a new session of processes."""
 
     def __init__(self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None):
@@ -74,11 +81,6 @@ class Launch:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    @property
-    def printed(self) -> str:
-        """What was printed so far, without colours."""
-        return _plain(self.log)
 
     @property
     def ended(self) -> bool:
@@ -139,12 +141,6 @@ class Launch:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
 
 def _words(process: psutil.Process) -> list[str]:
     try:
@@ -153,7 +149,7 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-class Forked:
+class Forked(_Logged):
     """A job whose ranks are forked from the server and become the ``main`` of a script."""
 
     def __init__(
@@ -178,18 +174,12 @@ class Forked:
     @property
     def ranks(self) -> list[int]:
         """Process ids."""
-        return [process.pid for process in self._processes if process.pid is not None]
+        return [process.pid for process in self._processes]
 
     @property
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks that have ended, by their process ids."""
-        ended = {process.pid: process.exitcode for process in self._processes}
-        return {pid: code for pid, code in ended.items() if pid is not None and code is not None}
-
-    @property
-    def printed(self) -> str:
-        """What was printed so far, without colours."""
-        return _plain(self.log)
+        return {process.pid: process.exitcode for process in self._processes if process.exitcode is not None}
 
     @property
     def ended(self) -> bool:
@@ -219,11 +209,8 @@ class Forked:
                     os.killpg(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+Job = Launch | Forked
 
 
 def variables() -> dict[str, str]:
@@ -239,19 +226,9 @@ def server() -> ForkServerContext:
     """A process that has imported everything and computed nothing, from which ranks are forked."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
-    with _environment(variables()):
+    with mock.patch.dict(os.environ, variables(), clear=True):
         multiprocessing.forkserver.ensure_running()
     return context
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    kept = dict(os.environ)
-    set_environment(variables)
-    try:
-        yield
-    finally:
-        set_environment(kept)
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
@@ -296,8 +273,7 @@ def free_port() -> int:
     """A free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.getsockname()[1]
 
 
 def deepspeed(processes: int = 2) -> list[str]:

@@ -55,20 +55,3 @@ def test_recipes_are_listed_shown_and_checked_before_anything_heavy():
     started += [(["launchers/train_arithmetic.py", "--recipe", "look_back", "--print_config"], 0)]
     started += [(["launchers/extend_llama.py", "--recipe", "dmeo"], 2)]
     run(STARTED.format(commands=started, heavy=HEAVY))
-
-
-def test_encodings_and_sizes_are_checked_without_torch():
-    run(
-        "import sys\n"
-        "from tape_ds import attention, encodings\n"
-        "from tape_ds.models import sizes\n"
-        "for name in encodings.available():\n"
-        "    assert not encodings.check_options(name, {}), name\n"
-        "    encodings.options_of(name, {}).learns\n"
-        "    encodings.options_of(name, {}).default_rope_parameters(64)\n"
-        "assert attention.missing('flex', 'cpu') and not attention.missing('auto', 'cpu')\n"
-        "fields = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)\n"
-        "fields |= dict(num_key_value_heads=1, head_dim=7, max_position_embeddings=8)\n"
-        "assert [each.field for each in sizes.problems(sizes.Fields(**fields))] == ['head_dim']\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
-    )

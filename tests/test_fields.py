@@ -55,10 +55,8 @@ def checked(section, values):
     [
         ("share", 1.0, "out of range", "give a number above 0 and below 1"),
         ("rate", float("inf"), "wrong type", "give a number, or null"),
-        ("kept", [3, 0], "out of range", "give 1 or more"),
         ("mode", "of", "wrong type", "give one of: on, off, or a whole number"),
         ("even", 3, "odd", "give an even one"),
-        ("even", True, "wrong type", "give a whole number"),
         ("even", 2**63, "wrong type", "give a number of 64 bits"),
         ("shares", 1, "unknown field", "did you mean 'share'?"),
     ],
@@ -73,8 +71,7 @@ def test_all_wrong_values_are_found_once():
     assert [problem.field for problem in found] == ["share", "rate", "kept"]
 
 
-def test_bounds_of_two_sides_and_names_with_a_prefix():
-    assert Inner.check({"size": 10})[0].remedy == "give 1 to 9"
+def test_a_field_of_an_inner_section_has_a_prefix():
     assert Outer.flat_fields()["inner_size"] is Inner.model_fields["size"]
     built = Outer.build({"inner_size": 5, "name": "a"})
     assert (built.inner.size, built.even) == (5, 2) and built.flat()["inner_size"] == 5

@@ -50,19 +50,6 @@ def test_a_text_that_is_no_unicode_is_stored(tmp_path):
     assert results.load(results.save(finished, tmp_path / "r.json")) == finished
 
 
-def test_environment_and_credentials_are_never_stored(tmp_path, monkeypatch):
-    monkeypatch.setenv("TAPE_TEST_VARIABLE", "environment-canary")
-    token = "hf_" + "a" * 30
-    collected = results.collect(
-        command=["x", "--hub_token", "canary-1", "--hub_token=canary-2", f"--note=see {token}", "--window", "1024"],
-        config={"hub_token": "canary-3", "nested": [{"api_key": "canary-4"}], "note": token, "min_document_tokens": 5},
-    )
-    text = results.save(collected, tmp_path / "r.json").read_text()
-    assert "canary" not in text and token not in text
-    assert collected.command[-2:] == ["--window", "1024"]
-    assert collected.config["min_document_tokens"] == 5
-
-
 def test_load_names_everything_that_is_wrong_at_once(tmp_path):
     path = results.save(make(), tmp_path / "r.json")
     content = json.loads(path.read_text())
@@ -88,7 +75,7 @@ def git(folder, *arguments):
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
 
-def test_commit_of_a_checkout_clean_dirty_and_outside(tmp_path):
+def test_commit_of_a_checkout_clean_dirty_outside_and_around(tmp_path):
     assert results.commit(tmp_path) is None
     git(tmp_path, "init")
     assert results.commit(tmp_path) is None  # no commit yet
@@ -99,14 +86,8 @@ def test_commit_of_a_checkout_clean_dirty_and_outside(tmp_path):
     assert clean is not None and len(clean["hash"]) == 40 and clean["dirty"] is False
     (tmp_path / "code.py").write_text("a = 2\n")
     assert results.commit(tmp_path) == {"hash": clean["hash"], "dirty": True}
-
-
-def test_commit_of_somebody_elses_repository_is_not_reported(tmp_path):
-    git(tmp_path, "init")
-    git(tmp_path, "commit", "--allow-empty", "-m", "theirs")
-    inside = tmp_path / ".venv" / "site-packages"
-    inside.mkdir(parents=True)
-    assert results.commit(inside) is None
+    (tmp_path / "site-packages").mkdir()
+    assert results.commit(tmp_path / "site-packages") is None, "the package is not what that repository holds"
 
 
 def test_results_stored_before_there_were_evaluations_can_be_read(tmp_path):

@@ -3,7 +3,7 @@
     tape-ds export SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME]
 
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
-RoPE scaling that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
+RoPE scaling that transformers knows becomes an ordinary Llama (Qwen2, Qwen3) folder; any other carries its code
 and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
 read it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it is private until
 you change that on its page.

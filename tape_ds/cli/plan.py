@@ -138,7 +138,7 @@ def page(plan: Plan, price: float | None) -> str:
     }
     hours = step.all * job.steps / 3600
     run = f"{job.steps:,} steps, {hours:,.1f} h, {hours * layout.world:,.0f} GPU-hours"
-    in_all = f"{found.peak.total / GIB:.1f} of {gpu.memory / GIB:.1f} GiB"
+    in_all = f"{found.peak.total / GIB:.1f} of {gpu.memory / GIB:.1f} GiB, without scoring"
     cost = "" if price is None else f", {hours * layout.world * price:,.0f} at {price:g} for a GPU and hour"
     blocks: dict[str, Mapping[str, str]] = {
         f"{layout.world} x {gpu.name}: {layout.command_line()}": {

@@ -197,13 +197,23 @@ class ExtensionRecipe(Recipe):
         else:
             lengths = f"{own.native_length:,} -> {target:,} positions, x{target / own.native_length:g}"
             start = trained_rope.described_change(own, self.rope_parameters, target)
+        score = self.evaluation
+        scored = f"loss at {score.eval_length:,} tokens in spans of {score.eval_span:,}"
+        last = (score.eval_length - 1) // score.eval_span * score.eval_span
+        if own is not None and last < own.native_length < score.eval_length:
+            scored += f"; NO SPAN lies past {own.native_length:,}: give a shorter eval_span"
+        lengths_asked = ", ".join(f"{length:,}" for length in score.passkey_lengths)
+        asked = f"{score.passkey_trials} of each in {lengths_asked} tokens" if lengths_asked else "none"
+        if any(length > target for length in score.passkey_lengths):
+            asked += f"; some are LONGER than target_length, {target:,}"
         left_out = f"; the base's {', '.join(self.left_out)} left out" if self.left_out else ""
         return {
             "model": f"{model.model}, {lengths}{family_note(config or {})}",
             "encoding": f"{model.position_encoding}{options} from {start}",
             "method": f"{method.method}, training {', '.join(trained)}{left_out}",
             "data": read if self.trains else "none is read: nothing is trained",
-            "held out": ", ".join(data.eval_data) or "nothing",
+            "held out": f"{', '.join(data.eval_data)}: {scored}" if data.eval_data else "nothing",
+            "passkeys": asked,
         }
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:

@@ -96,6 +96,10 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
 
     launcher, arguments = found[0]
     problems: list[Problem] = []
+    for option, hosts in pairwise(command):  # DeepSpeed would go on without it, on this machine alone
+        if option in ("--hostfile", "-H") and not Path(hosts).is_file():
+            remedy = "write a line for each machine, such as 'node1 slots=8'"
+            problems.append(Problem(option, hosts, "no such file", remedy))
     flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
     kind = kinds.taken(launcher, name)

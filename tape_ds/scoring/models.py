@@ -340,7 +340,7 @@ def print_notes(model: FoundModel, lengths: Sequence[int], *, bos: bool = True) 
     notes = []
     longest, native = max(lengths), model.known_length
     if native is not None and longest > native:
-        times = f"{longest / native:.3g} times the native length of {model.name_or_path}, {native:,}"
+        times = f"{longest / native:.3g} times the length that {model.name_or_path} is made for, {native:,}"
         notes.append(f"{longest:,} tokens are {times}")
     if bos:
         notes += tokenizers.bos_note(model.tokenizer(), model.config).values()

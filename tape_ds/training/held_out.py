@@ -83,7 +83,7 @@ class ScoredAround(TrainerCallback):
     def _score(self, model: Any, variants: Variants, state: TrainerState) -> dict[str, Any]:
         first = state.is_world_process_zero
         if first:
-            print(" ".join((self.announcement[0], ", ".join(variants), self.announcement[1])), flush=True)
+            print(" ".join((self.announcement[0], "; ".join(variants), self.announcement[1])), flush=True)
         found = self.measure(model, variants)
         if first:
             same = self.questions(next(iter(found.values())))

@@ -14,7 +14,7 @@ from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.span_losses import SpanLosses
 
 FEW = 4
-"""Documents whose own tables are printed; of more each is in the stored results."""
+"""Documents whose own tables are printed, and wrong replies: the stored results have all."""
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
@@ -35,7 +35,7 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
         tables = {f"{len(documents)} documents": together} | (tables if len(documents) <= FEW else {})
     for name, losses_of in tables.items():
         first = next(iter(losses_of.values()))
-        table = Table(title=f"loss by position on {escape(name)} (nats per token)", title_justify="left")
+        table = Table(title=f"loss by position on {escape(name)} (nats per token, from each position on)", title_justify="left")
         table.add_column("")
         for start in first.starts:
             table.add_column(_place(start), justify="right")
@@ -61,17 +61,19 @@ def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
     _print(table)
 
 
-def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int) -> None:
-    """Print a row per variant and length, beyond the native length in bold, with the wrong replies."""
+def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int, unit: str = "native") -> None:
+    """Print a row per variant and length, beyond the native length in bold, with a few wrong replies. ``unit`` names
+    that length: a run's is its base's, an evaluation's the model's own."""
     table = Table(title="passkeys found", title_justify="left")
     table.add_column("")
-    for column in ("prompt tokens", "x native", "found"):
+    for column in ("prompt tokens", f"x {unit}", "found"):
         table.add_column(column, justify="right")
     table.add_column("replied instead")
     for variant, part in found.items():
         for each in part:
             bold = "[bold]" if each.length > native_length else ""
             wrong = [f"{miss.reply!r} for {miss.key} at {miss.depth:.0%}" for miss in each.replies if not miss.correct]
+            wrong = wrong if len(wrong) <= FEW else [*wrong[: FEW - 1], f"and {len(wrong) - FEW + 1} more"]
             sizes = f"{each.length:,}", f"{each.length / native_length:.2g}"
             table.add_row(escape(variant), *sizes, f"{bold}{each.correct} of {each.trials}", escape("\n".join(wrong)))
         table.add_section()

@@ -15,7 +15,6 @@ from tape_ds.attention.shifted_groups import use_groups
 from tape_ds.config.sections import Memory
 from tape_ds.data.order import IGNORED, PADDING
 from tape_ds.distributed.cuts import cut_of, whole_numel
-from tape_ds.distributed.group import RankGroup
 from tape_ds.distributed.layout import Layout
 from tape_ds.distributed.tensor import use_tensor_parallelism
 from tape_ds.distributed.ulysses import use_sequence_parallel
@@ -210,10 +209,7 @@ def _batch(case: Case, sequences: int) -> tuple[dict[str, torch.Tensor], int]:
 def moved_bytes(encoding: str, heads: str = "gqa", size: int = 2) -> int:
     """Bytes that this rank hands to all-to-all in a forward and backward."""
     case = Case(size, "sequence", encoding, heads, dtype="float32")
-    layout, rank = Layout(distributed.get_world_size(), size), distributed.get_rank()
-    model = _model(case)
-    use_sequence_parallel(model, layout, rank)
-    batch, items = _batch(case, 2)
+    model, (batch, items) = _shared(case), _batch(case, 2)
     with mock.patch.object(comm, "all_to_all_single", wraps=comm.all_to_all_single) as called:
         _step(case, model, batch, items)
     return sum(call.args[1].nbytes for call in called.call_args_list)
@@ -223,8 +219,7 @@ def refusal(arguments: Mapping[str, Any]) -> str:
     """What a model says to a call that its part of a sequence cannot serve; ``group_tokens`` is set, the rest is
     given."""
     case = Case(2, encoding="rope")
-    model = _model(case)
-    use_sequence_parallel(model, Layout(distributed.get_world_size(), 2), distributed.get_rank())
+    model = _shared(case)
     given = {"use_cache": False, **arguments}
     if group := given.pop("group_tokens", None):
         use_groups(model, group)
@@ -238,8 +233,7 @@ def refusal(arguments: Mapping[str, Any]) -> str:
 def part_of_a_sequence(size: int, tokens: int) -> dict[str, Any]:
     """What a rank's forward gives of its share: shapes, and the loss without a count of targets."""
     case = Case(size, tokens=tokens)
-    model = _model(case)
-    use_sequence_parallel(model, Layout(distributed.get_world_size(), size), distributed.get_rank())
+    model = _shared(case)
     batch, _ = _batch(case, 2)
     out = model(**batch, use_cache=False, skip_logits=False)
     loss = out.loss.detach()
@@ -247,30 +241,6 @@ def part_of_a_sequence(size: int, tokens: int) -> dict[str, Any]:
     groups = distributed.get_world_size() // size
     alone = _model(case)(**batch, use_cache=False).loss
     return {"logits": tuple(out.logits.shape), "loss": float(loss / groups), "alone": float(alone)}
-
-
-def exchanged_numbers(encoding: str, heads: str, size: int) -> dict[str, int]:
-    """Numbers of a rank's part of hidden states, as gathered or summed, and of states, in a forward and backward: those
-    that have four dimensions behind that of processes are states."""
-    case = Case(size, "tensor", encoding, heads, dtype="float32")
-    model = _shared(case)
-    batch, items = _batch(case, 2)
-    found = {"hidden": 0, "state": 0}
-
-    def counted(name: str, kind: str) -> Any:
-        function = getattr(RankGroup, name)
-
-        def call(self: RankGroup, x: torch.Tensor) -> torch.Tensor:
-            answer = function(self, x)
-            if x.dim() > 2:  # else the vocabulary's sums
-                found[kind] += max(x.numel(), answer.numel()) if kind == "hidden" else x.numel()
-            return answer
-
-        return mock.patch.object(RankGroup, name, call)
-
-    with counted("_gather", "hidden"), counted("_reduce", "hidden"), counted("_swap", "state"):
-        _step(case, model, batch, items)
-    return found
 
 
 def generated(size: int) -> bool:

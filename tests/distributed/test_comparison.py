@@ -6,18 +6,16 @@ import threading
 
 import psutil
 import pytest
-import torch
 from torch import distributed
 
 from tape_ds.distributed import comparison, rendezvous
 from tape_ds.distributed.process_info import ProcessInfo
 from tape_ds.distributed.rendezvous import Rendezvous
 from tape_ds.errors import UserError
-from tape_ds.kernels import jit
 from tape_ds.training.identity import of_data
 
 FACTS = {
-    "code": {f"tape_ds/f{number}.py": "1" for number in range(9)},
+    "code": {"tape_ds/f.py": "1"},
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
     "variables": {},
     "device": {"device": "cuda"},
@@ -28,12 +26,12 @@ FACTS = {
 }
 
 
-def records(count=3, last=0, **of_last):
-    """A rank on each of so many machines, the last ones with something else."""
+def records(**of_last):
+    """A rank on each of three machines, the last with something else."""
     usual = {"host": "h", "boot": "b", "digest": "d", "commit": "aaa", "facts": FACTS}
-    other = {"digest": "e", "commit": "bbb", "facts": FACTS | of_last}
-    found = [usual | {"machine": f"node_rank {rank} (n{rank})"} for rank in range(count)]
-    return [record | (other if record in found[count - (last or 1) :] else {}) for record in found]
+    found = [usual | {"machine": f"node_rank {rank} (n{rank})"} for rank in range(3)]
+    found[2] |= {"digest": "e", "commit": "bbb", "facts": FACTS | of_last}
+    return found
 
 
 @pytest.mark.parametrize(
@@ -41,6 +39,7 @@ def records(count=3, last=0, **of_last):
     [
         ({"versions": {"python": "3.11.7", "torch": "2.12.0"}}, "torch", "2.12.0", "it is 2.13.0 on "),
         ({"versions": {"python": "3.11.7"}}, "torch", "absent", "it is 2.13.0 on node_rank 0 (n0), node_rank 1 (n1)"),
+        ({"code": {"tape_ds/f.py": "2"}}, "code", "tape_ds/f.py", "(commit bbb, there aaa)"),
         ({"variables": {"TAPE_DS_ATTENTION": "sdpa"}}, "TAPE_DS_ATTENTION", "sdpa", "it is absent on "),
         ({"recipe": {"learning_rate": "0.2", "seed": "1"}}, "learning_rate", "0.2", "it is 0.1 on node_rank 0 (n0)"),
     ],
@@ -48,27 +47,6 @@ def records(count=3, last=0, **of_last):
 def test_a_difference_is_named_with_machine_and_values(changes, field, value, wrong):
     (problem,) = comparison.differences(records(**changes))
     assert (problem.field, problem.value) == (f"{field} on node_rank 2 (n2)", value) and wrong in problem.wrong
-
-
-def test_files_of_the_code_are_named_together_with_the_commits():
-    (problem,) = comparison.differences(records(code=dict.fromkeys([*FACTS["code"], "tape_ds/a.py"], "2")))
-    assert problem.field == "code on node_rank 2 (n2)" and problem.value.startswith("tape_ds/a.py, tape_ds/f0.py")
-    assert problem.value.endswith("and 4 more") and "(commit bbb, there aaa)" in problem.wrong
-
-
-def test_of_two_machines_the_first_is_right():
-    found = records(2, code=dict.fromkeys(FACTS["code"], "2"))
-    del found[1]["facts"]["compiler"]  # an older version compares less
-    assert comparison.differences(found)[0].field == "code on node_rank 1 (n1)"
-
-
-def test_a_gpu_machine_tells_whether_triton_can_build_there(monkeypatch):
-    """Ranks that compute without Triton hold up all others."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
-    monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
-    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    assert comparison.facts_of(recipe(), {})["compiler"] == {"C compiler": "Triton needs a C compiler"}
 
 
 def test_machines_of_one_name_are_refused():

@@ -1,7 +1,5 @@
 """Arithmetic on ranks, and which heads can be shared."""
 
-from dataclasses import replace
-
 import pytest
 
 from tape_ds.distributed.layout import Layout, check_heads
@@ -46,15 +44,3 @@ def test_each_stage_shards_one_thing_more():
     assert Layout(8).shards(1) == 1
     # ZeRO shards over the ranks that share sequences too; those that share layers have different parts
     assert Layout(64, 4).shards() == 64 and Layout(64, tensor=2).shards() == 32
-
-
-def test_a_layout_is_typed_as_what_differs():
-    layout = Layout(8, zero=2, tensor=2, checkpoint_layers="selective", offload_optimizer="cpu")
-    own = "--deepspeed zero2_offload --per_device_train_batch_size 1 --tensor_parallel_size 2 "
-    assert layout.command_line() == own + "--activation_checkpointing true --checkpoint_layers selective"
-    plain = replace(layout, tensor=1, checkpoint_layers=None, offload_optimizer="none")
-    assert plain.command_line(layout).endswith(
-        "--tensor_parallel_size 1 --activation_checkpointing false --checkpoint_layers 1"
-    )
-    assert len(plain.changes(layout)) == 3 and not layout.changes(layout)
-    assert "--deepspeed null" in Layout().command_line()

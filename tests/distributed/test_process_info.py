@@ -22,8 +22,3 @@ def test_a_place_is_what_the_launcher_says(given, rank, on_node, node, alone, le
     found = process_info.current(given)
     assert (found.rank, found.on_node, found.node) == (rank, on_node, node)
     assert (found.is_single_node, found.leads_node) == (alone, leads)
-
-
-def test_a_machine_is_named_by_its_number_and_its_name():
-    found = process_info.current(DEEPSPEED)
-    assert found.machine == f"node_rank 1 ({found.host})" and process_info.current({}).machine == found.host

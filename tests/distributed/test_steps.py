@@ -103,20 +103,6 @@ def test_rope_moves_no_more_than_it_must(group):
     assert group.run(step_cases.moved_bytes, "rope", "gqa", 2) == [4 * numbers] * group.ranks
 
 
-@pytest.mark.parametrize(("heads", "size"), [("mha", 2), ("gqa", 4), ("mqa", 4)])
-def test_a_model_in_pieces_exchanges_each_token_four_times(group, heads, size):
-    """As Megatron's: gathered in front of attention and feed-forward, summed behind them; and as often in the backward.
-    TAPE's state travels beside, a part of it from each process: there by groups, and back by query heads."""
-    rope, tape = (group.run(step_cases.exchanged_numbers, name, heads, size) for name in ("rope", "tape"))
-    tokens, batch, layers, hidden, head_size = 12, 2, 3, 32, 8
-    ends = 2 * batch * tokens * hidden  # of embeddings and output head
-    assert rope[0]["hidden"] == 2 * (4 * layers * batch * tokens * hidden + ends)
-    assert rope[0]["state"] == 0 and tape[0]["hidden"] == rope[0]["hidden"]
-    query_heads, groups = {"mha": (4, 4), "gqa": (4, 2), "mqa": (8, 1)}[heads]
-    moved, read = 2 * query_heads, 2 * max(groups, size)  # in the first two layers; in the last two
-    assert tape[0]["state"] == 2 * (moved + read) * batch * tokens * head_size // size
-
-
 def test_pieces_of_different_weights_are_refused(group):
     for message in group.run(step_cases.refused_cut, "weights"):
         assert "different weights" in message

@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from unittest import mock
 
 from tape_ds.cli.program import MODULES, TRAINING, split
 from tape_ds.errors import Problem, UserError
-from tape_ds.resilience.stopping import SIGNALS
 from tests.docs import pages
 from tests.docs.pages import Block
 
@@ -35,8 +33,8 @@ PLACEHOLDERS = {
 }
 WORLDS = (1, 2, 8, 16)
 """Numbers of processes for a command that has none; it has to be right with one of them."""
-WRAPPERS = ("tape_ds.cli.keep_alive",)
-"""They read their own options and start another command."""
+WRAPPER = "tape_ds.cli.keep_alive"
+"""It reads its own options and starts another command."""
 
 # What stops a program, by module: a reader is called and then stops it, work is never called.
 READERS = {
@@ -208,7 +206,7 @@ def check_program(word: str, arguments: Sequence[str], world: int | None, is_par
         check_exists(word)
     if module is None:
         return
-    if door(module, arguments)[0] in WRAPPERS:
+    if door(module, arguments)[0] == WRAPPER:
         found = read(module, arguments, None)
         if getattr(found, "command", None) not in ([], ["COMMAND"]):
             check(found.command)
@@ -249,7 +247,7 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
     module, given = door(module, arguments)
     is_package = (pages.ROOT / module.replace(".", "/") / "__main__.py").is_file()
     with contextlib.ExitStack() as patched:
-        patched.enter_context(handlers_kept())
+        patched.enter_context(mock.patch("signal.signal"))  # keep_alive's handlers would stay
         patched.enter_context(exits(module, list(arguments) if is_partial else None))
         patched.enter_context(mock.patch.object(sys, "argv", [module, *arguments]))
         imported = importlib.import_module(f"{module}.__main__" if is_package else module)
@@ -265,17 +263,6 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
         except Read as done:
             return done.args[0] if done.args else None
     return None
-
-
-@contextlib.contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Restore signal handlers: ``keep_alive`` sets its own before it reads its command."""
-    kept = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 def reading(target: str, world: int | None) -> Callable[..., Any]:

@@ -57,7 +57,6 @@ def test_commands_are_found():
     [
         "make dinner",
         "python tools/no_such_tool.py",
-        "python tools/plan.py demo --no_such_field 3",
         "python -m evaluation passkey MODEL --no_such_flag",
         "deepspeed --no_such_flag launchers/extend_llama.py",
         "deepspeed --num_gpus 4 launchers/extend_llama.py --recipe llama2_7b_8k --sequence_parallel_size 3",

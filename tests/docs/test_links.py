@@ -1,8 +1,9 @@
-"""Every link of the book leads somewhere: the file exists, and so does the heading."""
+"""Every page can be reached, and its links lead to files and headings that exist."""
 
 from urllib.parse import unquote
 
 import pytest
+import yaml
 
 from tests.docs import pages
 
@@ -21,8 +22,11 @@ def broken(page, text):
 
 
 @pytest.mark.parametrize("page", pages.pages(), ids=pages.name)
-def test_every_link_leads_somewhere(page):
-    assert list(broken(page, page.read_text(encoding="utf-8"))) == []
+def test_every_link_leads_somewhere_and_no_table_is_broken(page):
+    """A blank line within a table makes the rows after it a paragraph of bars."""
+    text = page.read_text(encoding="utf-8")
+    assert list(broken(page, text)) == []
+    assert [each for each in pages.paragraphs(text) if each.startswith("|")] == []
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,18 @@ def test_a_broken_link_is_found(link):
     assert len(list(broken(page, f"# Title\n\n| a |\n|---|\n| {link} |\n"))) == 1
 
 
-def test_anchors_are_those_of_github():
-    text = "# A `b` & c: d\n\n[1](#a-b--c-d) [2](model.md#which-models) [3](https://example.org/x) [4](../LICENSE)\n"
-    assert list(broken(pages.ROOT / "docs" / "staying_alive.md", text)) == []
-    assert pages.anchors("# One\n\n## Two\n\n## Two\n") == {"one", "two", "two-1"}
+def named(entries):
+    """The pages of the navigation."""
+    for entry in entries:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        yield from named(value) if isinstance(value, list) else [value]
+
+
+def test_every_chapter_is_in_the_navigation_and_on_the_first_page():
+    site = yaml.safe_load((pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert site["theme"]["font"] is False, "the site loads nothing from the network"
+    chapters = [page.name for page in (pages.ROOT / "docs").glob("*.md")] + ["results/README.md"]
+    assert sorted(named(site["nav"])) == sorted(chapters)
+    first = (pages.ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = {target.partition("#")[0] for _, target in pages.links(first)}
+    assert set(chapters) - {"index.md"} - linked == set()

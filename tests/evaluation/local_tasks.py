@@ -68,37 +68,23 @@ def is_true(context: str, continuation: str) -> bool:
     return right == (continuation.strip() != "no")
 
 
-class Told(LM):
-    """A model whose log-likelihood of a continuation is ``judge(context, continuation)``."""
+class Oracle(LM):
+    """A model whose reply to a prompt is ``answer(prompt)``, and whose log-likelihood of a continuation is
+    ``judge(context, continuation)``; remembers what it ``read``, with the settings of the reply."""
 
-    def __init__(self, judge):
+    def __init__(self, answer=None, judge=None):
         super().__init__()
-        self.judge = judge
+        self.answer, self.judge, self.read = answer, judge, []
+
+    def generate_until(self, requests, disable_tqdm=False):
+        self.read += [request.args for request in requests]
+        return [self.answer(request.args[0]) for request in requests]
 
     def loglikelihood(self, requests, disable_tqdm=False):
         return [(self.judge(*request.args), False) for request in requests]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         raise NotImplementedError
-
-    generate_until = loglikelihood_rolling
-
-
-class Answering(LM):
-    """A model whose reply to a request is ``answer(request)``; remembers what it was ``asked``."""
-
-    def __init__(self, answer):
-        super().__init__()
-        self.answer, self.asked = answer, []
-
-    def generate_until(self, requests, disable_tqdm=False):
-        self.asked += [request.args for request in requests]
-        return [self.answer(request) for request in requests]
-
-    def loglikelihood(self, requests, disable_tqdm=False):
-        raise NotImplementedError
-
-    loglikelihood_rolling = loglikelihood
 
 
 def _write(folder: Path, config: str | None, splits: dict) -> None:

@@ -12,10 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaForSequenceClassification,
-)
+from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeForCausalLM, arguments
 from tape_ds.checkpoint import source_model, trained
@@ -33,15 +30,13 @@ def found(*words):
 
 
 @torch.no_grad()
-def logits(model, ids=None):
-    return model(tokens(2, 20) if ids is None else ids).logits
+def logits(model, ids):
+    return model(ids).logits
 
 
 def same(one, other):
     ids = tokens(2, 20)
-    difference = (logits(one, ids) - logits(other, ids)).abs().max().item()
-    print(f"logits differ by {difference:.2g}")
-    return difference < 2e-5
+    return (logits(one, ids) - logits(other, ids)).abs().max() < 2e-5
 
 
 def test_a_plain_llama_is_transformers_own(base):
@@ -134,17 +129,16 @@ def test_an_adapter_with_embeddings_in_another_file_is_refused(base, tmp_path):
         found(folder)
 
 
-@pytest.mark.parametrize("shapes", [{"0.self_attn.q_proj.lora_A": None}, {"7.self_attn.q_proj.lora_A": (2, 32)}])
-def test_an_adapter_with_a_tensor_missing_or_without_a_place_is_refused(base, tmp_path, shapes):
+@pytest.mark.parametrize(("layer", "shape"), [(0, None), (7, (2, 32))])
+def test_an_adapter_with_a_tensor_missing_or_without_a_place_is_refused(base, tmp_path, layer, shape):
     """peft would warn, or not even that, and compute without them."""
     file = adapter(base, tmp_path / "adapter") / "adapter_model.safetensors"
     tensors = load_file(file)
-    for name, shape in shapes.items():
-        name = f"base_model.model.model.layers.{name}.weight"
-        if shape is None:
-            del tensors[name]
-        else:
-            tensors[name] = torch.ones(shape)
+    name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_A.weight"
+    if shape is None:
+        del tensors[name]
+    else:
+        tensors[name] = torch.ones(shape)
     save_file(tensors, file)
     with pytest.raises(UserError, match=r"Found missing adapter keys|without a place: .*layers\.7"):
         found(tmp_path / "adapter").load()
@@ -168,23 +162,17 @@ def as_integers(folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def as_classifier(folder):
-    LlamaForSequenceClassification.from_pretrained(folder).save_pretrained(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
         (without_head, "missing: lm_head.weight\n"),
-        (as_classifier, r"missing: lm_head.weight; without a place: score.weight\n"),
         (as_integers, "integers in the place of weights: lm_head.weight"),
         (partial(changed, num_hidden_layers=1), r"without a place: model.layers.1"),
         (partial(changed, vocab_size=99), r"of another shape: lm_head.weight \[\d+, 32\], not \[99, 32\]"),
         (partial(changed, rope_parameters={"type": "clex", "factor": 2.0}), "rope_type = 'clex'"),
-        (partial(changed, quantization_config={"quant_method": "unheard_of"}), "could not load it.*unheard_of"),
         (partial(changed, model_type="t5"), "no causal LM"),
     ],
-    ids=["no head", "classifier", "integers", "a layer too many", "vocabulary", "rope type", "quantiser", "not causal"],
+    ids=["no head", "integers", "a layer too many", "vocabulary", "rope type", "not causal"],
 )
 def test_weights_and_configurations_that_do_not_match_are_refused(base, tmp_path, change, wrong):
     """transformers would score random weights for missing ones, with exit code 0."""
@@ -254,17 +242,6 @@ def test_trained_weights_on_another_base_are_refused_unless_wanted(base, run, tm
     assert not same(found(folder, "--base_anyway").load(), model)
 
 
-def test_an_adapter_that_is_no_lora_is_refused(base, tmp_path):
-    folder = adapter(base, tmp_path / "adapter")
-    content = {"peft_type": "PROMPT_TUNING", "base_model_name_or_path": str(base), "num_virtual_tokens": 4}
-    (folder / "adapter_config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="is not merged into weights"):
-        found(folder)
-    (folder / "adapter_config.json").write_text(json.dumps(content | {"peft_type": "UNHEARD_OF"}))
-    with pytest.raises(UserError, match="cannot be read"):
-        found(folder)
-
-
 def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -302,12 +279,6 @@ def test_the_dtype_is_the_stored_one_unless_asked(base, tmp_path):
     assert found(tmp_path / "half").load().dtype == torch.bfloat16
     assert found(tmp_path / "half", "--dtype", "float32").load().dtype == torch.float32
     assert found(tmp_path / "half").about()["dtype"] == "bfloat16"
-
-
-def test_all_problems_are_in_one_message():
-    with pytest.raises(UserError) as error:
-        found("./nowhere", "--device", "meta")
-    assert [problem.field for problem in error.value.problems] == ["--device", "model"]
 
 
 def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):

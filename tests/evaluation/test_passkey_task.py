@@ -29,11 +29,11 @@ def evaluate(tokenizer, monkeypatch):
     monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)  # asks pip, which takes seconds
 
     def run(reply, tasks=("tape_passkey", "tape_passkey_pose"), **metadata):
-        told = local_tasks.Answering(lambda request: reply(request.args[0]))
+        oracle = local_tasks.Oracle(reply)
         metadata = {"tokenizer": tokenizer, **ASKED, **metadata}
         manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
-        found = simple_evaluate(model=told, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
-        return found, told.asked
+        found = simple_evaluate(model=oracle, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
+        return found, oracle.read
 
     return run
 

@@ -5,14 +5,17 @@ import fcntl
 import json
 import multiprocessing
 import os
+import pickle
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch import distributed
 
 from tape_ds import results
-from tape_ds.errors import DiskError, UserError
+from tape_ds.errors import DiskError, Problem, UserError
 from tape_ds.scoring import resumable
 from tape_ds.scoring.resumable import Evaluation
 from tests.evaluation.test_models import found
@@ -48,14 +51,6 @@ def interrupted(folder, at, **changes):
         evaluation(folder, **changes).run_jobs(JOBS, Work(fails_at=at))
 
 
-def test_what_was_finished_is_not_repeated(tmp_path):
-    interrupted(tmp_path, at=2)
-    interrupted(tmp_path, at=4)
-    work = Work()
-    assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
-    assert work.seen == [4, 5]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -76,7 +71,7 @@ def test_pieces_of_another_evaluation_are_not_taken(tmp_path, changes):
 def test_the_same_weights_under_another_name_are_the_same_model(tmp_path):
     interrupted(tmp_path, at=3)
     work = Work()
-    evaluation(tmp_path, model=MODEL | {"address": "moved"}).run_jobs(JOBS, work)
+    assert evaluation(tmp_path, model=MODEL | {"address": "moved"}).run_jobs(JOBS, work) == WHOLE
     assert work.seen == [3, 4, 5]
 
 
@@ -122,15 +117,9 @@ def test_another_result_in_the_folder_stays(tmp_path):
     with pytest.raises(UserError, match=r"other: config.lengths, seed\).*\n.*--overwrite"):
         mine.stored()
     assert mine.stored(overwrite=True) is None
-
-
-def test_a_folder_or_file_that_is_something_else_is_refused(tmp_path):
-    (tmp_path / "passkey.json").write_text("[]")
+    mine.path.write_text("[]")
     with pytest.raises(UserError, match="is not a result"):
-        evaluation(tmp_path).stored()
-    assert evaluation(tmp_path).stored(overwrite=True) is None
-    with pytest.raises(UserError, match="is a file"):
-        evaluation(tmp_path / "passkey.json" / "out").stored()
+        mine.stored()
 
 
 def test_journals_of_two_killed_processes_are_taken(tmp_path):
@@ -163,18 +152,6 @@ def test_where_results_go(run, base):
     assert resumable.folder(None, found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
     plain = found(base)
     assert resumable.folder(None, plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
-
-
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        (["/home/me/tape-ds/evaluation/__main__.py", "passkey", "x"], ["python", "-m", "evaluation", "passkey", "x"]),
-        (["evaluation/__main__.py", "--local_rank", "1", "passkey"], ["python", "-m", "evaluation", "passkey"]),
-    ],
-)
-def test_the_command_is_stored_as_it_was_typed(tmp_path, monkeypatch, words, command):
-    monkeypatch.setattr("sys.argv", words)
-    assert evaluation(tmp_path).started.command == command
 
 
 def test_a_disk_that_fills_up_keeps_what_was_found(tmp_path, monkeypatch):
@@ -220,3 +197,20 @@ def test_an_evaluation_of_which_a_process_hangs_ends_with_its_stacks(tmp_path):
         each.kill()
     assert codes == [4, 4]
     assert "in work" in (tmp_path / "out" / "stacks" / "rank-1.txt").read_text()
+
+
+def test_the_first_process_s_problem_reaches_all(monkeypatch):
+    """No process waits for one that has left."""
+    sent = []
+
+    def first(own):
+        sent.append(pickle.dumps(own))
+        return pickle.loads(sent[0])
+
+    def make():
+        raise UserError(Problem("--output", "there", "is taken", "name another"))
+
+    for rank in (0, 1):
+        monkeypatch.setattr(resumable, "RankSync", partial(SimpleNamespace, rank=rank, world=2, first=first))
+        with pytest.raises(UserError, match="--output = 'there': is taken"):
+            resumable.from_first(make if rank == 0 else lambda: pytest.fail("only the first process makes it"))

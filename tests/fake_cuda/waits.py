@@ -14,6 +14,8 @@ class Allowed(NamedTuple):
 
 WINDOWED = ("gemma3_text", "mistral", "phi3", "qwen3")
 """Classes of transformers with sliding windows, and without a soft cap."""
+CAPPED = ("gemma2", "gpt_oss")
+"""Those with windows that have a soft cap or sinks."""
 FOREIGN = "transformers/cache_utils.py"
 """Its layers begin with an empty tensor from the host's memory, in some versions: once a cache, and not counted."""
 
@@ -58,6 +60,11 @@ ALLOWED = (
         "tape_ds/attention/document_layout.py:_contiguous",
         lambda case: case.rows == "padded" and case.encoding in WINDOWED,
         "a window over padded sequences: whether padding is between a document's tokens, once for all layers",
+    ),
+    Allowed(
+        "tape_ds/models/decoder.py:KeyPlaces.within",
+        lambda case: case.kind == "foreign" and case.rows != "dense" and case.encoding in (*WINDOWED, *CAPPED),
+        "layers with a window: whether positions skip further than it, once a call for all of them",
     ),
     Allowed(
         "tape_ds/encodings/base.py:dedupe_positions",

@@ -326,12 +326,16 @@ def test_what_cannot_be_kept_alive(words, wrong):
 @pytest.mark.parametrize("program", [["/env/bin/tape-ds"], ["python", "-m", "tape_ds"]])
 def test_a_command_of_tape_ds_is_kept_alive(program):
     """DeepSpeed's options may be anywhere in it."""
-    words = ["extend", "--recipe", "demo", "--hostfile", "hosts", "--no_ssh", "--output_dir", "here", "--num_gpus=2"]
+    words = ["extend", "--recipe", "demo", "--hostfile", __file__, "--no_ssh", "--output_dir", "here", "--num_gpus=2"]
     kept = keep_alive.prepare([*program, *words])
     assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
     assert kept.output == Path("here")
     with pytest.raises(UserError, match="no launcher in it"):
         keep_alive.prepare([*program, "evaluate", "perplexity"])
+    with pytest.raises(
+        UserError, match="hostfile = 'hosts': no such file"
+    ):  # DeepSpeed would run on this machine alone
+        keep_alive.prepare(["deepspeed", "--hostfile", "hosts", *program, "extend"])
 
 
 def test_patience_has_its_limits():

@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         written = heat_maps.write_passkeys(figures["cells"], work.folder, title=title, native_length=found.known_length)
         print(f"\n{title}\n")
         print(heat_maps.passkey_table(figures["cells"]))
-        tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length)
+        tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length, "its length")
         print(", ".join(str(path) for path in written))
 
     return work.run(ask_all, show, overwrite=options.overwrite)

@@ -14,15 +14,11 @@ from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.examples import DATASETS
 from tape_ds.errors import UserError
 from tape_ds.scoring.language_model import HarnessModel
-from tests.evaluation import local_tasks, test_models
+from tests.evaluation import test_models
+from tests.evaluation.local_tasks import Oracle
 from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer, known_answers
 
 TASKS = Path(__file__).resolve().parents[3] / "tape_ds" / "scoring" / "tasks" / "scrolls"
-
-
-def answering(rule):
-    """A model that continues a prompt by a rule."""
-    return local_tasks.Answering(lambda request: rule(request.args[0]))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +35,7 @@ def evaluate(model, manager, *tasks):
 
 def oracle():
     known = known_answers(*DATASETS)
-    return answering(lambda prompt: next(answer for text, answer in known.items() if text in prompt))
+    return Oracle(lambda prompt: next(answer for text, answer in known.items() if text in prompt))
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +51,12 @@ def test_an_oracle_is_right_in_every_task(evaluated):
         assert found[f"tape_scrolls_{name}"][f"{dataset.metric},none"] == pytest.approx(1.0), name
     hard = sum(each.hard for each in examples.read("quality", "validation", DATA))
     assert hard > 0
-    assert len(model.asked) == hard + sum(len(examples.read(name, "validation", DATA)) for name in DATASETS)
+    assert len(model.read) == hard + sum(len(examples.read(name, "validation", DATA)) for name in DATASETS)
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_prompts_are_whole_and_answers_limited(name, evaluated):
-    asked, dataset = dict(evaluated[0].asked), DATASETS[name]
+    asked, dataset = dict(evaluated[0].read), DATASETS[name]
     for each in examples.read(name, "validation", DATA):
         summary = dataset.kind == "summary"
         settings = asked[f"{prompts.BEFORE}{each.input}{prompts.REQUEST}" if summary else each.input]
@@ -84,20 +80,11 @@ def test_training_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_
     asked = [row["input_ids"][: -row["targets"]] for row in trained]
     cut = [row.cut_tokens > 0 for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))]
     assert set(cut) == {room == 120}
-    model, plain = answering(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
+    model, plain = Oracle(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
     ours = HarnessModel(test_models.found(llama))
-    for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
+    for prompt, each in zip([prompt for prompt, _ in model.read], asked, strict=True):
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
-
-
-def test_a_long_prompt_is_cut_from_the_right(manager, llama):
-    """lm-eval would cut it from the left, where the question is."""
-    model = answering(lambda prompt: "")
-    evaluate(model, manager(max_tokens=301, tokenizer=str(llama)), "tape_scrolls_qasper")
-    rows = examples.read("qasper", "validation", DATA)
-    assert [prompt for prompt, _ in model.asked] == [row.input[:99] for row in rows]  # 301 - 201, and <s>
-    assert all(len(row.input) > 99 for row in rows)
 
 
 @pytest.mark.parametrize("room", [100, 101])

@@ -1,7 +1,6 @@
 """``python -m tools.experiment``: runs, results and pages of an experiment."""
 
 import csv
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -87,7 +86,6 @@ def test_a_plan_starts_nothing(machine, capsys):
         ["mine.yaml", "--arms", "rpoe"],
         ["mine.yaml", "--reference", "tpae"],
         ["mine.yaml", "--", "--learnin_rate", "1"],
-        ["mine.yaml", "--jobs", "0", "--processes", "0"],
         ["mine.yaml", "--launcher", "no_such_program --x"],
     ],
 )
@@ -118,17 +116,3 @@ def test_figures_and_pictures_of_the_last_commands_are_stored_if_they_succeed(ma
     assert stored.files == ("out/mine_small_map.png",) and Path("out/mine_small_map.png").is_file()
     assert (stored.experiment, stored.command) == ("mine", "python -m tools.experiment mine")
     assert "| TAPE | 25.00 |" in Path("out/mine_small.md").read_text()
-
-
-def test_the_page_has_machine_and_commit_of_the_stored_runs(machine):
-    words = ["mine.yaml", "--arms", "rope", "tape"]
-    assert experiment.main(words) == 0
-    for arm, commit in (("rope", "a" * 40), ("tape", "b" * 40)):
-        path = Path(f"runs/mine/{arm}/results/run.json")
-        hardware = {"gpus": [{"name": "H100"}] * 2, "processes": 2}
-        whose = {"hash": commit, "dirty": False}
-        past = {"finished": "2001-01-01T00:00:00+00:00", "commit": whose, "hardware": hardware}
-        results.save(dataclasses.replace(results.load(path), **past), path)
-    assert experiment.main(words) == 0
-    text = Path("runs/mine/mine.md").read_text()
-    assert "Made by (2 x H100; 2001-01-01; commit aaaaaaaaaaaa, bbbbbbbbbbbb):" in text

@@ -27,20 +27,6 @@ def test_tape_is_counted_as_in_the_published_code_and_as_here():
         assert ours[name] < published[name]
 
 
-def test_the_causal_half_is_counted():
-    rows = flops.table_3()
-    for each in rows:
-        if each["count"] == "this project":
-            assert each["MACs causal (G)"] < each["MACs (G)"]
-            assert each["FLOPs causal (G)"] == pytest.approx(2 * each["MACs causal (G)"], abs=0.011)
-
-
-def test_a_table_is_stored(tmp_path):
-    assert flops.main(["--table3", "--output", str(tmp_path)]) == 0
-    stored = results.load(tmp_path / "table3.json")
-    assert stored.figures["rows"] == flops.table_3() and stored.config["length"] == 1024
-
-
 def test_every_encoding_is_listed_by_default(tmp_path):
     assert flops.main(["--output", str(tmp_path)]) == 0
     rows = results.load(tmp_path / "flops.json").figures["rows"]
