@@ -54,8 +54,11 @@ def shards(folder):
     return sorted(path.name for path in folder.glob("*.arrow"))
 
 
-def test_rows_are_those_of_tokenize(spec, silent, done, tmp_path):
-    rows = tokenize([f"arrow:{done}"], silent, "train", tmp_path / "cache")
+def test_rows_are_those_of_tokenize(spec, silent, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_BATCH_TOKENS", 64)  # several batches a shard
+    prepare([spec], silent, tmp_path / "done", **SETTINGS)
+    CountingTokenizer.texts = 0
+    rows = tokenize([f"arrow:{tmp_path}/done"], silent, "train", tmp_path / "cache")
     assert not (tmp_path / "cache").exists(), "a prepared folder is not copied"
     assert CountingTokenizer.texts == 0
     expected = tokenize([spec], silent, "train", tmp_path / "cache")

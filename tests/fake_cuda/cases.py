@@ -38,15 +38,15 @@ SIZES = {
 
 
 class Case(NamedTuple):
-    """One computation."""
+    """One computation: a name of :data:`KINDS`, and an encoding or what the kind takes in its place.
+
+    Rows are "dense": ids alone; "packed" and "padded": from the collator, with positions that skip and differ.
+    """
 
     kind: str
-    """A name of :data:`KINDS`."""
     encoding: str
-    """Of ``tests.models.helpers.ENCODINGS``, or what the kind takes in its place."""
     backend: str = "auto"
     rows: str = "dense"
-    """"dense": ids alone; "packed" and "padded": from the collator, with positions that skip and differ."""
     recompute: int | str | None = None
     dtype: str = "bfloat16"
     autocast: bool = False

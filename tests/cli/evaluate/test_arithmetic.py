@@ -176,9 +176,7 @@ def test_addressing_is_scored_by_length_and_kind(run):
     ("words", "expected"),
     [
         (["--lengths", "15", "256"], ["--lengths = 15", "--lengths = 256"]),
-        (["--digits", "4", "--trained", "2"], ["--digits = [4]", "--trained = [2]"]),
         (["--task_options", '{"key": 3}'], ["task_options.key = 3"]),
-        (["--task_options", "3"], ["--task_options = 3"]),
         (["--task", "look_back", "--lengths", "32"], ["its tokens are not those of look_back"]),
         (["--task", "look_back"], ["--lengths = None"]),
         (["--task", "addition", "--trained", "2", "--lengths", "9"], ["--lengths = [9]"]),

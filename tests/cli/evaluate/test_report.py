@@ -191,14 +191,6 @@ def test_accuracies_and_perplexities_of_the_run_are_shown():
     assert {"256": {"a": ("244.7", "244.7")}} in tables(text, "Perplexity")
 
 
-def test_passkeys_are_counts_by_length():
-    fewer = examples.passkey(lambda length, depth: 0 if length > 8000 else 3, trials=4)
-    fewer.figures["cells"] = [cell for cell in fewer.figures["cells"] if cell["depth"] != 0.5 or cell["length"] > 1024]
-    made = page(a={"passkey": examples.passkey()}, b={"passkey": fewer})
-    assert shown(table(made, "Passkeys found, %")["1k"]) == {"a": "100 (25/25, n = 25)", "b": "75 (12/16, n = 16)"}
-    assert any("equally many samples (n): 1k" in text for text in warnings(made))
-
-
 def test_tasks_of_other_shots_share_no_row():
     one, other = examples.harness(), examples.harness(0.45, shots=5)
     one.figures["cut"] = {"requests": 7, "tokens": 1234}
