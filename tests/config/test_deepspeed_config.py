@@ -96,13 +96,6 @@ def test_stage_3_buckets_follow_the_hidden_size():
     assert zero["stage3_param_persistence_threshold"] == 10 * 4096
 
 
-def test_offload_really_offloads():
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    zero = DeepSpeedConfig(filled("zero3_offload")).zero_config
-    assert zero.offload_optimizer.device == "cpu" and zero.offload_param.device == "cpu"
-
-
 def test_what_is_left_out_is_completed():
     config = deepspeed_config.read({"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": True}}, [])
     assert config["gradient_clipping"] == config["train_batch_size"] == "auto"
@@ -136,11 +129,6 @@ def test_parameters_of_schedulers_are_those_of_the_installed_deepspeed():
         known |= {*inspect.signature(getattr(lr_schedules, kind).__init__).parameters}
     taken = {*deepspeed_config._KEYS["scheduler.params"].split()}
     assert taken == known - {"self", "optimizer", "last_batch_iteration"}
-
-
-def test_transformers_fills_what_the_trainer_and_the_model_know():
-    some = {"train_batch_size", "optimizer.params.lr", "zero_optimization.reduce_bucket_size"}
-    assert some < {*deepspeed_config.filled()}
 
 
 @pytest.mark.parametrize("path", ["zero_optimization.sub_group_size", "steps_per_print", "bf16.enabled"])

@@ -98,12 +98,6 @@ def test_a_factor_is_checked_without_the_model_if_the_original_length_is_given()
     load(["--recipe", write(model="owner/name", rope_parameters=rope | {"factor": 4.0})])
 
 
-def test_a_start_beyond_the_model_is_refused():
-    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9000}
-    found, _ = problems_of("--recipe", write(rope_parameters=rope))
-    assert set(found) == {"rope_parameters.original_max_position_embeddings"}
-
-
 def test_a_factor_counts_from_the_angles_that_the_model_has():
     """Of a model extended from 4k to 8k: two times more is four times what it had before."""
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 4096}
@@ -134,20 +128,6 @@ def test_theta_has_to_be_larger_than_it_was():
         own = {"rope_type": "default", "rope_theta": theta}
         native = {"max_position_embeddings": 8192, "rope_parameters": own}
         assert [problem.field for problem in check_against_model(recipe, native)] == fields
-
-
-def test_norms_alone_can_be_trained_under_any_encoding():
-    """The control of every comparison with position updates."""
-    recipe = load(["--recipe", write(position_encoding="rope", train_position=False)])
-    assert (recipe.method.method, recipe.method.train_position, recipe.method.train_norms) == ("tape", False, True)
-
-
-def test_the_factor_that_is_asked_for_reaches_the_target_and_may_be_left_out():
-    """488.28125 rounded down would be refused again."""
-    found, _ = problems_of("--recipe", write(), "--target_length", "4000000")
-    assert "give 488.282 or more (4,000,000 / 8,192), or leave factor out" in found["rope_parameters.factor"].remedy
-    for given in ("488.282", "null"):
-        load(["--recipe", write(), "--target_length", "4000000", "--rope_parameters.factor", given])
 
 
 def test_drope_trains_sequences_of_the_native_length():

@@ -11,11 +11,8 @@ from tape_ds.fields import run_rules
 
 def problems(section=None, window=64, shared_by=1, **trainer):
     values = {"activation_checkpointing": True} | trainer
-    recipe = SimpleNamespace(
-        scale=Scale(sequence_parallel_size=shared_by),
-        window=window,
-        trainer_value=values.get,
-    )
+    scale = Scale(sequence_parallel_size=shared_by)
+    recipe = SimpleNamespace(scale=scale, window=window, trainer_value=values.get)
     return {problem.field: str(problem) for problem in run_rules(section or Memory(), set(), recipe)}
 
 
@@ -23,10 +20,7 @@ def problems(section=None, window=64, shared_by=1, **trainer):
 @pytest.mark.parametrize("offload", [False, True])
 def test_every_policy_may_be_given(layers, offload):
     assert problems(Memory(checkpoint_layers=layers, checkpoint_offload=offload)) == {}
-
-
-def test_the_defaults_ask_for_nothing():
-    assert problems(activation_checkpointing=False) == problems(activation_checkpointing=None) == {}
+    assert problems(activation_checkpointing=False) == problems(activation_checkpointing=None) == {}, "the defaults"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.cli import train
-from tape_ds.config import extension, finetuning, generated, pretraining
+from tape_ds.config import extension, finetuning, pretraining
 from tape_ds.config.sections import Optimization, check_trained
 from tape_ds.errors import UserError
 from tests.config.helpers import write
@@ -30,21 +30,6 @@ def test_a_recipe_without_position_parameters_may_leave_both_open(load, argument
     """What is refused is frozen; a recipe that gives neither is fine."""
     arguments = [*arguments, "--position_options", "{}"] if "--position_encoding" in arguments else arguments
     assert load([*arguments, "--position_learning_rate", "null", "--position_weight_decay", "0"])
-
-
-@pytest.mark.parametrize(
-    ("load", "arguments"),
-    [
-        (pretraining.load, ["--recipe", "tiny"]),
-        (pretraining.load, ["--recipe", "tiny", "--position_encoding", "fire"]),
-        (generated.load, ["--recipe", "addition_tiny"]),
-        (extension.load, ["--recipe", "demo", "--method", "tape"]),
-    ],
-)
-def test_every_launcher_shows_the_rate_of_position_parameters(load, arguments):
-    given = ["--learning_rate", "2e-4", "--position_learning_rate", "10x"]
-    shown = train.describe(load([*arguments, *given]))
-    assert "; position parameters: learning rate 0.002 (10x), weight decay 0" in shown
 
 
 def test_a_model_of_which_only_its_files_tell_is_asked_later():

@@ -57,18 +57,9 @@ assert not {"torch", "transformers", "deepspeed"} & sys.modules.keys()
 
 
 @EVERY_KIND
-def test_other_names_are_no_fields_of_the_trainer(kind):
-    assert not trainer.ALIASES.keys() & kind.fields().keys() and set(trainer.ALIASES.values()) < kind.fields().keys()
-
-
-@EVERY_KIND
 def test_no_field_of_ours_hides_one_of_the_trainer(kind):
     ours = [name for section in kind.SECTIONS.values() for name in section.flat_fields()]
     shared = {"global_batch_size", "base", "launcher", "recipe"}
     assert not (set(ours) | shared) & set(trainer.FIELDS) and len(set(ours)) == len(ours)
     required = {name for name, field in kind.fields().items() if field.is_required()}
     assert required <= set(kind.STAND_INS) <= set(ours)
-
-
-def test_every_field_of_the_trainer_takes_its_own_default():
-    assert trainer.Trainer.check({name: field.default for name, field in trainer.FIELDS.items()}) == []

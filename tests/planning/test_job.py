@@ -36,8 +36,3 @@ def test_groups_of_key_heads_may_be_repeated_or_split():
     """70B has 8: 16 ranks repeat each, 4 take two each."""
     for size in (4, 16):
         assert possible(job(model="llama2-70b", world=64, sequence=size, global_batch=64))
-
-
-def test_tokens_and_accumulation():
-    asked = job(world=64, sequence=4, micro_batch=2, global_batch=64)
-    assert asked.layout.data == 16 and asked.tokens == 2 * 2048 and asked.accumulation == 2

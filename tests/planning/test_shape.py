@@ -4,6 +4,7 @@ import pytest
 
 from tape_ds import TapeConfig, TapeForCausalLM, encodings
 from tape_ds.encodings import registry
+from tape_ds.errors import UserError
 from tape_ds.methods.prepare import prepare
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
@@ -24,14 +25,7 @@ def test_all_parameters_of_every_encoding(encoding):
     assert shape.total(found) == parameters(config) == shape.total(found, trained=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [
-        ("llama2-7b", 6.738),
-        ("llama2-70b", 68.977),
-        ("llama3-8b", 8.030),
-    ],
-)
+@pytest.mark.parametrize(("name", "billions"), [("llama2-7b", 6.738), ("llama2-70b", 68.977), ("llama3-8b", 8.030)])
 def test_published_sizes(name, billions):
     """The parameter counts of the models' own pages."""
     model = shape.sizes(published(name))
@@ -70,10 +64,7 @@ def test_tensor_parallelism_splits_matrices_and_leaves_norms_whole():
     whole, half = shape.tensors(model, TrainedShape()), shape.tensors(model, TrainedShape(), 2)
     for before, after in zip(whole, half, strict=True):
         assert after.total == (before.total / 2 if before.kind in ("linear", "head", "embedding") else before.total)
-
-
-def test_tensor_parallelism_splits_the_factor_of_an_adapter_that_meets_the_split_side():
-    model = shape.sizes(small())
+    # of an adapter the factor that meets the split side
     found = shape.tensors(model, TrainedShape(adapters=(("q_proj", 4), ("o_proj", 4))))
     assert [each.split for each in found if each.kind == "adapter"] == [False, True, True, False]
 
@@ -92,13 +83,9 @@ def test_layers_of_every_kind_are_counted(encoding, nope_layers):
     assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
 
 
-def test_the_state_is_as_wide_as_the_key_value_heads():
-    """70B: 8 groups of 128 columns."""
-    model = shape.sizes(published("llama2-70b", position_encoding="tape"))
-    assert (model.state, model.carried, model.rank) == (8 * 128, 128, 32)
-
-
 def test_published_models_have_their_base_frequency():
     """A plan passed theta = 2e5 for a Llama 3, which the run refused."""
     for name, theta in {"meta-llama/Meta-Llama-3-8B": 5e5, "smollm2": 1e5, "meta-llama/Llama-2-7b-hf": 1e4}.items():
         assert shape.published(name).rope_parameters["rope_theta"] == theta
+    with pytest.raises(UserError, match="model"):
+        shape.published("owner/unknown")

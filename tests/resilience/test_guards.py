@@ -27,44 +27,24 @@ def lines(file) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("losses", "norms", "skipped", "said"),
-    [
-        ([1.0, NAN], [INF, INF], True, "the loss on rank 1 is NaN (samples 90-91, 94-95); step SKIPPED"),
-        ([1.0, NAN], [1.0, 1.0], False, "rank 1 is NaN (samples 90-91, 94-95); step NOT skipped"),
-        ([1.0, 1.0], [NAN, NAN], True, "a gradient on some rank is not finite (samples 88-95); step SKIPPED"),
-        ([1.0, 1.0], [2.0, INF], True, "a gradient on rank 1 is not finite (samples 90-91, 94-95); step SKIPPED"),
-    ],
-)
-def test_the_rank_and_its_samples_are_named(losses, norms, skipped, said):
-    """Step 12 of a batch of 8 is samples 88-95; 88, 89, 92 and 93 are rank 0's."""
-    message = guard().observe(12, losses, norms, skipped)
-    assert message is not None and message.startswith("step 12: ") and said in message
-
-
-@pytest.mark.parametrize("norms", [[1.0, 1.0], [NAN, NAN]])
-def test_a_finite_step_is_not_reported(norms, tmp_path):
-    """NaN is a norm that was not measured."""
-    quiet = guard(tmp_path / "nonfinite.jsonl")
-    assert quiet.observe(1, [1.0, 2.0], norms, False) is None
-    assert (quiet.total, quiet.in_a_row, list(tmp_path.iterdir())) == (0, 0, [])
-
-
 def test_every_bad_step_is_a_line_with_its_samples(tmp_path):
     file = tmp_path / "run" / "nonfinite.jsonl"
     watched = guard(file)
-    watched.observe(1, [1.0, NAN], [INF, INF], True)
-    watched.observe(2, [1.0, 1.0], [INF, INF], True)
-    watched.observe(3, [1.0, 1.0], [1.0, 1.0], False)
+    message = watched.observe(1, [1.0, NAN], [INF, INF], True)
+    assert message.startswith("step 1: the loss on rank 1 is NaN (samples 2-3, 6-7); step SKIPPED")
+    watched.observe(2, [1.0, 1.0], [NAN, NAN], True)
+    assert watched.observe(3, [1.0, 1.0], [NAN, NAN], False) is None, "a norm that was not measured is NaN"
     watched.observe(4, [NAN, 1.0], [1.0, 1.0], False)
+    watched.observe(5, [1.0, 1.0], [2.0, INF], True)
     found = lines(file)
     assert [(line["step"], line["kind"], line["ranks"]) for line in found] == [
         (1, "loss", [1]),
         (2, "gradient", []),
         (4, "loss", [0]),
+        (5, "gradient", [1]),
     ]
     assert found[1]["samples"] == {"0": [8, 9, 12, 13], "1": [10, 11, 14, 15]}
-    assert [(line["skipped"], line["in_a_row"]) for line in found] == [(True, 1), (True, 2), (False, 1)]
+    assert [(line["skipped"], line["in_a_row"]) for line in found] == [(True, 1), (True, 2), (False, 1), (True, 2)]
 
 
 def test_so_many_in_a_row_stop_the_run(tmp_path):
@@ -100,6 +80,11 @@ def test_the_search_for_a_loss_scale_is_no_fault(tmp_path):
     assert watched.total == 1, "a loss is not scaled: this one is NaN"
 
 
+def test_many_samples_are_cut_in_the_message():
+    message = NonFinite(0, None, lambda step, rank: list(range(0, 40, 2))).observe(1, [NAN], [1.0], False)
+    assert "10, ... (20 in all)" in message
+
+
 def test_an_unwritable_journal_is_reported_once_and_stops_nothing(tmp_path, capsys):
     (tmp_path / "run").write_text("a file where the folder should be")
     watched = guard(tmp_path / "run" / "nonfinite.jsonl")
@@ -108,7 +93,7 @@ def test_an_unwritable_journal_is_reported_once_and_stops_nothing(tmp_path, caps
     assert capsys.readouterr().err.count("nonfinite.jsonl cannot be written, training continues: ") == 1
 
 
-@pytest.mark.parametrize(("world", "micro", "accumulation"), [(1, 2, 1), (2, 1, 1), (2, 2, 3), (4, 1, 2), (3, 2, 2)])
+@pytest.mark.parametrize(("world", "micro", "accumulation"), [(1, 2, 1), (2, 2, 3), (3, 1, 2)])
 def test_samples_are_those_that_the_loader_deals_out(world, micro, accumulation):
     """Against accelerate's own loader, over four steps."""
     batch, steps = world * micro * accumulation, 4
@@ -166,12 +151,3 @@ def test_a_protected_optimizer_steps_as_it_did():
             step(other, plain, value)
     assert (counter.total, counter.skipped) == (1, False)
     assert all(map(torch.equal, model.parameters(), other.parameters()))
-
-
-def test_steps_left_out_are_counted_on_after_a_resume():
-    model, optimizer = adamw()
-    first = protect(optimizer)
-    step(model, optimizer, NAN)
-    second = protect(adamw()[1])
-    second.load_state(first.state())
-    assert second.total == 1

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tape_ds import installation
-from tape_ds.cli import train
 from tape_ds.config import extension, pretraining
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
@@ -86,19 +85,10 @@ def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch)
     assert refusals(extension.load([])) == []
 
 
-def test_a_dry_run_shows_its_plan_and_the_refusal():
-    """It ended as a recipe with a mistake does, though there is nothing to mend in this one."""
-    out = train.describe(extension.load([*LARGE, "--attention_backend", "flash", "--dry_run"]))
-    refused = out.partition("\nThis machine would refuse the run:\n")[2]
-    assert "attention_backend = 'flash'" in refused and "--allow_cpu" in refused
-    assert "refuse" not in train.describe(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
-
-
-def test_a_gpu_without_a_compiler_is_named_before_the_run(monkeypatch):
-    """The plain forms take over; what was asked for by name is refused."""
+def test_kernels_that_are_asked_for_without_a_compiler_are_refused(monkeypatch):
     with_gpus(monkeypatch, 1)
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
-    assert device.describe(extension.load([])).endswith("slower: Triton needs a C compiler")
+    assert "Triton needs a C compiler" in device.describe(extension.load([])), "the plain forms take over"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_cuda_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_bf16_gpu_available", lambda: True)

@@ -8,9 +8,6 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds.config import pretraining
-from tape_ds.config.kinds import KINDS
-from tape_ds.config.trainer import Trainer
-from tape_ds.fields import FIXED, FREE, RISKY
 from tape_ds.training import identity
 
 FOLDER = Path("checkpoint-3")
@@ -107,26 +104,9 @@ def test_a_checkpoint_goes_on_that_has_a_field_under_its_former_name():
     assert (found.name, found.saved, found.now) == ("recipe.stream_workers", 32, 8)
 
 
-def test_a_field_has_one_fact_about_a_resumed_run():
-    for kind in KINDS.values():
-        for name, field in kind.fields().items():
-            facts = [fact for fact in (FIXED, RISKY, FREE) if fact in field.metadata]
-            assert len(facts) <= 1 and (FIXED not in facts or name in Trainer.model_fields), name
-
-
 def test_an_identity_is_plain_json_whatever_a_recipe_holds():
     """JSON knows no infinity; and a number that is not itself would differ from what it was."""
     unlimited = of("--lr_scheduler_kwargs", '{"power": NaN, "lr_end": Infinity}')
     json.dumps(unlimited, allow_nan=False)
     assert identity.differences(unlimited, json.loads(json.dumps(unlimited))) == []
     assert unlimited["recipe.lr_scheduler_kwargs"] == {"power": "NaN", "lr_end": "Infinity"}
-
-
-def test_a_base_that_an_older_checkpoint_does_not_know_is_not_compared(tmp_path):
-    """Of a base from the hub nothing was stored."""
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    now = of(base=tmp_path)
-    assert "base.model.safetensors" in now and identity.differences(of(), now) == []
-    assert [each.name for each in identity.differences(now | {"base.model.safetensors": "1"}, now)] == [
-        "base.model.safetensors"
-    ]

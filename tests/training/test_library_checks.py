@@ -57,6 +57,7 @@ IMPOSSIBLE = {
         "lr_scheduler_type",
         {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 0.5}, "learning_rate": 0.1},
     ),
+    "above 1": ("lr_scheduler_type", {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 9}}),
     "long decay": (
         "lr_scheduler_kwargs.num_decay_steps",
         {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 9}, "max_steps": 8},

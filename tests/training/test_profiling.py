@@ -4,8 +4,6 @@ import gzip
 import json
 from collections import Counter
 
-import pytest
-
 from tape_ds.config.sections import Profile
 from tape_ds.training.profiling import StepProfiler
 from tests.training.test_trainer import STEPS, build, losses
@@ -19,31 +17,21 @@ def train(folder, profile=None):
     return trainer
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """One recorded run: its folder and its trainer."""
-    folder = tmp_path_factory.mktemp("profiled")
-    return folder, train(folder, Profile(profile=True))
-
-
-def test_the_window_has_the_steps_that_were_named(recorded):
+def test_the_window_has_the_steps_that_were_named_and_the_run_is_the_same(tmp_path):
     """The third and fourth of six."""
-    folder, *_ = recorded
-    with gzip.open(folder / "profile" / "trace_rank0.json.gz", "rt") as file:
+    recorded, plain = train(tmp_path, Profile(profile=True)), train(tmp_path / "plain")
+    assert losses(recorded) == losses(plain)
+    with gzip.open(tmp_path / "profile" / "trace_rank0.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
     names = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
     assert Counter(names) == {"ProfilerStep#2": 1, "ProfilerStep#3": 1}
 
 
-def test_a_run_is_the_same(recorded, tmp_path):
-    plain = train(tmp_path)
-    _, trainer = recorded
-    assert losses(trainer) == losses(plain)
-
-
-def test_other_ranks_record_nothing(tmp_path):
+def test_other_ranks_record_nothing_and_a_window_that_is_not_reached_is_reported(tmp_path, capsys):
     train(tmp_path, Profile(profile=True, profile_ranks=[1]))
     assert not (tmp_path / "profile").exists()
+    train(tmp_path, Profile(profile=True, profile_start=STEPS + 1))
+    assert "recorded no profile" in capsys.readouterr().out
 
 
 def test_a_disk_that_takes_nothing_costs_the_profile_alone(tmp_path, capsys):

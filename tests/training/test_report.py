@@ -1,5 +1,6 @@
 """What a person reads before a run and after it."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,6 @@ def test_rows_that_were_left_out_are_stored(tmp_path):
 @pytest.mark.parametrize("speeds, mean", [((1.0, 100.0, 200.0), 150.0), ((1.0,), None)])
 def test_speed_is_the_mean_without_the_first_step(tmp_path, speeds, mean):
     """The first warms caches up, compiles kernels and fills the loader."""
-    history = [{"step": 1, "loss": 2.0, "tokens_per_second": speed} for speed in speeds]
+    history = [{"step": 1, "loss": math.nan, "tokens_per_second": speed} for speed in speeds]
     report.conclude(Nothing(tmp_path), trainer_of(history), results.Result(command=[], started="now"))
     assert results.load(tmp_path / "results" / "run.json").figures["tokens_per_second"] == mean

@@ -4,28 +4,11 @@ from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import tables
 
 
-def test_a_credential_is_not_printed(capsys):
-    tables.print_rows({"data": "jsonl:https://somebody:secret@host/a.jsonl"})
-    printed = capsys.readouterr().out
-    assert "secret" not in printed and "@host/a.jsonl" in printed
-
-
-def test_brackets_are_text(capsys):
+def test_brackets_are_text_and_credentials_are_not_printed(capsys):
     """A glob's were taken for markup: ``[a-z]`` vanished, and ``[/b]`` ended the run with an error."""
-    tables.print_rows({"data": "text:src/[a-z]*.py, text:[/b]"})
+    tables.print_rows({"data": "text:src/[a-z]*.py, text:[/b]", "other": "jsonl:https://somebody:secret@host/a"})
     losses = SpanLosses(4, (0,), (2.5,), (3,))
     tables.print_loss_by_position({"untouched": {"[a]/[/b].py": losses}}, native_length=4)
     printed = capsys.readouterr().out
     assert "text:src/[a-z]*.py, text:[/b]" in printed and "on [a]/[/b].py" in printed
-
-
-def test_many_documents_are_one_table(capsys):
-    def scores(count):
-        losses = {f"{name}.py": SpanLosses(8, (0, 8), (float(name), 2.0), (7, 8)) for name in range(count)}
-        return {"lora, trained": losses}
-
-    tables.print_loss_by_position(scores(2), 8)
-    assert capsys.readouterr().out.count("loss by position on") == 3
-    tables.print_loss_by_position(scores(9), 8)
-    printed = capsys.readouterr().out
-    assert printed.count("loss by position on") == 1 and "9 documents" in printed and "4.00" in printed
+    assert "secret" not in printed and "@host/a" in printed

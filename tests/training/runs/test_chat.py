@@ -20,7 +20,7 @@ from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import finetuning
 from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.finetuning import _ends
-from tests.data.chat.chatml import CHATML, DATED, MARKED, by_hand, conversation, tokenizer, write
+from tests.data.chat.chatml import CHATML, DATED, MARKED, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
 from tests.training.runs.helpers import complete, flags, refusals
 
@@ -116,16 +116,17 @@ def test_held_out_answers_are_scored_as_they_are_learnt(place):
     assert found.targets == int((same.sequences[0]["labels"] != IGNORED).sum())
 
 
-def test_a_share_is_held_out_of_the_sequences(place):
-    run = assemble(recipe(place, eval_share=0.25))
+def test_a_share_is_held_out_of_the_sequences_and_columns_that_are_not_read_are_named(place, tmp_path):
+    run = assemble(recipe(place, eval_share=0.25, train_data=write(tmp_path / "x.jsonl", TALKS, source="web")))
     assert (run.cut["train"].read, run.cut["held out"].read) == (30, 10)
-    assert assemble(recipe(place)).asked == []
+    assert run.outline()["not read"] == "the columns source"
 
 
 def test_a_run_from_end_to_end(place, tmp_path):
     """A model without a template learns with a given one, and is saved with it."""
     (tmp_path / "mine.jinja").write_text(MARKED)
     settings = {"output_dir": tmp_path / "run", "max_steps": 30, "eval_data": f"jsonl:{place}/held_out.jsonl"}
+    settings |= {"sample_prompts": "which", "sample_steps": 30, "sample_tokens": 2}
     run = assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", **settings))
     _, stored = complete(run)
     before, after = stored["figures"]["answer_loss"]
@@ -153,12 +154,9 @@ def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text
 
 
 def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, tmp_path):
-    """Where a template puts no end; one that ends every answer is an end, if it is a special token or not."""
-    of = tokenizer(PLAIN_ENDS)
-    of.add_tokens(["letter 1", "|end|"])
-    stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    assert _ends(stored, of)[0] == (of.convert_tokens_to_ids("|end|"),)
-    of.chat_template = CHATML.replace("<|im_end|>", "")
+    """Where a template puts no end."""
+    of = tokenizer(CHATML.replace("<|im_end|>", ""))
+    of.add_tokens(["letter 1"])
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
     assert len(sequences.ends(stored)) == 2 and _ends(stored, of)[0] == ()
 
@@ -202,18 +200,6 @@ def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkey
     assert not torch.equal(first.sequences[0]["input_ids"], anew.sequences[0]["input_ids"]), "it starts a day later"
 
 
-def test_conversations_beyond_the_native_length_are_refused_unless_forced(place, tmp_path):
-    """The model was trained at angles that it never saw, and saved as one for max_tokens."""
-    longest = conversation("which?", "return " * 150)
-    spec = write(tmp_path / "x.jsonl", [longest, *TALKS[:3]])
-    settings = {"train_data": spec, "max_tokens": 2000, "output_dir": tmp_path / "run"}
-    size = len(by_hand(longest, tokenizer())[0])
-    assert f"native length, 128 tokens (the longest: {size})" in problems(place, **settings)["max_tokens"].wrong
-    assert assemble(recipe(place, force="true", **settings)).config.max_position_embeddings == size
-    assert assemble(recipe(place, max_tokens=2000)).config.max_position_embeddings == 128
-    assert assemble(recipe(place, "alibi", **settings)).config.max_position_embeddings == size
-
-
 def problems(place, **changes):
     return refusals(recipe(place, **changes))
 
@@ -224,4 +210,5 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
     strict = problems(place, chat_template=tmp_path / "strict.jinja", output_dir=tmp_path / "never")
     assert "train.jsonl:1: the chat template does not render it" in strict["train_data"].wrong
     assert set(problems(place, max_tokens=8, output_dir=tmp_path / "never")) == {"max_tokens"}
+    assert set(problems(place, eval_share=0.01, output_dir=tmp_path / "never")) == {"eval_share"}
     assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]

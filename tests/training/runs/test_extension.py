@@ -10,11 +10,7 @@ from tape_ds import TapeForCausalLM
 from tape_ds.config.extension import load
 from tape_ds.errors import UserError
 from tape_ds.models.loading import weight_files
-from tape_ds.scoring.passkey import Passkey, Reply
-from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training.held_out import write_passkeys, write_scores
 from tape_ds.training.run import build_trainer
-from tape_ds.training.runs import extension
 from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
 from tests.models.helpers import randomised, tiny_config, tokens
@@ -102,12 +98,12 @@ def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path
     }
 
 
-def test_a_trained_folder_is_no_base(model):
-    """It has a config.json, so everything went well until its weights were looked for."""
-    (model / "model.safetensors").unlink()
-    (model / "trained.json").write_text("{}")
-    with pytest.raises(UserError, match="tape-ds merge"):
-        assemble(recipe(model))
+def test_a_distilled_run_has_the_base_as_its_teacher(model):
+    run = assemble(recipe(model, distill="true"))
+    base = TapeForCausalLM.from_pretrained(model)
+    ids = tokens(1, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(run.teacher.model.eval()(ids).logits, base.eval()(ids).logits)
 
 
 def test_held_out_documents_of_one_name_get_different_names(model):
@@ -120,15 +116,6 @@ def test_held_out_documents_of_one_name_get_different_names(model):
     prepared = assemble(recipe(model, eval_data=",".join(specs)))
     names = [document.name for document in prepared.held_out]
     assert names == ["long.txt", f"long.txt ({specs[1]})"]
-
-
-def test_scores_of_an_earlier_run_are_not_this_one_s(model):
-    """A run that scores nothing in a folder that holds another's scores."""
-    prepared = assemble(recipe(model))
-    write_scores(prepared.output / extension.SCORES, {"untouched": {"old.py": SpanLosses(16, (0,), (2.0,), (15,))}})
-    write_passkeys(prepared.output / extension.PASSKEYS, {"untouched": [Passkey(64, (Reply(0, 64, 0.5, 7, " 7"),))]})
-    assert prepared.figures() == {"native_length": 64, "loss_by_position": {}, "passkey": []}
-    assert prepared.scoring() == []
 
 
 def test_passkeys_are_asked_of_every_method_alike(model):

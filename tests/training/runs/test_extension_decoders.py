@@ -125,6 +125,8 @@ def test_gptj_takes_no_other_encoding_and_no_dynamic_scaling(gptj):
     "changes, wrong",
     [
         ({"method": "tape"}, "extended by its own class"),
+        ({"method": "longlora"}, "does not attend in groups"),
+        ({"method": "full", "train_router": "true"}, "has no router"),
         ({"method": "lora", "lora_targets": "c_attn"}, "'c_attn': no linear map of a gemma3_text block"),
         ({"method": "lora", "attention_backend": "triton"}, "attention_backend"),
     ],

@@ -8,10 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds.config.extension import load
 from tape_ds.data.bad_rows import BadRows
-from tape_ds.data.mix import MixedSequences
+from tape_ds.errors import UserError
 from tape_ds.training.runs.extension import training_sequences
 
-END = 1
 SIZES = [3, 10, 4, 25, 7]
 
 
@@ -20,7 +19,7 @@ def tokenizer():
     """Words as ids: ``w5`` is 5; ``</s>`` is 1."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {"<unk>": 0, "</s>": END} | {f"w{n}": n for n in range(2, 100)}
+    vocabulary = {"<unk>": 0, "</s>": 1} | {f"w{n}": n for n in range(2, 100)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
@@ -47,44 +46,22 @@ def recipe(tmp_path):
     return make
 
 
-def stored(sequences):
-    """Ids of the sequences in the cache."""
-    return [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
-
-
 def test_documents_end_where_they_are_asked_to(recipe, tokenizer):
     sequences = training_sequences(recipe(append_eos="true", attend_across="true"), tokenizer, BadRows())
-    assert stored(sequences)[:2] == [[10, 10, 10, END, 20, 20, 20, 20], [20, 20, 20, 20, 20, 20, END, 30]]
+    found = [list(sequence) for sequence in sequences.stored.with_format(None)["input_ids"]]
+    assert found[:2] == [[10, 10, 10, 1, 20, 20, 20, 20], [20, 20, 20, 20, 20, 20, 1, 30]]
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="append_eos"):
+        training_sequences(recipe(append_eos="true"), tokenizer, BadRows())
     item = sequences[0]
     assert (item["document_ids"] == 0).all() and (item["labels"][1:] == item["input_ids"][1:]).all()
 
 
-def weighted(tmp_path, **weights):
-    """``train_data`` of documents by their number: ``n3=0.7`` gives 3.txt so much."""
-    return json.dumps([{"source": f"text:{tmp_path}/{n[1:]}.txt", "weight": w} for n, w in weights.items()])
-
-
-def test_packing_keeps_the_weights(recipe, tokenizer, tmp_path):
-    """A document of 10 tokens against one of 25: sequences of 8 and 2 against 8, 8, 8 and 1."""
-    sequences = training_sequences(
-        recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing="whole", max_steps=250), tokenizer, BadRows()
-    )
-    assert isinstance(sequences, MixedSequences) and len(sequences) == 2000
-    given = dict.fromkeys((20, 40), 0)
-    for index in range(len(sequences)):
-        assert len(set(sequences[index]["input_ids"].tolist())) == 1, "a sequence is of one source"
-        given[int(sequences[index]["input_ids"][0])] += len(sequences[index]["input_ids"])
-    assert list(given.values()) == list(sequences.tokens(2000).values())
-    assert given[20] / sum(given.values()) == pytest.approx(0.25, abs=0.02)
-    assert "25 % text:" in sequences.origin and "1 of 1 documents, 10 of 10 tokens" in sequences.origin
-
-
 def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
     """Documents below the window give short sequences, each all of its tokens."""
-    data = weighted(tmp_path, n0=1, n3=1)
-    sequences = training_sequences(
-        recipe(train_data=data, pose_chunks=2, min_document_tokens=1, max_steps=2500), tokenizer, BadRows()
-    )
+    data = json.dumps([{"source": f"text:{tmp_path}/{n}.txt", "weight": 1} for n in (0, 3)])
+    asked = recipe(train_data=data, pose_chunks=2, min_document_tokens=1, max_steps=2500)
+    sequences = training_sequences(asked, tokenizer, BadRows())
     assert {len(sequences[index]["input_ids"]) for index in range(50)} == {3, 8}
     short, long = sequences.tokens(20_000).values()
     assert short / (short + long) == pytest.approx(0.5, abs=0.01)

@@ -103,15 +103,6 @@ def test_every_target_of_a_step_weighs_the_same_however_the_batch_is_cut(place, 
             assert torch.allclose(weight, found[8][2][name], atol=2e-4), (each, name)
 
 
-def test_position_parameters_have_a_rate_where_the_model_has_any(place):
-    """The recipe does not say which encoding a model has: that is found before the run's folder is touched."""
-    run = assemble(recipe(place, "tape", position_learning_rate="10x"))
-    assert "position parameters: learning rate 0.1, weight decay 0, of " in run.rates
-    found = problems(place, position_learning_rate="10x", output_dir=place / "never")
-    assert set(found) == {"position_learning_rate"}
-    assert not (place / "never").exists()
-
-
 @pytest.mark.parametrize("model", ["llama", "tape", "randpe", "alibi"])
 def test_a_model_keeps_its_encoding_and_its_weights(place, model):
     """Sequences are longer than any of these was made for, which its configuration then has."""

@@ -13,7 +13,7 @@ from tape_ds.data.order import collate
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import generated
 from tape_ds.training.runs.assembly import assemble
-from tests.training.runs.helpers import complete, flags, refusals
+from tests.training.runs.helpers import complete, flags
 
 FIELDS = {
     "hidden_size": 32,
@@ -56,21 +56,6 @@ def test_encodings_share_sequences_and_weights(tmp_path):
     mine, others = dict(rope.model.named_parameters()), dict(tape.model.named_parameters())
     assert mine.keys() < others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
     assert set(tape.names) == set(others), "everything is trained"
-
-
-def test_held_out_problems_are_of_all_trained_lengths_and_never_trained(tmp_path):
-    """The smallest cell has few; the others five each."""
-    run = assemble(recipe(tmp_path, max_digits=3, max_digits_second=2, held_out_samples=30))
-    counts = {test.size: len(some) for test, some in run.held_out}
-    assert 1 <= counts.pop((1, 1)) <= 5 and counts == {
-        (i, j): 5 for i in range(1, 4) for j in (1, 2) if (i, j) != (1, 1)
-    }
-    task = run.sequences.task
-    for sample in (sample for _, some in run.held_out for sample in some):
-        prompt, _, answer = "".join(sample.words).partition("=")
-        first, second = (number[::-1] for number in prompt.split("+"))
-        assert task.is_test((first, second), (len(first), len(second)))
-        assert answer == str(int(first) + int(second))[::-1] + "[EOS]"
 
 
 def test_loss_is_that_of_answers_alone(tmp_path):
@@ -118,13 +103,3 @@ def test_a_run_of_addressing_from_end_to_end(tmp_path):
     kinds = [(one["length"], one["kind"]) for one in stored["figures"]["addressing"]]
     assert kinds == [(length, kind) for kind in ("", "ignore 0.98", "ignore 0.1") for length in (32, 48, 64)]
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "trained")("w 1 r").input_ids == [4, 8, 5]
-
-
-def test_what_is_tested_may_change_on_the_way_and_what_is_trained_may_not(tmp_path):
-    settings = {"task": "look_back", "max_steps": 4, "save_steps": 2, "held_out_samples": 2}
-    build_trainer(assemble(recipe(tmp_path, **settings))).train()
-    (tmp_path / "run" / "checkpoint-4" / "trainer_state.json").unlink()
-    again = {**settings, "resume_from_checkpoint": "true"}
-    assert assemble(recipe(tmp_path, test_lengths="40", **again)).resumed is not None
-    found = refusals(recipe(tmp_path, lengths="28 40", **again))
-    assert {"train_lengths", "window", "addressing:look_back"} <= set(found)

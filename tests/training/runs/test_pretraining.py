@@ -12,7 +12,6 @@ from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
 from tape_ds.config.pretraining import load
 from tape_ds.data.sources.base import dated_identities
-from tape_ds.data.stream import StreamedSequences
 from tape_ds.errors import UserError
 from tape_ds.models.llama import evaluated_at
 from tape_ds.scoring.losses import score_blocks
@@ -88,16 +87,6 @@ def test_an_encoding_takes_what_it_needs_from_the_tokenizer(texts):
     run = assemble(recipe(texts, position_encoding="bipe_rope"))
     ends = {run.tokenizer.decode([index]).strip(" ") for index in run.config.position_options["separators"]}
     assert ends == {".", "\n"}
-
-
-def test_sequences_are_packed_or_streamed_and_are_of_the_same_text(texts):
-    packed = assemble(recipe(texts)).sequences
-    streamed = assemble(recipe(texts, streaming="true", stream_workers=2)).sequences
-    assert isinstance(streamed, StreamedSequences) and streamed.stream.workers == 2
-    assert len(packed) == len(streamed) == 12
-    assert packed[0].keys() == streamed[0].keys() and len(streamed[11]["input_ids"]) == 32
-    other = assemble(recipe(texts, seed=8)).sequences
-    assert not all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(packed, other, strict=True))
 
 
 def test_held_out_documents_are_whole_blocks_of_the_longest_length(texts):
