@@ -115,6 +115,8 @@ def test_gpus_are_those_that_the_driver_shows(monkeypatch, starts, expected):
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
     assert program.gpus() == expected
+    monkeypatch.setattr(ctypes, "CDLL", mock.Mock(side_effect=OSError))
+    assert program.gpus() == 0, "no driver"
 
 
 def test_folders_and_version_are_printed(capsys):
