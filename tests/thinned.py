@@ -32,7 +32,6 @@ ONE_IN = {
     "tests/distributed/test_steps.py::test_special_cases": 3,
     "tests/distributed/test_training.py::test_twenty_steps_are_those_of_one_process": 13,
     "tests/planning/test_against_tensors.py::test_bytes_of_a_step": 5,
-    "tests/scoring/test_passkey.py::test_pieces_give_the_same_logits": 3,
     "tests/tools/experiment/test_table.py::test_every_run_of_every_experiment_loads": 5,
     "tests/training/runs/test_generated.py::test_every_encoding_is_trained_and_scored_beyond_its_sequences": 11,
     "tests/training/runs/test_extension_decoders.py::test_trained_with_pose_scored_loaded_again_and_exported": 5,

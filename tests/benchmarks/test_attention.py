@@ -34,14 +34,6 @@ def test_the_truth_is_the_reference_s():
         assert 0 < truth[name].allowed < 1e-5
 
 
-def test_rope_s_truth_is_that_of_the_value_alone():
-    inputs = attention.draw(SHAPE, SETTING)
-    out, _ = reference.attention(*(x.double() for x in inputs[:3]), causal(24), scale=8**-0.5)
-    torch.testing.assert_close(
-        attention.attention_truth(inputs, "rope", (24,))["out"].value, out, rtol=1e-12, atol=1e-12
-    )
-
-
 def test_a_packed_truth_is_that_of_every_document_alone():
     inputs = attention.draw(PACKED, SETTING)
     lengths = document_lengths(24, 3)

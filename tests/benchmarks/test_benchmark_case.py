@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from benchmarks.benchmark_case import (
-    FIRST,
     FLOOR,
     BenchmarkCase,
     CaseEntry,
@@ -99,15 +98,3 @@ def test_twice_the_error_of_plain_pytorch_is_allowed_and_a_floor():
     name, error, allowed = worst({"a": TRUE * 1.0005, "b": TRUE * 1.0001}, truth)
     assert (name, allowed) == ("b", FLOOR[torch.float32])
     assert error == pytest.approx(1e-4)
-
-
-def test_what_is_right_is_told_before_the_next_is_asked_and_again_when_all_were_timed_in_turn():
-    asked, calls = case(first=TRUE.float(), second=TRUE.float())
-    findings = run(asked, SETTING, 5, head_start=True)
-    early = next(findings)
-    assert (early.implementation, early.repeats, calls["second"]) == ("first", FIRST, 0)
-    assert [(each.implementation, each.repeats) for each in findings] == [
-        ("second", FIRST),
-        ("first", 5),
-        ("second", 5),
-    ]

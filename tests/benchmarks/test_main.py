@@ -41,9 +41,3 @@ def test_all_mistakes_are_named_in_one_message(capsys):
     assert main(["atention", "encodings", "--dtype", "float8", "--device", "cpu", "--repeats", "0"]) == 2
     message = capsys.readouterr().err
     assert all(field in message for field in ("groups", "dtype", "repeats")), message
-
-
-def test_a_backend_forced_from_outside_is_refused(monkeypatch, capsys):
-    monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
-    assert main(["encodings", "--device", "cpu"]) == 2
-    assert "unset it" in capsys.readouterr().err

@@ -1,17 +1,10 @@
 """Statistics, turns, clocks and memory, on numbers that are known beforehand."""
 
-import pytest
 import torch
 
-from benchmarks.measure import Runner, TimedSample, bytes_of, interleaved, peak_bytes, summarise
+from benchmarks.measure import Runner, TimedSample, interleaved, peak_bytes
 
 CPU = torch.device("cpu")
-
-
-def test_quantiles_are_interpolated_between_samples():
-    assert summarise([float(n) for n in range(10, -1, -1)]) == pytest.approx((2.0, 5.0, 8.0))
-    assert summarise([1.0, 2.0]) == pytest.approx((1.2, 1.5, 1.8))
-    assert summarise([3.0]) == (3.0, 3.0, 3.0)
 
 
 def test_rivals_take_turns_after_their_warm_up():
@@ -44,8 +37,3 @@ def test_peak_memory_is_that_of_a_known_pattern():
 def test_what_the_forward_keeps_is_alive_in_the_backward():
     runner = Runner(lambda: torch.empty(1_000), lambda kept: torch.empty(2_000), dict, 0)
     assert peak_bytes(runner, CPU) == 12_000
-
-
-def test_memory_that_was_there_before_does_not_count():
-    before = torch.empty(10_000)
-    assert peak_bytes(Runner(before.neg, None, dict, bytes_of([before, None])), CPU) == 80_000

@@ -17,10 +17,3 @@ from benchmarks import shapes
 )
 def test_labels_are_read(label, sizes):
     assert {name: size for name, size in shapes.read(label)._asdict().items() if size} == {"label": label, **sizes}
-
-
-@pytest.mark.parametrize("tokens, documents", [(8192, 1), (8192, 16), (8192, 64), (3, 3)])
-def test_documents_fill_a_sequence(tokens, documents):
-    lengths = shapes.document_lengths(tokens, documents)
-    assert (len(lengths), sum(lengths), min(lengths) > 0) == (documents, tokens, True)
-    assert lengths == shapes.document_lengths(tokens, documents)

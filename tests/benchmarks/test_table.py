@@ -19,12 +19,6 @@ def write(rows, path):
         table.append(dataclasses.asdict(each), path)
 
 
-def test_what_was_written_is_read_again(tmp_path):
-    path = tmp_path / "results" / "attention_h100.jsonl"
-    write(ROWS, path)
-    assert table.read(path) == ROWS
-
-
 def test_a_later_row_replaces_an_earlier_one_and_other_lines_are_passed_over(tmp_path):
     path = tmp_path / "campaign_1.jsonl"
     write([row("attend triton", 5.0), row("attend sdpa", 6.0)], path)
@@ -52,13 +46,3 @@ def test_markdown_divides_by_the_fastest_rope():
     assert ours["peak MiB"] == "3.0"
     assert ours["peak / fastest RoPE (sdpa cudnn)"] == "1.500"
     assert "| flex, default |" not in text, "what is wrong has no line among times"
-
-
-def test_where_nothing_is_rope_ours_is_the_measure():
-    fields = {"group": "recipe", "shape": "155M L6 B1 T2048"}
-    rows = [row("ours", 4_000.0, **fields), row("eager", 8_000.0, **fields)]
-    text = table.markdown(rows)
-    header = line_of(text, "implementation")
-    eager = dict(zip(header, line_of(text, "eager"), strict=True))
-    assert eager["/ ours"] == "2.000"
-    assert eager["tokens/s"] == "256"

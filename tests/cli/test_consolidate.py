@@ -3,10 +3,8 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
-from tape_ds.cli import consolidate, merge
+from tape_ds.cli import consolidate
 from tests.checkpoint.engine_files import seal
 from tests.checkpoint.test_consolidation import saved_run
 
@@ -23,15 +21,6 @@ def test_the_masters_are_written(run, tmp_path):
     assert consolidate.main([str(source), str(tmp_path / "out")]) == 0
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(found[name], master) for name, master in masters.items())
-
-
-def test_other_tools_take_what_it_writes(tmp_path):
-    """Adapters in fp32, merged into their base."""
-    checkpoint, _ = saved_run(tmp_path, "lora", 2, 2, scale=0.05)
-    assert consolidate.main([str(seal(checkpoint, 2, 2)), str(tmp_path / "out")]) == 0
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(tmp_path / "out")
-    assert merge.main([str(tmp_path / "out"), str(tmp_path / "merged")]) == 0
-    assert (tmp_path / "merged" / "model.safetensors").exists()
 
 
 def test_a_damaged_checkpoint_is_refused(run, tmp_path, capsys):

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from tape_ds import TapeForCausalLM
-from tape_ds.cli import convert, export, merge
+from tape_ds.cli import convert
 from tests.models.helpers import VOCABULARY, tokens
 from tests.models.loading.test_families import PUBLISHED, publish
 from tests.models.loading.test_reference_checkpoint import golden
@@ -91,11 +91,3 @@ def test_a_reference_checkpoint_with_one_row_more_than_its_base(tmp_path):
     assert run(*cut, "--tokenizer", tmp_path / "tokenizer") == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "cut").config.vocab_size == size
     assert (tmp_path / "cut" / "tokenizer.json").exists()
-
-
-@pytest.mark.parametrize("tool", [convert, merge, export])
-def test_a_folder_below_a_file_is_refused_before_anything_loads(tool, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    kind = ["llama-to-tape"] if tool is convert else []
-    assert tool.main([*kind, str(tmp_path), str(tmp_path / "file" / "out")]) == 2
-    assert "file is not a folder" in capsys.readouterr().err

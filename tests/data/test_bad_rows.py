@@ -13,7 +13,6 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import sequences as chat
 from tape_ds.data.prepared import prepare
 from tape_ds.data.scrolls import sequences as scrolls
-from tape_ds.data.selection import select
 from tape_ds.data.stream import StreamedSequences, StreamError
 from tape_ds.data.tokenized import tokenize
 from tape_ds.errors import UserError
@@ -72,41 +71,12 @@ def test_three_bad_rows_need_a_limit_of_three(make, tmp_path, tokenizer):
         read(BadRows(2))
 
 
-def test_a_limit_counts_over_all_sources(tmp_path, tokenizer):
-    specs = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        specs.append(jsonl(tmp_path / name)[0])
-    with pytest.raises(UserError, match="skip_bad_rows"):
-        tokenize(specs, tokenizer, "train", tmp_path / "cache", BadRows(5))
-    assert len(tokenize(specs, tokenizer, "train", tmp_path / "cache", BadRows(6))) == 8
-
-
-def test_reading_to_a_number_of_documents(tmp_path, tokenizer):
-    """Texts are read some ahead of the tokenizer, and rows among them count."""
-    spec, _ = jsonl(tmp_path)
-    for _ in range(2):
-        bad_rows = BadRows(3)
-        found = select([spec], tokenizer, "train", tmp_path / "cache", max_documents=2, bad_rows=bad_rows)
-        assert found.documents["name"] == ["x.jsonl:1", "x.jsonl:4"] and len(bad_rows.problems) == 3
-
-
 def test_a_saved_folder(tmp_path, tokenizer):
     datasets.Dataset.from_dict({"input_ids": [[1], None, [2, None], [3]]}).save_to_disk(str(tmp_path / "ids"))
     spec = f"arrow:{tmp_path}/ids"
     with pytest.raises(UserError, match="ids:2 has a null"):
         tokenize([spec], tokenizer, "train", tmp_path / "cache", BadRows(1))
     assert tokenize([spec], tokenizer, "train", tmp_path / "cache", BadRows(2))["input_ids"] == [[1], [3]]
-
-
-def test_a_dataset_of_the_hub(tmp_path, tokenizer, monkeypatch):
-    rows = [{"text": "one"}, {"text": None}, {"text": "two"}, None]
-    made = datasets.Dataset.from_dict({"meta": rows}).to_iterable_dataset()
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: made)
-    with pytest.raises(UserError, match=r"a/b:train:3: 'meta\.text' holds NoneType"):
-        tokenize(["hub:a/b#meta.text"], tokenizer, "train", tmp_path / "cache", BadRows(1))
-    found = tokenize(["hub:a/b#meta.text"], tokenizer, "train", tmp_path / "cache", BadRows(2))
-    assert found["name"] == ["a/b:train:0", "a/b:train:2"]
 
 
 def test_a_stream_is_that_of_the_other_rows(tmp_path, tokenizer):

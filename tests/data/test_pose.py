@@ -129,31 +129,6 @@ def test_properties(chunks, n, window, target, options):
             assert positions.tolist() == list(range(target))
 
 
-def every_draw(draw, before=()):
-    """Every sequence of numbers that a draw can ask for, by asking it again with one number more each time."""
-    rng = Scripted(*before)
-    try:
-        yield draw(rng)
-    except IndexError:
-        low, high = rng.ranges[-1]
-        for number in range(low, high + 1):
-            yield from every_draw(draw, (*before, number))
-
-
-@pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"chunks": 3, "skips": "sorted"}])
-def test_all_possible_draws(options):
-    """Exhaustively, c = 4, T = 9: whatever is drawn, positions rise from 0, and exactly 3 .. T - 1 can be the last."""
-    pose = pose_sequences(4, 9, **options)
-    sequences = list(every_draw(lambda rng: pose.draw(np.arange(6), rng)))
-    assert len(sequences) > 30
-    for ids, positions in sequences:
-        assert len(ids) == len(positions) == 4
-        assert positions[0] == 0 == ids[0]
-        assert (np.diff(positions) > 0).all() and (np.diff(ids) > 0).all()
-    assert {int(positions[-1]) for _, positions in sequences} == set(range(3, 9))
-    assert {int(ids[-1]) for ids, _ in sequences} == {3, 4, 5}
-
-
 def test_two_chunk_draws_are_uniform():
     rng = np.random.default_rng(2)
     first, left_out, skipped = [], [], []

@@ -6,16 +6,14 @@ import os
 import signal
 import subprocess
 
-import datasets
-import numpy as np
 import pytest
 from filelock import FileLock
 
 from tape_ds.cli import prepare_data
 from tape_ds.data import prepared
-from tape_ds.data.prepared import _in_processes, prepare, write_shard
-from tape_ds.data.sources import Document, arrow, parse
-from tape_ds.data.tokenized import encode, tokenize
+from tape_ds.data.prepared import _in_processes, prepare
+from tape_ds.data.sources import arrow, parse
+from tape_ds.data.tokenized import tokenize
 from tape_ds.data.tokenizer import load_tokenizer
 from tape_ds.errors import DiskError, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
@@ -56,8 +54,11 @@ def shards(folder):
     return sorted(path.name for path in folder.glob("*.arrow"))
 
 
-def test_rows_are_those_of_tokenize(spec, silent, done, tmp_path):
-    rows = tokenize([f"arrow:{done}"], silent, "train", tmp_path / "cache")
+def test_rows_are_those_of_tokenize(spec, silent, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_BATCH_TOKENS", 64)  # several batches a shard
+    prepare([spec], silent, tmp_path / "done", **SETTINGS)
+    CountingTokenizer.texts = 0
+    rows = tokenize([f"arrow:{tmp_path}/done"], silent, "train", tmp_path / "cache")
     assert not (tmp_path / "cache").exists(), "a prepared folder is not copied"
     assert CountingTokenizer.texts == 0
     expected = tokenize([spec], silent, "train", tmp_path / "cache")
@@ -69,14 +70,6 @@ def test_split_decides_what_is_read(silent, tmp_path):
     result = prepare(["stdlib"], silent, tmp_path / "new", split="heldout", parts=2)
     assert result.documents == 7
     assert [entry.file for entry in result.shards] == ["00000-00000.arrow", "00001-00000.arrow"]
-
-
-def test_finished_folder_is_left_as_it_is(spec, silent, done):
-    before = contents(done)
-    result = prepare([spec], silent, done, **SETTINGS, processes=4, report=pytest.fail)
-    assert result == prepared.read_manifest(done)
-    assert contents(done) == before
-    assert CountingTokenizer.texts == 0
 
 
 class _Dying(int):
@@ -257,28 +250,3 @@ def test_a_killed_process_is_reported(monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
     with pytest.raises(UserError, match="memory runs out"):
         _in_processes(kill_itself, [1, 2], 2)
-
-
-def rows(*lengths):
-    """A document of each length, filled with its number."""
-    for number, length in enumerate(lengths):
-        yield Document(f"d{number}", ""), np.full(length, number, np.int32)
-
-
-@pytest.mark.parametrize(("limit", "read", "tokens"), [(3, 1, 3), (4, 3, 7), (99, 5, 9)])
-def test_a_shard_ends_with_the_document_that_reaches_the_limit(tmp_path, limit, read, tokens):
-    left = rows(3, 0, 4, 2, 0)
-    entry = write_shard(tmp_path / "a.arrow", left, limit)
-    assert (entry.read, entry.tokens) == (read, tokens)
-    assert len(list(left)) == 5 - read, "the rest is left to the next shard"
-
-
-def test_neither_rows_nor_bytes_depend_on_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepared, "_BATCH_TOKENS", 64)
-    documents = [Document(str(n), f"def f{n}(a, b): return {n}" * (n % 5)) for n in range(40)]
-    write_shard(tmp_path / "one.arrow", encode(documents, build_tokenizer()), 10**6)
-    found = datasets.Dataset.from_file(str(tmp_path / "one.arrow"))
-    assert list(found["input_ids"]) == [build_tokenizer()(each.text)["input_ids"] for each in documents]
-    monkeypatch.setattr("tape_ds.data.tokenized._BATCH_DOCUMENTS", 3)
-    write_shard(tmp_path / "two.arrow", encode(documents, build_tokenizer()), 10**6)
-    assert (tmp_path / "one.arrow").read_bytes() == (tmp_path / "two.arrow").read_bytes()

@@ -1,9 +1,5 @@
 """No prompt ends with what its tokenizer appends to every text."""
 
-import ast
-import re
-from pathlib import Path
-
 import pytest
 from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
@@ -11,7 +7,6 @@ from tape_ds.data.prompting import appended, around, prompt_ids
 from tape_ds.data.tokenized import scored_rows
 from tests.data.conftest import build_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 BOS, EOS = ("<s>", 0), ("</s>", 1)
 ENDS = {
     "eos": (TemplateProcessing(single="<s> $A </s>", special_tokens=[BOS, EOS]), 1),
@@ -58,20 +53,3 @@ def test_a_document_is_scored_without_the_end(tmp_path):
     (tmp_path / "x.txt").write_text("return a")
     rows = [list(scored_rows([f"text:{tmp_path}/x.txt"], ending(name), tmp_path / name)) for name in ("eos", "none")]
     assert rows[0] == rows[1] and rows[0][0]["input_ids"][-1] != EOS[1]
-
-
-def test_no_other_file_encodes_a_text():
-    found = set()
-    for folder in ("tape_ds", "evaluation", "tools", "launchers"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                called = ast.unparse(node.func) if isinstance(node, ast.Call) and node.args else ""
-                if re.search(r"^(self\.|\w+\.)?tokenizer(\(\))?$", called):
-                    found.add(str(path.relative_to(ROOT)))
-    allowed = {
-        "prompting.py",
-        "tokenized.py",  # documents, which a tokenizer may end
-        "chat/template.py",  # a rendered conversation, add_special_tokens=False
-        "tokenizer.py",  # the BOS before an empty text
-    }
-    assert found == {f"tape_ds/data/{name}" for name in allowed}

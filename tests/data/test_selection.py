@@ -80,16 +80,6 @@ def test_limits_are_part_of_the_key(lines, tokenizer, cache):
     assert folders(cache) == ["first"] * 3
 
 
-@pytest.mark.parametrize("most", [None, 5])
-def test_a_source_without_a_long_document_is_passed(lines, tokenizer, cache, tmp_path, most):
-    (tmp_path / "more.txt").write_text(LINES[3] * 2)
-    more = f"text:{tmp_path}/more.txt"
-    for _ in range(2):  # the second time from the cache
-        found = select([lines, more], tokenizer, "train", cache, max(sizes()) + 1, most)
-        assert found.documents["name"] == ["more.txt"] and found.read_documents == 7
-    assert CountingTokenizer.texts == 7
-
-
 def test_token_ids_are_counted_where_they_lie(tokenizer, cache, tmp_path):
     rows = {"input_ids": [[5, 6], [7, 8, 9], [5] * 9, [6] * 8]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "ids"))

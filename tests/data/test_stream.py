@@ -5,7 +5,6 @@ import itertools
 import json
 from collections import Counter
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -126,16 +125,6 @@ def test_unreadable_line_is_named_through_a_loader_process(open_sequences, folde
     assert len(lines) == 3 and "2.jsonl:15 is not JSON" in lines[1]
 
 
-def test_reading_does_not_go_on_after_an_error(open_sequences, folder):
-    sequences = open_sequences(workers=1, samples=1000)
-    good = (folder / "2.jsonl").read_text()
-    (folder / "2.jsonl").write_text("no JSON\n" + good)
-    with pytest.raises(StreamError):
-        list(sequences)
-    (folder / "2.jsonl").write_text(good)
-    assert same(sequences[80], open_sequences(workers=1)[80])
-
-
 def test_data_without_tokens_are_refused(open_sequences, folder):
     plain = build_tokenizer(bos=False)
     for name in ("e", "f"):
@@ -143,26 +132,6 @@ def test_data_without_tokens_are_refused(open_sequences, folder):
     sequences = open_sequences(spec=f"jsonl:{folder}/[ef].jsonl#body", tokenizer=plain, workers=2)
     with pytest.raises(StreamError, match="no document has any token"):
         sequences[0]
-
-
-@pytest.fixture
-def hub(folder, monkeypatch):
-    """Stands for the network: the shards of ``folder``, opened by the real streaming reader."""
-    real = datasets.load_dataset
-
-    def load_dataset(name, config, split, revision, streaming):
-        files = sorted(str(path) for path in folder.glob("*.jsonl*"))
-        assert (name, config, split, revision, streaming) == ("allenai/c4", "en", "train", None, True)
-        return real("json", data_files=files, split="train", streaming=True)
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-
-
-def test_hub_shards_are_streamed(hub, open_sequences):
-    expected = list(open_sequences(samples=48))
-    sequences = open_sequences(spec="hub:allenai/c4:en#body", samples=48)
-    found = list(DataLoader(sequences, batch_size=None, num_workers=2))
-    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def documents(count, characters=1):

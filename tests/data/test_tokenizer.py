@@ -64,15 +64,6 @@ def test_special_tokens_and_size(trained):
     assert tokenizer.convert_ids_to_tokens(tokenizer("1\n")["input_ids"]) == ["<s>", "▁", "1", "<0x0A>"]
 
 
-def test_saved_again_it_is_the_same_tokenizer(trained, tmp_path):
-    tokenizer, folder = trained
-    assert sorted(digests(folder)) == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
-    tokenizers.save(tokenizer, tmp_path / "again")
-    again = AutoTokenizer.from_pretrained(tmp_path / "again")
-    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
-    assert again("  </s>")["input_ids"] == tokenizer("  </s>")["input_ids"]
-
-
 def test_beside_a_llama_it_is_still_itself(trained, tmp_path):
     """AutoTokenizer looks at config.json too: a Llama there must not turn it into a LlamaTokenizer."""
     tokenizer, _ = trained
@@ -202,11 +193,3 @@ def test_a_llama_that_begins_texts_without_its_bos_is_noted(trained, tmp_path, s
     config.save_pretrained(tmp_path)
     found = tokenizers.bos_note(tokenizers.load_tokenizer(str(tmp_path)), config)
     assert ("add_bos_token: true" in found.get("BOS", "")) == noted
-
-
-def test_a_tokenizer_json_has_decided_about_bos(trained, tmp_path):
-    shutil.copy(trained[1] / "tokenizer.model", tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"add_bos_token": False}))
-    LlamaConfig(bos_token_id=1).save_pretrained(tmp_path)
-    tokenizers.load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
-    assert tokenizers.bos_note(tokenizers.load_tokenizer(str(tmp_path / "again")), LlamaConfig(bos_token_id=1)) == {}

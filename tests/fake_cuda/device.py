@@ -5,11 +5,13 @@ collators and samplers run as they are, and three more things are found: a value
 copy between the two, and operands of two dtypes where FakeTensors take them and a GPU does not.
 
 A CPU build of torch has no device cuda: ``guard.cpp`` adds one. torch looks for it once, early, so the library is
-preloaded, and the process that has it (:mod:`tests.fake_cuda.worker`) is not the one that runs the tests.
+preloaded, and the process that has it is not the one that runs the tests.
 """
 
 import contextlib
 import hashlib
+import json
+import logging
 import os
 import shutil
 import subprocess
@@ -164,3 +166,19 @@ class FakeCuda(TorchDispatchMode):
             frame = frame.f_back
         self.waits.setdefault("elsewhere", str(what))
         return "elsewhere"
+
+
+def main() -> None:
+    """Read cases, a line of JSON each, and answer each with a line of JSON."""
+    pretend()
+    from tests.fake_cuda import cases  # the device has to be there first
+
+    logging.disable(logging.ERROR)  # torch logs every error in a FakeTensor's shapes, and it is in the answer
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        found = cases.outcome(cases.Case(**json.loads(line)))
+        print(json.dumps(found._asdict()), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

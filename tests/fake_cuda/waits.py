@@ -5,12 +5,10 @@ from typing import Any, NamedTuple
 
 
 class Allowed(NamedTuple):
-    """One place."""
+    """A place, as :attr:`device.FakeCuda.waits` has it, the cases that wait there, and why."""
 
     place: str
-    """As :attr:`device.FakeCuda.waits` has it."""
     when: Callable[[Any], bool]
-    """Whether a :class:`cases.Case` waits there."""
     why: str
 
 

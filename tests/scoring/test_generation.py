@@ -39,6 +39,8 @@ def test_a_batch_gives_each_prompt_its_own(model):
     """With dynamic angles a decoded text is not that of full passes, so a prompt alone is the measure there."""
     alone = [greedy(model, [prompt])[0] for prompt in PROMPTS]
     assert greedy(model, PROMPTS) == alone
+    with pytest.raises(ValueError, match="none may be empty"):
+        greedy(model, [[]])
     if model.model.encoding.cache_exact:
         assert alone == [by_full_passes(model, prompt) for prompt in PROMPTS]
 

@@ -59,17 +59,6 @@ def test_equals_the_full_logits(length, span, chunk):
     assert found.mean == pytest.approx(float(mean), abs=1e-5)
 
 
-def test_target_counts_in_its_own_span():
-    """Only the loss of the target at position 8 may change when token 8 alone is another; it opens the second span."""
-    model, ids_1T = tiny_llama(), document(9)
-    other_1T = ids_1T.clone()
-    other_1T[0, 8] = (other_1T[0, 8] + 1) % VOCABULARY
-    one, other = score(model, ids_1T, 8), score(model, other_1T, 8)
-    assert one.counts == (7, 1)
-    assert one.nll[0] == other.nll[0]
-    assert one.nll[1] != other.nll[1]
-
-
 def test_logits_are_bounded_and_no_grad_is_kept():
     model = tiny_llama()
     shapes, graphs = [], []
@@ -119,6 +108,8 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=wrong):
             score(scored, ids, 4)
+    with pytest.raises(ValueError, match="span must be 2 or more"):
+        score(model, document(9), 1)
     model.config.auto_map, model.config.final_logit_softcapping = {"AutoModelForCausalLM": "code.Model"}, 30.0
     with pytest.raises(ValueError, match="its own code changes the logits of its head"):
         score(model, document(9), 4)

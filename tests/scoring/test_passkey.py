@@ -9,10 +9,9 @@ from peft import LoraConfig, get_peft_model
 from tape_ds import results
 from tape_ds.data.multikey import KeyedQuestion, KeyedText
 from tape_ds.data.passkey import PasskeyPrompt, draw
-from tape_ds.scoring import in_turn
 from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score, score_shared
-from tests.data.letters import BEGIN, Letters
-from tests.models.helpers import CACHE_EXACT, tiny_model, tokens
+from tests.data.letters import Letters
+from tests.models.helpers import tiny_model, tokens
 from tests.scoring.readers import Reader
 from tests.scoring.test_loss_by_position import tiny_llama
 
@@ -88,21 +87,6 @@ def watched():
     return watch
 
 
-@pytest.mark.parametrize("encoding", CACHE_EXACT)
-def test_pieces_give_the_same_logits(encoding, watched):
-    """Rounding apart (fp32, sums in another order), whatever the encoding, and for a last piece of any length."""
-    model = tiny_model(encoding=encoding)
-    calls, logits = watched(model)
-    found = []
-    for chunk in (64, 7):
-        calls.clear()
-        score(model, Numbers(), [prompt()], chunk=chunk)
-        found.append(logits[-NEW_TOKENS:])
-        assert calls.count("model") == NEW_TOKENS - 1 + -(-40 // chunk)
-    whole, pieces = found
-    torch.testing.assert_close(pieces, whole, atol=2e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("encoding", ["tape", "rope", "fire"])
 def test_without_a_cache_the_replies_are_the_same(encoding, watched):
     model = tiny_model(encoding=encoding)
@@ -164,48 +148,6 @@ def test_an_oracle_finds_every_key_and_a_short_sight_none():
 )
 def test_the_first_integer_decides(reply, right):
     assert Reply(0, 100, 0.5, 12345, reply).correct is right
-
-
-def reply_with(ids, key=12345):
-    """What is stored of a model that writes these letters."""
-
-    class Writer(Reader):
-        def forward(self, input_ids, **_):
-            written = input_ids.shape[1] - 1 if input_ids[0, 0] == BEGIN else None
-            assert written is not None, "without a cache the whole text is given"
-            logits = torch.zeros(1, 1, 128)
-            logits[..., ord(ids[written])] = 1.0
-            return type("Output", (), {"logits": logits})
-
-    asked = PasskeyPrompt(40, 0, key, 0.5, "", (BEGIN,))
-    (found,) = score(Writer(1), Letters(), [asked], use_cache=False, new_tokens=len(ids))
-    return found.replies[0]
-
-
-@pytest.mark.parametrize(
-    ("written", "right", "same"),
-    [
-        (" 12345", True, True),
-        (" 123456", False, True),  # LongLoRA's rule takes a longer number
-        (" no 12345", True, False),  # and no other word before it
-        ("12345 ", True, False),  # the space is a token of the answer
-        (" 1234 ", False, False),
-    ],
-)
-def test_token_ids_are_compared_too(written, right, same):
-    found = reply_with(written)
-    assert (found.correct, found.same_ids) == (right, same)
-
-
-def test_prompts_are_handed_out_by_length():
-    rounds = []
-
-    def noted(work, prompts):
-        rounds.append([each.length for each in prompts])
-        return in_turn(work, prompts)
-
-    score(tiny_model(), Numbers(), [prompt(40), prompt(30), prompt(40, seed=1)], each=noted)
-    assert rounds == [[30], [40, 40]]
 
 
 def test_json_round_trip_and_sums():

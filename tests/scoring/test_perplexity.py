@@ -33,22 +33,10 @@ def test_equals_the_full_logits(length):
     assert (found.blocks, found.targets) == (blocks, targets) and targets == blocks * (length - 1)
 
 
-def test_a_block_sees_nothing_before_itself():
-    model, whole = tiny_llama(), document(64)
-    other = whole.clone()
-    other[0, 5:30] = document(25, seed=9)
-    calls = []
-
-    def noted(work, blocks):
-        calls.append([work(block) for block in blocks])
-        return calls[-1]
-
-    score(model, [whole], 32, each=noted)
-    score(model, [other], 32, each=noted)
-    assert calls[0][0] != calls[1][0] and calls[0][1] == calls[1][1]
-
-
 def test_what_has_no_block_is_refused():
     model = tiny_llama()
     with pytest.raises(ValueError, match="a document of 31 tokens has no block of 32"):
         score(model, [document(64), document(31)], 32)
+    for documents, length in (([document(64)], 1), ([], 32)):
+        with pytest.raises(ValueError, match=r"a block needs 2 tokens|no documents"):
+            score(model, documents, length)

@@ -49,13 +49,10 @@ def test_a_token_before_each_window_takes_its_room_and_gives_a_target():
     assert new_tokens(9, 8, 3, begin=True) == [Window(0, 7, 0), Window(3, 9, 7)]
 
 
-def test_windows_side_by_side_lose_their_first_tokens():
-    assert new_tokens(17, 8, 8) == [Window(0, 8, 1), Window(8, 16, 9)]
-    assert new_tokens(17, 9, 8, begin=True) == [Window(0, 8, 0), Window(8, 16, 8), Window(16, 17, 16)]
-
-
 @pytest.mark.parametrize(("stride", "begin"), [(0, False), (8, True)])
 @pytest.mark.parametrize("convention", [all_tokens, new_tokens])
 def test_strides_that_leave_tokens_out_are_refused(convention, stride, begin):
     with pytest.raises(ValueError, match=f"stride = {stride}"):
         convention(20, 8, stride, begin)
+    with pytest.raises(ValueError, match="a window needs 2 tokens"):
+        convention(20, 1, 1, False)

@@ -103,18 +103,6 @@ def test_all_problems_are_in_one_message(ask, tmp_path, capsys):
     assert "6 problems found" in message and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "facts", "expected"),
-    [
-        (["--task", "sorting", "--trained", "2"], {}, "its tokens are not those of sorting"),
-        (SMALL, {"position_limit": 15}, "--digits (in tokens) = 16"),
-    ],
-)
-def test_refusals(ask, capsys, words, facts, expected):
-    code, found = ask(Calculator("addition", ADD), *words, **facts)
-    assert (code, found.loads) == (2, []) and expected in capsys.readouterr().err
-
-
 @pytest.fixture
 def run(tmp_path):
     """A function that makes the folder of a run with a recipe's fields, and a model with random weights."""
@@ -188,9 +176,7 @@ def test_addressing_is_scored_by_length_and_kind(run):
     ("words", "expected"),
     [
         (["--lengths", "15", "256"], ["--lengths = 15", "--lengths = 256"]),
-        (["--digits", "4", "--trained", "2"], ["--digits = [4]", "--trained = [2]"]),
         (["--task_options", '{"key": 3}'], ["task_options.key = 3"]),
-        (["--task_options", "3"], ["--task_options = 3"]),
         (["--task", "look_back", "--lengths", "32"], ["its tokens are not those of look_back"]),
         (["--task", "look_back"], ["--lengths = None"]),
         (["--task", "addition", "--trained", "2", "--lengths", "9"], ["--lengths = [9]"]),

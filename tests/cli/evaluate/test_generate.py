@@ -1,10 +1,5 @@
 """``tape-ds evaluate generate``: a prompt in, the greedy reply on standard output."""
 
-import io
-import json
-import shutil
-import sys
-
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -44,15 +39,6 @@ def test_the_reply_alone_on_standard_output(base, capfd):
     assert "[prompt 3 tokens, reply " in shown.err
 
 
-def test_generation_settings_of_the_folder_are_ignored(base, tmp_path, capfd):
-    folder = tmp_path / "draws"
-    shutil.copytree(base, folder)
-    settings = {"do_sample": True, "temperature": 8.0, "top_k": 0, "repetition_penalty": 3.0, "eos_token_id": 2}
-    (folder / "generation_config.json").write_text(json.dumps(settings))
-    assert generate.main([str(folder), "--prompt", "w7 w8 w9", "--max_new_tokens", "8"]) == 0
-    assert capfd.readouterr().out == expected(base, "w7 w8 w9") + "\n"
-
-
 def test_a_chat_prompt_goes_through_the_template(base, tmp_path, capfd):
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = "{{ 'w3 ' + messages[0].content + ' w4' }}"
@@ -87,13 +73,6 @@ def test_all_problems_are_in_one_message(base, monkeypatch, capfd):
 def test_refusals(base, words, wrong, capfd):
     assert generate.main([str(base), "--prompt", *words]) == 2
     assert wrong in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("given", "prompt"), [("w7\n", "w7"), ("w7\n\n", "w7\n"), (" w7 \nw8", " w7 \nw8")])
-def test_a_piped_prompt_loses_its_last_line_end(given, prompt, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(given))
-    assert generate.read_prompt(None) == prompt
-    assert generate.read_prompt(given) == given
 
 
 def test_an_eos_that_the_tokenizer_appends_is_removed(base):

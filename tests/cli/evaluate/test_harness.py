@@ -85,14 +85,6 @@ def test_angles_are_those_of_the_evaluation_s_length(run):
     assert ours[0] != ask(harness_model(folder, max_length=512))[0]
 
 
-def test_a_single_text_needs_the_logits_of_its_answer_only(base):
-    lm, rows = harness_model(base), []
-    forward = lm.model.forward
-    lm.model.forward = lambda *given, **named: rows.append(named.get("logits_to_keep")) or forward(*given, **named)
-    lm.loglikelihood(requests("loglikelihood", (TEXTS[3], ANSWERS[2])), True)
-    assert rows == [3]
-
-
 def test_generation_settings_of_the_folder_are_ignored(base, plain, tmp_path):
     folder = shutil.copytree(base, tmp_path / "sampling")
     settings = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "eos_token_id": 2}
@@ -246,19 +238,6 @@ def test_a_killed_evaluation_resumes_to_the_same_result(command, tmp_path, monke
     assert all(each.pop("cost")["seconds"] > 0 for each in found) and found[0] == found[1]
     assert set(found[0]["tasks"]) == {"mmlu_anatomy", "own_write"} and found[0]["groups"]["mmlu_stem"]["samples"] == 4
     assert not [each for each in (tmp_path / "out").iterdir() if each.name.startswith(".")]
-
-
-def test_cuts_are_counted_again_when_all_answers_are_known(command, tmp_path, monkeypatch):
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    words = ["--max_length", "7", "--truncate", "left"]
-    with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
-        kill.setattr("lm_eval.loggers.EvaluationTracker.save_results_aggregated", killed)
-        command(*words, tasks=["own_write"])
-    assert command(*words, tasks=["own_write"]) == 0
-    stored = json.loads((tmp_path / "out" / "harness.json").read_text())["figures"]["cut"]
-    assert stored == {"requests": 3, "tokens": 4 + 1 + 8}  # 6, 2, 3 and 10 words with 5 tokens to write
 
 
 def test_another_chat_template_is_another_evaluation(command, monkeypatch, capsys):

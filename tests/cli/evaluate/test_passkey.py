@@ -70,20 +70,6 @@ def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_the_published_prompts(ask, tmp_path):
-    code, _ = ask(Reader(10**6), "--protocol", "published", "--lengths", "1000", "2000", "--trials", "3")
-    assert code == 0
-    found = figures(tmp_path)
-    assert [(each["length"], each["depth"], each["trials"]) for each in found["cells"]] == [
-        (1000, None, 3),
-        (2000, None, 3),
-    ]
-    first = found["passkeys"][0]["replies"][0]
-    assert (first["key"], first["depth"], first["right"]) == (43568, 2732 / 3072, True)
-    assert found["cells"][0]["mean_tokens"] == pytest.approx(3072 + 250, abs=3), "letters, not 1,000"
-    assert stored(tmp_path).seed is None and stored(tmp_path).config["depths"] is None
-
-
 def test_all_problems_are_in_one_message(ask, tmp_path, capsys):
     words = ["--lengths", "100", "400", "400", "9000", "--depths", "0", "2", "--trials", "2", "--new_tokens", "3"]
     code, found = ask(Reader(1), *words, position_limit=8192)

@@ -168,18 +168,6 @@ def test_angles_are_those_of_each_length(evaluate, spec, monkeypatch):
     assert set(used) == {16, 120}
 
 
-def test_batches_chunks_and_the_size_of_jobs_change_nothing_but_rounding(evaluate, spec, monkeypatch):
-    arguments = ("--data", spec, "--lengths", 16, 24, "--convention", "all_tokens", "--stride", 5)
-    plain = evaluate(*arguments)["perplexity"]
-    monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 100)
-    assert evaluate(*arguments)["perplexity"] == plain
-    for one, other in zip(evaluate(*arguments, "--batch_size", 4, "--chunk", 7)["perplexity"], plain, strict=True):
-        assert one.pop("nll") == pytest.approx(other["nll"], abs=1e-5)
-        assert (one["targets"], one["windows"], one["accuracy"]) == tuple(
-            other[name] for name in ("targets", "windows", "accuracy")
-        )
-
-
 def test_loss_by_position_of_documents_and_streams(evaluate, spec, stream, documents, base):
     """Of a document its beginning; of a stream, which has none, every block of the longest length."""
     found = evaluate("--data", spec, stream, "--lengths", 16, 64, "--spans", 16)["loss_by_position"]
@@ -195,18 +183,6 @@ def test_loss_by_position_of_documents_and_streams(evaluate, spec, stream, docum
     blocks = losses.SpanLosses.merge(score(ids[at : at + 64]) for at in (0, 64, 128))
     assert found[stream]["all.bin"]["counts"] == list(blocks.counts) == [45, 48, 48, 48]
     assert found[stream]["all.bin"]["nll"] == pytest.approx(list(blocks.nll), abs=1e-6)
-
-
-def test_a_perplexity_that_is_not_finite_is_stored(evaluate, spec, base, tmp_path):
-    model = LlamaForCausalLM.from_pretrained(base)
-    model.model.norm.weight.data[0] = math.nan
-    model.save_pretrained(tmp_path / "broken")
-    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "broken")
-    arguments = ("--data", spec, "--lengths", 16, "--spans", 8)
-    found = evaluate(*arguments, model=tmp_path / "broken", output=tmp_path / "out")
-    assert math.isnan(found["perplexity"][0]["perplexity"]) and math.isnan(found["perplexity"][0]["nll"])
-    stored = json.loads((tmp_path / "out" / "perplexity.json").read_text())["figures"]
-    assert stored["perplexity"][0]["nll"] == "nan" and set(stored["loss_by_position"][spec]["a.txt"]["nll"]) == {"nan"}
 
 
 def test_an_interrupted_evaluation_resumes_to_the_same_result(evaluate, spec, tmp_path, monkeypatch):
@@ -269,11 +245,6 @@ def test_a_stride_needs_windows_that_overlap(refused, spec):
     assert "--stride = 4" in refused("--data", spec, "--lengths", 16, "--stride", 4)
     words = ("--lengths", 16, "--stride", 16, "--convention", "new_tokens", "--bos")
     assert "--stride = 16" in refused("--data", spec, *words)
-
-
-def test_ids_of_another_vocabulary_are_refused(refused, tmp_path, base):
-    np.array([5, VOCABULARY, 7] * 20, "<u2").tofile(tmp_path / "other.bin")
-    assert "outside the tokenizer's vocabulary of 61" in refused("--data", f"bin:{tmp_path}/other.bin", "--lengths", 16)
 
 
 def test_a_model_with_fewer_embeddings_than_the_tokenizer_is_refused(refused, spec, base, tmp_path):

@@ -82,14 +82,6 @@ def test_a_run_and_its_evaluations_are_one_column_and_a_checkpoint_another(every
     }
 
 
-def test_folders_of_runs_and_single_files_give_a_column_each(tmp_path):
-    for name in ("b", "a"):
-        examples.save(tmp_path / name, run_result=examples.run(), perplexity=examples.perplexity())
-    assert kinds(tmp_path) == {"a": ["perplexity", "run"], "b": ["perplexity", "run"]}
-    files = examples.STORED / "tape.json", f"control={examples.STORED / 'tuning_inspect_24_steps.json'}"
-    assert kinds(*files) == {"tape": ["run"], "control": ["run"]}
-
-
 def test_columns_with_one_name_are_refused(tmp_path):
     for parent in ("one", "two"):
         examples.save(tmp_path / parent / "run", run_result=examples.run())
@@ -161,16 +153,6 @@ def test_losses_are_those_stored():
     assert steps["last step"]["demo"][1] == repr(logged[-1]["loss"])
 
 
-def test_losses_on_other_documents_share_no_table():
-    runs = {}
-    for name in "ab":
-        runs[name] = {"run": examples.run()}
-        variants = runs[name]["run"].figures["loss_by_position"]
-        (each,) = variants["tape, trained"].values()
-        variants["tape, trained"] = dict.fromkeys(("1.py", "2.py", "3.py", f"{name}.py", "z.py"), each)
-    assert [list(each["mean"]) for each in tables(page(**runs), "Loss by position")] == [["a"], ["b"]]
-
-
 def test_perplexities_are_those_stored():
     one, other = examples.perplexity(), examples.perplexity(0.9)
     for each in one.figures["perplexity"]:
@@ -207,14 +189,6 @@ def test_accuracies_and_perplexities_of_the_run_are_shown():
     text = page(a={"perplexity": made, "run": run})
     assert shown(table(text, "Most likely token right, %")["1k"]) == {"a": "52.45"}
     assert {"256": {"a": ("244.7", "244.7")}} in tables(text, "Perplexity")
-
-
-def test_passkeys_are_counts_by_length():
-    fewer = examples.passkey(lambda length, depth: 0 if length > 8000 else 3, trials=4)
-    fewer.figures["cells"] = [cell for cell in fewer.figures["cells"] if cell["depth"] != 0.5 or cell["length"] > 1024]
-    made = page(a={"passkey": examples.passkey()}, b={"passkey": fewer})
-    assert shown(table(made, "Passkeys found, %")["1k"]) == {"a": "100 (25/25, n = 25)", "b": "75 (12/16, n = 16)"}
-    assert any("equally many samples (n): 1k" in text for text in warnings(made))
 
 
 def test_tasks_of_other_shots_share_no_row():

@@ -71,14 +71,6 @@ def test_marked_answers_are_whole(answer):
         assert of.decode(ids[targets]).replace(" ", "") == f"{answer}no".replace(" ", "")
 
 
-def test_nothing_is_put_around_the_rendering():
-    from tests.data.conftest import build_tokenizer
-
-    of = build_tokenizer(bos=True)
-    of.chat_template = CHATML
-    assert template.encoded(CONVERSATIONS["one answer"], of)[0][0] != of.bos_token_id
-
-
 BEGUN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}|{% endfor %}"
     "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
@@ -172,13 +164,6 @@ def test_a_template_writes_the_date_that_is_given(text):
 def test_a_template_that_draws_or_does_not_parse_is_refused(text, wrong):
     (problem,) = template.give(tokenizer(text), None, "m")
     assert problem.field == "chat_template" and wrong in problem.wrong
-
-
-def test_white_space_that_is_a_token_ends_no_answer():
-    of = tokenizer(CHATML.replace("<|im_end|>", "\n"))
-    of.add_tokens(["\n\n", "  "])
-    ids, targets = template.encoded(TALK, of)
-    assert of.convert_tokens_to_ids("\n\n") in ids[targets] and template.ends(ids, targets, of) == [-1, -1]
 
 
 @pytest.mark.parametrize(

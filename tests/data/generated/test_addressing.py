@@ -118,16 +118,3 @@ def test_k_and_the_markers_place_are_uniform_and_the_letter_is_behind_no_other_s
 def test_options_that_a_task_cannot_have(name, options):
     (found,) = check(name, options)
     assert found.field == f"task_options.{list(options)[-1]}"
-
-
-@pytest.mark.parametrize("name", ADDRESSING)
-def test_options_at_their_bounds_still_have_sequences(name):
-    """The shortest sequence with the smallest and with the largest options, where every question can be asked."""
-    for end in (0, 1):
-        options = {}
-        for option, ends in TASKS[name].bounds.items():  # the end of an option may be another option
-            options[option] = type(getattr(TASKS[name], option))(options.get(ends[end], ends[end]))
-        task = make(name, options)
-        assert task.shortest <= task.longest
-        sequence = task.sequence(random.Random(6), task.shortest)
-        assert len(sequence.words) == task.tokens((task.shortest,))

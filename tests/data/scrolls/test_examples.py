@@ -122,20 +122,6 @@ def test_the_fingerprint_changes_with_the_contents_and_with_nothing_else(tmp_pat
     assert archived[0] == archived[2] != archived[1]
 
 
-def test_table():
-    """Order and metrics of the TAPE paper's Table 1; 200 tokens to answer, 1,000 to summarise."""
-    found = {each.name: (each.metric, each.answer_tokens) for each in examples.DATASETS.values()}
-    assert found == {
-        "qasper": ("f1", 200),
-        "contract_nli": ("exact_match", 200),
-        "narrative_qa": ("f1", 200),
-        "quality": ("exact_match", 200),
-        "qmsum": ("rouge", 1000),
-        "summ_screen_fd": ("rouge", 1000),
-        "gov_report": ("rouge", 1000),
-    }
-
-
 @pytest.fixture(scope="module")
 def made():
     return {split: examples.read("stdlib", split) for split in ("train", "validation", "test")}
@@ -155,8 +141,4 @@ def test_splits_share_no_file_or_no_question(made):
     assert {name.split(":")[0] for name in found["train"]}.isdisjoint(HELD_OUT)
     assert set(found["validation"]).isdisjoint(found["test"])
     assert all(name.split(":")[0] in HELD_OUT for name in found["validation"])
-
-
-def test_they_are_the_same_each_time(made):
-    assert examples.read("stdlib", "validation") == made["validation"]
     assert examples.fingerprint("stdlib", "train") != examples.fingerprint("stdlib", "validation")

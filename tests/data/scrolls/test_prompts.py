@@ -101,12 +101,6 @@ def test_a_long_answer_is_cut_and_still_ends(tokenizer, reference_format, beginn
     assert cut_tokens == len(beginning + own) - 5
 
 
-def test_a_tokenizer_without_bos_adds_none():
-    tokenizer = build_tokenizer(bos=False)
-    assert BOS not in prompt(tokenizer, QUESTION, "a").ids
-    assert BOS not in answer_ids("a", tokenizer, max_tokens=9, reference_format=True)[0]
-
-
 @pytest.mark.parametrize("dataset, max_tokens", [(QUESTION, 11), (SUMMARY, 20)])
 def test_no_room_is_said(tokenizer, dataset, max_tokens):
     with pytest.raises(UserError, match="no room for a text"):

@@ -6,7 +6,6 @@ import importlib
 import io
 import json
 import lzma
-import pickle
 import zipfile
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub import get_session
 
-from tape_ds.data.sources import check_lists, parse, parse_all
+from tape_ds.data.sources import parse, parse_all
 from tape_ds.errors import UserError
 from tests.data.local_hub import LocalHub, local_hub
 
@@ -78,19 +77,6 @@ def read(spec):
 )
 def test_files_of_a_hub_repository(hub, spec, found):
     assert read(spec.replace("HUB", SCRIPT_ONLY)) == found
-
-
-def test_nothing_is_opened_before_it_is_read(hub):
-    """Checks, fingerprints and comparisons need no network; a shard opens its own file and can be sent elsewhere."""
-    source = parse(f"jsonl:hf://{SCRIPT_ONLY}/test/*.jsonl*#text")
-    other = parse(f"jsonl:hf://{SCRIPT_ONLY}/test/*.gz#text")
-    assert source.check() == [] and source.fingerprint() != other.fingerprint()
-    (problem,) = check_lists([source.spec], [source.spec])
-    assert "also trained on" in problem.wrong
-    shards = source.shards("train")
-    assert hub == [] and [shard.name for shard in shards] == ["a.jsonl.zst", "b.jsonl.gz"]
-    assert [document.text for document in pickle.loads(pickle.dumps(shards[1])).documents()] == ["b1", "b2"]
-    assert hub == [f"/{SCRIPT_ONLY}/test/b.jsonl.gz"]
 
 
 def test_what_cannot_be_had_is_named(hub, monkeypatch):

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from tape_ds.config import pretraining
 from tape_ds.data.sources import check_lists, weights
 
 GOOD = {"source": "stdlib:ast.py", "weight": 1}
@@ -36,11 +35,3 @@ def test_a_weight_is_a_number_above_0(weight):
 def test_a_mistake_is_named_alone(entries, value, wrong):
     (problem,) = check_lists(entries, [])
     assert problem.field == "train_data" and problem.value == value and wrong in problem.wrong
-
-
-def test_on_the_command_line():
-    words = ["--recipe", "tiny", "--train_data"]
-    recipe = pretraining.load([*words, '[{"source": "stdlib:ast.py", "weight": 1}, {"source": "stdlib", "weight": 2}]'])
-    assert weights.shares_of(recipe.data.train_data) == [1 / 3, 2 / 3]
-    assert recipe.outline()["data"].startswith("33.33 % stdlib:ast.py, 66.67 % stdlib: sequences of 256")
-    assert "  weight: 2" in recipe.to_yaml()
