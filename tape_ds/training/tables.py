@@ -35,7 +35,9 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
         tables = {f"{len(documents)} documents": together} | (tables if len(documents) <= FEW else {})
     for name, losses_of in tables.items():
         first = next(iter(losses_of.values()))
-        table = Table(title=f"loss by position on {escape(name)} (nats per token, from each position on)", title_justify="left")
+        table = Table(
+            title=f"loss by position on {escape(name)} (nats per token, from each position on)", title_justify="left"
+        )
         table.add_column("")
         for start in first.starts:
             table.add_column(_place(start), justify="right")
