@@ -119,7 +119,8 @@ class ExtensionRecipe(Recipe):
     @classmethod
     def superseded(cls, collected: Mapping[str, Given]) -> tuple[str, ...]:
         """Settings of the base's method, where another method is chosen above it."""
-        if (method := collected.get("method")) is None or method.value not in METHODS:
+        method = collected.get("method")
+        if method is None or not isinstance(method.value, str) or method.value not in METHODS:
             return ()
         fields = [name for name in unread(METHODS[method.value]) if name in collected]
         return tuple(sorted(name for name in fields if collected[name].level > method.level))

@@ -202,6 +202,8 @@ def test_a_method_chosen_above_leaves_out_its_base_s_settings_of_another():
     assert [*found] == ["lora_r"]
     found, _ = problems_of("--recipe", write("one.yaml", method="norms", lora_r=4))
     assert [*found] == ["lora_r"]
+    found, _ = problems_of("--recipe", write("list.yaml", method=["norms"]))
+    assert [*found] == ["method"]
 
 
 def test_lengths_of_any_decoder_are_checked_before_it_loads(tmp_path):
