@@ -44,3 +44,17 @@ def test_lengths_are_tokens():
     for wrong in ("0", "1.5k", "²"):
         with pytest.raises(argparse.ArgumentTypeError):
             arguments.length(wrong)
+
+
+def test_values_of_options():
+    assert [arguments.boolean(text) for text in ("true", "False")] == [True, False]
+    with pytest.raises(argparse.ArgumentTypeError, match="write true or false"):
+        arguments.boolean("yes")
+
+
+def test_an_unknown_choice_is_named_with_the_closest(capsys):
+    parser = Parser(prog="x")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--dtype", "float3"])
+    assert "did you mean 'float32'" in capsys.readouterr().err

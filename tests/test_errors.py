@@ -114,3 +114,8 @@ raise SystemExit(main())
         assert writing.stdout.readline() == b"0\n"
         writing.stdout.close()
         assert writing.stderr.read() == b"" and writing.wait() == 1
+
+
+def test_a_full_disk_without_a_file_s_name(capsys):
+    assert run(OSError(errno.ENOSPC, "No space left on device")) == 2
+    assert "no file (No space left on device)" in capsys.readouterr().err

@@ -149,3 +149,8 @@ def test_the_cache_is_where_caches_are_asked_to_be(monkeypatch):
         monkeypatch.setenv("HF_HOME", hub)
         monkeypatch.setenv("XDG_CACHE_HOME", caches)
         assert storage.cache_home() == Path(expected).expanduser()
+
+
+@pytest.mark.parametrize("count, shown", [(1023, "1023 bytes"), (1536, "1.50 KiB"), (2**41, "2.00 TiB")])
+def test_sizes_are_for_people(count, shown):
+    assert storage.size(count) == shown

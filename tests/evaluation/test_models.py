@@ -319,3 +319,9 @@ def test_an_adapter_of_a_quantised_base_is_refused(base, tmp_path, monkeypatch):
     monkeypatch.setattr(models.AutoHfQuantizer, "from_config", lambda *_, **__: installed)
     with pytest.raises(UserError, match=r"its base .*own is quantised"):
         found(folder)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    for device in ("meta", "nonsense"):
+        with pytest.raises(UserError, match="not available"):
+            found("smollm2", "--device", device)

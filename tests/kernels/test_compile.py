@@ -90,3 +90,8 @@ def test_the_gate_passes(examples, kernel):
 def test_every_launch_belongs_to_a_launch():
     with pytest.raises(RuntimeError, match="stray is launched without the options of a Launch"):
         launches.Recorder(90, "bf16").note(fn=SimpleNamespace(name="stray"), compile={})
+
+
+def test_a_gate_with_nothing_to_guard_is_an_error():
+    code, output = gate("--only", "no such kernel")
+    assert code == 2 and "nothing to compile" in output

@@ -99,3 +99,18 @@ def test_tensor_cores(width, with_state, dtype):
         ids = documents((-1, 100), (0, 3900), batch=2) if repeat % 2 else None
         example = case(1 + 5 * (repeat % 3), 4000, width, batch=2, heads=8, groups=2, dtype=dtype, document_ids=ids)
         check(decode(example, with_state, document_ids=ids), example)
+
+
+def test_calls_that_do_not_fit_are_refused():
+    q, k, v = case(2, 20, 16)[:3]
+    with pytest.raises(ValueError, match="17 queries per sequence are more than 16"):
+        decode(case(17, 20, 16))
+    with pytest.raises(ValueError, match="it has no gradient"):
+        decode_attention(q, k, v.requires_grad_())
+    for wrong in (
+        {"scale": -1.0},
+        {"splits": 0},
+        {"document_ids": torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)},
+    ):
+        with pytest.raises(ValueError, match="scale|splits|document_ids"):
+            decode_attention(q, k, v.detach(), **wrong)

@@ -206,3 +206,11 @@ def test_on_a_gpu(dtype):
     same_precision = outcome(plain, hidden, weight, labels)
     found = outcome(lambda h, w, y: linear_cross_entropy(h, w, y, chunk=128), hidden, weight, labels)
     assert_as_exact_as_plain(found, same_precision, exact)
+
+
+def test_shapes_that_do_not_fit():
+    hidden, weight, labels = inputs()
+    with pytest.raises(ValueError, match=r"labels \[N\] are needed"):
+        linear_cross_entropy(hidden, weight, labels[1:])
+    with pytest.raises(ValueError, match="chunk = 0"):
+        linear_cross_entropy(hidden, weight, labels, chunk=0)

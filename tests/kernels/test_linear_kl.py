@@ -51,3 +51,10 @@ def test_no_tokens_and_a_frozen_head():
     assert linear_kl(hidden[:0], weight, teacher[:0], head) == 0
     (gradient,) = torch.autograd.grad(linear_kl(hidden, weight.detach(), teacher, head), hidden)
     torch.testing.assert_close(gradient, torch.autograd.grad(plain(hidden, weight, teacher, head), hidden)[0])
+
+
+def test_shapes_that_do_not_fit():
+    hidden, weight, teacher, head = case()
+    for wrong in ((hidden[:5], weight, teacher, head), (hidden, weight, teacher, head[1:])):
+        with pytest.raises(ValueError, match="of the teacher are needed"):
+            linear_kl(*wrong)

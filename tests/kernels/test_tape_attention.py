@@ -223,3 +223,12 @@ def test_tensor_cores(width, dtype, deterministic):
         ][repeat % 4]
         example = case(width=width, batch=2, heads=6, groups=2, dtype=dtype, **options)
         check(run(example, deterministic=deterministic), example)
+
+
+def test_calls_that_do_not_fit_are_refused():
+    for wrong in (tensors(q=(4, 3, 16)), [*tensors()[:3], tensors()[3].double()]):
+        with pytest.raises(ValueError, match=r"need 4 dimensions|differ in dtype"):
+            tape_attention(*wrong)
+    for wrong in ({"scale": 0.0}, {"document_ids": torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            tape_attention(*tensors(), **wrong)

@@ -66,3 +66,9 @@ def test_sign_flips_by_hand(differences, p):
 )
 def test_holm(ps, adjusted):
     assert statistics.holm(ps) == pytest.approx(adjusted)
+
+
+@pytest.mark.parametrize("differences", [[], [1.0] * 21, [1.0, math.nan]])
+def test_sign_flips_that_cannot_be_counted(differences):
+    with pytest.raises(ValueError, match="1 to 20"):
+        statistics.sign_flip(differences)

@@ -53,3 +53,10 @@ def test_mistakes_in_a_file_are_named(text, words, tmp_path):
 
 def test_json_in_a_command_keeps_its_braces():
     assert table.filled("""x --m '{"a": [1]}' {run}/y""", {"run": "r"}) == ["x", "--m", '{"a": [1]}', "r/y"]
+
+
+def test_an_unknown_name_or_form_is_refused():
+    with pytest.raises(UserError, match="did you mean 'table6'"):
+        table.read("tabel6")
+    with pytest.raises(UserError, match="no such form"):
+        table.read("look_back", PAPER)

@@ -89,3 +89,8 @@ def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
     assert [(claim.arm, claim.against) for claim in claims] == list(advice.FIRST)
     advice.draw(family, arms, tmp_path / "family.png")
     assert "key" not in advice.page(family, "family", arms, claims)
+
+
+def test_a_folder_without_runs_is_refused(tmp_path, capsys):
+    assert advice.main(["methods", str(tmp_path), "--output", str(tmp_path / "page")]) == 2
+    assert "no finished run of this part" in capsys.readouterr().err

@@ -66,3 +66,9 @@ def test_bins_hold_every_distance_once(target, per_octave):
     bins = bins_of(np.arange(target, 0, -1), per_octave)
     assert bins[0]["from"] == 1 and bins[-1]["to"] == target - 1
     assert all(one["to"] + 1 == other["from"] for one, other in pairwise(bins))
+
+
+@pytest.mark.parametrize("positions", [(0, 8), (-1, 2), (3, 1)])
+def test_positions_that_are_none(positions):
+    with pytest.raises(ValueError, match=r"must rise strictly within 0 \.\. 7"):
+        count_pairs([one_document(*positions)], 8)
