@@ -107,10 +107,7 @@ def test_calls_that_do_not_fit_are_refused():
         decode(case(17, 20, 16))
     with pytest.raises(ValueError, match="it has no gradient"):
         decode_attention(q, k, v.requires_grad_())
-    for wrong in (
-        {"scale": -1.0},
-        {"splits": 0},
-        {"document_ids": torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)},
-    ):
-        with pytest.raises(ValueError, match="scale|splits|document_ids"):
+    ids = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
+    for wrong in ({"scale": -1.0}, {"splits": 0}, {"document_ids": ids}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
             decode_attention(q, k, v.detach(), **wrong)
