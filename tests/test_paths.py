@@ -1,7 +1,10 @@
 """Texts that can be no path are refused by name, without a traceback."""
 
+from pathlib import Path
+
 import pytest
 
+from tape_ds import paths
 from tests.config.helpers import problems_of, write
 
 
@@ -19,3 +22,15 @@ def test_a_text_that_can_be_no_path_is_refused(field, value, wrong, monkeypatch,
     monkeypatch.chdir(tmp_path)
     found, _ = problems_of("--recipe", write(), f"--{field}", value)
     assert set(found) == {field} and wrong in found[field].wrong
+
+
+def test_a_new_folder_is_neither_there_nor_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, wrong in (
+        (tmp_path, "exists"),
+        (tmp_path / "file" / "out", "is not a folder"),
+        (Path("x" * 300), "long"),
+    ):
+        (problem,) = paths.check_new("out", folder)
+        assert wrong in problem.wrong
+    assert paths.check_new("out", tmp_path / "new") == []

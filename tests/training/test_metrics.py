@@ -5,6 +5,7 @@ import mmap
 import pytest
 import torch
 
+from tape_ds import numbers
 from tape_ds.distributed import processes
 from tape_ds.training import metrics
 
@@ -34,3 +35,7 @@ def test_the_peak_is_of_what_came_after_the_reset():
     late = fresh_memory(32)
     assert processes.peak_memory_bytes(cpu) >= after + 30 * 2**20, "it is still known when the memory is free again"
     late.close()
+
+
+def test_an_unknown_duration_is_no_number():
+    assert (numbers.duration(None), numbers.duration(float("nan")), numbers.duration(3661)) == ("N/A", "N/A", "1:01:01")

@@ -116,3 +116,8 @@ def test_figures_and_pictures_of_the_last_commands_are_stored_if_they_succeed(ma
     assert stored.files == ("out/mine_small_map.png",) and Path("out/mine_small_map.png").is_file()
     assert (stored.experiment, stored.command) == ("mine", "python -m tools.experiment mine")
     assert "| TAPE | 25.00 |" in Path("out/mine_small.md").read_text()
+
+
+def test_nothing_asked_for_is_an_error(capsys):
+    assert experiment.main([]) == 2 and "experiment" in capsys.readouterr().err
+    assert experiment.main(["--list"]) == 0 and "table6" in capsys.readouterr().out

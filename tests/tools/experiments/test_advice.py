@@ -94,3 +94,10 @@ def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert advice.main(["methods", str(tmp_path), "--output", str(tmp_path / "page")]) == 2
     assert "no finished run of this part" in capsys.readouterr().err
+
+
+def test_an_unfinished_run_does_not_count_and_equal_runs_do_not_differ(runs):
+    half = results.load(runs / "lora_seed_2" / "results" / "run.json")
+    results.save(replace(half, finished=None), runs / "lora_seed_2" / "results" / "run.json")
+    assert {run.seed for run in advice.read(runs) if run.arm == "lora"} == {0, 1}
+    assert [advice.t_test(advice.statistics.sample([value] * 3)) for value in (0.0, 0.5)] == [1.0, 0.0]

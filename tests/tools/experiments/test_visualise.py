@@ -40,3 +40,12 @@ def test_pictures_show_what_two_models_computed(tmp_path, base, monkeypatch):
     states = drawn["positions.png"].maps
     assert np.allclose(states["layer 2", "heads 3 to 4"], seen["view"].positions.matrix()[1], atol=1e-5)
     assert set(result.figures["attention_l1_between_models"]) == {"1", "2", "3"}
+
+
+def test_an_encoding_without_positions_has_attention_alone(tmp_path, base, monkeypatch, capsys):
+    monkeypatch.setattr(visualise, "draw", lambda kind, path: None)
+    folder = saved(tiny_model(encoding="nope"), base, tmp_path / "nope")
+    assert visualise.main([str(folder), "--prompt", PROMPT, "--output", str(tmp_path / "out")]) == 0
+    assert "nope: no map of positions: no layer rotates" in capsys.readouterr().out
+    figures = results.load(tmp_path / "out" / "visualise.json").figures
+    assert figures["models"][0]["positions"].startswith("none: ")
