@@ -35,6 +35,11 @@ RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
 """Files in the folder ``trained``: the record of :mod:`tape_ds.checkpoint.trained`, and a whole model's weights."""
 
 
+def trained_of(folder: Path) -> Path:
+    """Return the folder ``trained`` of a run's folder; any other folder as it is."""
+    return folder / TRAINED if (folder / TRAINED / RECORD).is_file() else folder
+
+
 def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
     """Mark that the run has completed its ``step`` steps and everything after them."""
     storage.write_json(output / FINISHED, {"step": step, "finished": time.strftime(_TIME), "identity": identity})

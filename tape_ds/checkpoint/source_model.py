@@ -15,7 +15,7 @@ from tape_ds.models.loading import extendable
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
-from tape_ds.run_folder import RESULTS, TRAINED
+from tape_ds.run_folder import RESULTS, TRAINED, trained_of
 
 TOKENIZER = "tokenizer_config.json"
 
@@ -58,7 +58,7 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
             differs.
     """
     given = Path(name_or_path)
-    folder = given / TRAINED if (given / TRAINED / trained.RECORD).is_file() else given
+    folder = trained_of(given)
     config: Any
     if not (folder / trained.RECORD).is_file():
         if (found := model_type(folder)) not in TYPES:

@@ -21,9 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="tape-ds merge", description=__doc__)
     add_new_folder(parser, "trained")
     options = parser.parse_args(argv)
-    out, folder = Path(options.out), Path(options.trained)
-    if (folder / run_folder.TRAINED / run_folder.RECORD).is_file():
-        folder /= run_folder.TRAINED
+    out, folder = Path(options.out), run_folder.trained_of(Path(options.trained))
     raise_if_any(paths.check_new("out", out))
     import torch
 

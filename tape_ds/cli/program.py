@@ -11,12 +11,11 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 from tape_ds import installation
 from tape_ds.arguments import without_local_rank
-from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, split
-from tape_ds.errors import Problem, UserError, command, did_you_mean
+from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, check_hostfile, split
+from tape_ds.errors import Problem, UserError, command, did_you_mean, raise_if_any
 
 # A command's module below ``tape_ds.cli``, and the line that describes it
 GROUPS = {
@@ -115,12 +114,7 @@ def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] 
         print("tape-ds: CUDA's driver shows no GPU: this is for the CPU", file=sys.stderr, flush=True)
     if not options and not (by_itself and has_gpu):
         return None
-    # DeepSpeed's launcher would warn of a missing hostfile, and train on this machine alone
-    parts = [part for option in options for part in option.split("=", 1)]
-    hostfile = parts[parts.index("--hostfile") + 1] if "--hostfile" in parts[:-1] else None
-    if hostfile is not None and not Path(hostfile).is_file():
-        remedy = "write a line for each machine, such as 'node1 slots=8'"
-        raise UserError(Problem("--hostfile", hostfile, "no such file", remedy))
+    raise_if_any(check_hostfile(options))
     return [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", "tape_ds", name, *arguments]
 
 

@@ -202,7 +202,7 @@ class ExtensionRecipe(Recipe):
         scored = f"loss at {score.eval_length:,} tokens in spans of {score.eval_span:,}"
         last = (score.eval_length - 1) // score.eval_span * score.eval_span
         if own is not None and last < own.native_length < score.eval_length:
-            scored += f"; NO SPAN lies past {own.native_length:,}: give a shorter eval_span"
+            scored += f"; NO SPAN begins past {own.native_length:,}: give a shorter eval_span"
         lengths_asked = ", ".join(f"{length:,}" for length in score.passkey_lengths)
         asked = f"{score.passkey_trials} of each in {lengths_asked} tokens" if lengths_asked else "none"
         if any(length > target for length in score.passkey_lengths):

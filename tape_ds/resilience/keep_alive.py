@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 import psutil
 
 from tape_ds import checkpoint, exit_codes, paths, run_folder
-from tape_ds.distributed.launch_command import TRAINING
+from tape_ds.distributed.launch_command import TRAINING, check_hostfile
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock
@@ -95,11 +95,7 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
 
     launcher, arguments = found[0]
-    problems: list[Problem] = []
-    for option, hosts in pairwise(command):  # DeepSpeed would go on without it, on this machine alone
-        if option in ("--hostfile", "-H") and not Path(hosts).is_file():
-            remedy = "write a line for each machine, such as 'node1 slots=8'"
-            problems.append(Problem(option, hosts, "no such file", remedy))
+    problems = check_hostfile(command)
     flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
     kind = kinds.taken(launcher, name)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95  # of every interval
 MOST_FLIPPED = 20  # differences whose sign patterns are all tried: a million
@@ -43,6 +43,14 @@ def sample(values: Sequence[float]) -> Sample:
     sd = statistics.stdev(values)
     quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
     return Sample(count, mean, sd, quantile * sd / math.sqrt(count))
+
+
+def t_test(differences: Sample) -> float:
+    """Return the two-sided p of the paired t test: of a mean of 0 under Student's distribution."""
+    if not differences.sd:
+        return 1.0 if differences.mean == 0 else 0.0
+    statistic = abs(differences.mean) / (differences.sd / math.sqrt(differences.n))
+    return 2 * float(stdtr(differences.n - 1, -statistic))
 
 
 def sign_flip(differences: Sequence[float]) -> float:

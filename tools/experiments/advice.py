@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from scipy.special import stdtr
 
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
@@ -33,7 +32,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class ProtocolPart:
-    """What a part of the protocol compares."""
+    """One part of the protocol: its base, arms, questions and claims."""
 
     native: int
     """Length in tokens that the base was made for; twice that is scored."""
@@ -66,7 +65,7 @@ LOSS, KEYS = "loss past the native length", "right answers past it, %"
 
 @dataclass(frozen=True)
 class MethodRun:
-    """What one run of an arm scored."""
+    """Scores and cost of one run."""
 
     arm: str
     seed: int
@@ -101,6 +100,13 @@ class MethodClaim:
     same_sign: bool
     """Whether each text, or each length, has the difference's sign on average."""
     p_holm: float = math.nan
+
+    @property
+    def written(self) -> tuple[str, str]:
+        """The mean and its interval, as pages have them."""
+        digits = 1 if self.figure == KEYS else 3
+        assert self.found.interval is not None, "a claim has seeds enough"
+        return f"{self.found.mean:+.{digits}f}", " to ".join(f"{end:+.{digits}f}" for end in self.found.interval)
 
 
 def share(counts: Iterable[tuple[int, int]]) -> float:
@@ -169,7 +175,7 @@ def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list
                     by_place[place][seed] = own - value_of(part, figure, other, place)
             differences = [*by_place[None].values()]
             found = statistics.sample(differences)
-            p, flipped = t_test(found), statistics.sign_flip(differences)
+            p, flipped = statistics.t_test(found), statistics.sign_flip(differences)
             signs = {math.copysign(1, plain.fmean(by_place[place].values())) for place in places}
             made.append(MethodClaim(figure, arm, against, by_place[None], found, p, flipped, len(signs) == 1))
     adjusted = statistics.holm([claim.p for claim in made])
@@ -183,21 +189,11 @@ def value_of(part: ProtocolPart, figure: str, run: MethodRun, place: str | int |
     return share([run.keys[length] for length in part.lengths if place in (None, length)])
 
 
-def t_test(differences: Sample) -> float:
-    """Return the two-sided p of the paired t test: of a mean of 0 under Student's distribution."""
-    if not differences.sd:
-        return 1.0 if differences.mean == 0 else 0.0
-    statistic = abs(differences.mean) / (differences.sd / math.sqrt(differences.n))
-    return 2 * float(stdtr(differences.n - 1, -statistic))
-
-
 def verdict(claim: MethodClaim) -> str:
     """Return one sentence on a claim."""
     gain = claim.found.mean if claim.figure == KEYS else -claim.found.mean
-    digits, unit = (1, " points") if claim.figure == KEYS else (3, "")
-    assert claim.found.interval is not None
-    ends = " to ".join(f"{end:+.{digits}f}" for end in claim.found.interval)
-    size = f"{claim.found.mean:+.{digits}f}{unit} (95 %: {ends}, {claim.found.n} seeds, Holm's p {claim.p_holm:.2g})"
+    (mean, ends), unit = claim.written, " points" * (claim.figure == KEYS)
+    size = f"{mean}{unit} (95 %: {ends}, {claim.found.n} seeds, Holm's p {claim.p_holm:.2g})"
     if claim.p_holm > 1 - statistics.CONFIDENCE:
         return f"{claim.arm}: not told apart from {claim.against}, {size}."
     parts = "text" if claim.figure == LOSS else "length"
@@ -250,12 +246,9 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         return "\n\n".join([*parts, f"No stage has {FEWEST} seeds yet: nothing is claimed."]) + "\n"
     rows = []
     for claim in claims:
-        digits = 1 if claim.figure == KEYS else 3
-        assert claim.found.interval is not None, "there are seeds enough"
-        ends = " to ".join(f"{end:+.{digits}f}" for end in claim.found.interval)
         tests = [f"{value:.2g}" for value in (claim.p, claim.p_holm, claim.sign_flip)]
         pair = f"{claim.arm} less {claim.against}"
-        rows.append([claim.figure, pair, f"{claim.found.mean:+.{digits}f}", ends, str(claim.found.n), *tests])
+        rows.append([claim.figure, pair, *claim.written, str(claim.found.n), *tests])
     header = ["figure", "claim", "mean", "95 % interval", "seeds", "p, t test", "p, Holm's", "p, sign flip"]
     parts += [markdown_table(header, rows), "\n".join(f"- {verdict(claim)}" for claim in claims)]
     return "\n\n".join(parts) + "\n"
