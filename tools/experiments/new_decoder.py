@@ -8,21 +8,23 @@
 folder instead. Exit codes: 0 done; 2 bad input.
 """
 
+import argparse
 import json
 import sys
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, command, did_you_mean, raise_if_any
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m tools.experiments.new_decoder", description=__doc__)
     parser.add_argument("family", help="transformers' model type")
-    parser.add_argument("--config", type=json.loads, default={}, help="fields of its configuration, as JSON")
+    parser.add_argument("--config", type=_object, default={}, help="fields of its configuration, as JSON")
     parser.add_argument("--tokenizer", required=True, help="a folder; the vocabulary is its number of tokens")
     parser.add_argument("--output", required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -31,15 +33,33 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     try:
-        config = AutoConfig.for_model(options.family, **{"vocab_size": len(tokenizer)} | special | options.config)
+        known = AutoConfig.for_model(options.family).to_dict()
     except ValueError as error:
         raise UserError(Problem("family", options.family, f"transformers makes no such model: {error}", "")) from None
+    raise_if_any(
+        [
+            Problem(f"--config {name}", value, f"is no field of {options.family}", did_you_mean(name, known))
+            for name, value in options.config.items()
+            if name not in known
+        ]
+    )
+    config = AutoConfig.for_model(options.family, **{"vocab_size": len(tokenizer)} | special | options.config)
     torch.manual_seed(options.seed)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
     print(f"{options.output}: {type(model).__name__}, {model.num_parameters():,} parameters")
     return 0
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError('write a JSON object, as {"hidden_size": 128}')
+    return found
 
 
 if __name__ == "__main__":

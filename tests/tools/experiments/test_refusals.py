@@ -8,7 +8,7 @@ import torch
 from tests.export.conftest import base, run
 from tests.models.helpers import tiny_model
 from tests.tools.helpers import saved
-from tools.experiments import pose_coverage, stability, visualise
+from tools.experiments import new_decoder, pose_coverage, stability, visualise
 
 __all__ = ["base", "run"]
 PROMPT = " ".join(f"w{each}" for each in range(30, 60))
@@ -28,6 +28,8 @@ def own_folders(tmp_path, monkeypatch):
         (pose_coverage, ["--document_tokens", "99", "--pose_chunks", "1", "--packing", "single"], "document_tokens"),
         (stability, ["BASE", "--layers", "4"], "--layers"),
         (stability, ["BASE", "--texts", "text:text.txt", "--tokens", "99"], "--texts"),
+        (new_decoder, ["gemma22", "--tokenizer", "BASE"], "family"),
+        (new_decoder, ["gemma2", "--tokenizer", "BASE", "--config", '{"hidden_sise": 8}'], "--config hidden_sise"),
         (visualise, ["BASE", "--text", "nowhere.txt"], "--text"),
         (visualise, ["BASE", "--prompt", f"{PROMPT} " * 40, "--tokens", "4k"], "--tokens"),
         (visualise, ["BASE", "--text", "text.txt", "--heads", "5"], "--heads"),
