@@ -203,7 +203,7 @@ ON_INPUTS: dict[str, tuple[str, Callable[[Path, Path], dict[str, object]]]] = {
     "another recipe": ("seed", lambda workspace, folder: {"hidden_size": 48, "seed": 7, "learning_rate": 0.5}),
     "another tokenizer": ("tokenizer", _other_tokenizer),
     "other data": ("texts/train*.txt", _other_data),
-    "no engine": ("consolidate.py", lambda workspace, folder: {"deepspeed": "null"}),
+    "no engine": ("tape-ds consolidate", lambda workspace, folder: {"deepspeed": "null"}),
 }
 """What the refusal must name; given the workspace and this attempt's folder, fields by which a run is resumed, with
 files that they need."""
