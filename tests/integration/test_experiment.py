@@ -9,7 +9,7 @@ import pytest
 
 from tape_ds import results
 from tests.integration.conftest import ROOT
-from tools.experiment import pages, table
+from tools.experiment import published, table
 from tools.experiment.pages import Measured
 
 MINUTES = 7
@@ -32,6 +32,6 @@ def test_the_small_form_of_a_published_table(name, folder):
     command = [sys.executable, "-m", "tools.experiment", name, "--results", "pages"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    if pages.tables_of(table.read(name).label) and name != "table5":  # which is stored by hand
+    if published.tables_of(table.read(name).label) and name != "table5":  # which is stored by hand
         found = Measured.of(results.load(folder / "pages" / f"{name}_small.json"))
         assert found.rows and all(found.rows.values()), "a row without a number"

@@ -128,10 +128,11 @@ def test_angles_are_those_of_the_tokens_that_a_prompt_has(ask, tmp_path, monkeyp
 class NamedReader(Reader):
     """Finds the key of the name that the question has."""
 
-    def forward(self, input_ids, use_cache, logits_to_keep, past_key_values):
+    def forward(self, input_ids, use_cache, logits_to_keep, past_key_values=None, cache=None):
+        cache = past_key_values if cache is None else cache  # transformers' newest and older name
         seen = "".join(map(chr, input_ids[0].tolist()))
-        past_key_values.update(*(torch.zeros(1, 1, len(seen), 1) for _ in range(2)), 0)  # cropped as a real one
-        self.read = self.read[: past_key_values.get_seq_length() - len(seen)] + seen
+        cache.update(*(torch.zeros(1, 1, len(seen), 1) for _ in range(2)), 0)  # cropped as a real one
+        self.read = self.read[: cache.get_seq_length() - len(seen)] + seen
         text, _, question = self.read.rpartition("\nWhat is the pass key of the ")
         name, _, written = question.rpartition("? The pass key of the ")
         found = re.search(rf"The pass key of the {name} is ([0-9]+)", text)
