@@ -1,12 +1,13 @@
 """Distribute work that does not depend on the rank over the ranks of a run, or over teams of them: ranks that share a
 model's heads and columns must score together."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from tqdm.auto import tqdm
+
+from tape_ds.errors import is_main_process
 
 _on_round: list[Callable[[], None]] = []
 _team_size = 1
@@ -25,7 +26,7 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
     if torch.distributed.is_initialized():
         team, teams = torch.distributed.get_rank() // _team_size, torch.distributed.get_world_size() // _team_size
     results: list[Result] = []
-    hidden = team > 0 or not sys.stderr.isatty()
+    hidden = None if is_main_process() else True  # None: shown on a terminal only
     for first in tqdm(range(0, len(jobs), teams), leave=False, disable=hidden):
         for call in _on_round:
             call()

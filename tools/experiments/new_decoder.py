@@ -8,10 +8,8 @@
 folder instead. Exit codes: 0 done; 2 bad input.
 """
 
-import argparse
 import json
 import sys
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -24,12 +22,16 @@ from tape_ds.errors import Problem, UserError, check_folder, command, did_you_me
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m tools.experiments.new_decoder", description=__doc__)
     parser.add_argument("family", help="transformers' model type")
-    parser.add_argument("--config", type=_object, default={}, help="fields of its configuration, as JSON")
+    parser.add_argument("--config", type=json.loads, default={}, help="fields of its configuration, as JSON")
     parser.add_argument("--tokenizer", required=True, help="a folder; the vocabulary is its number of tokens")
     parser.add_argument("--output", required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    raise_if_any(check_folder("output", options.output))
+    problems = check_folder("output", options.output)
+    if not isinstance(options.config, dict):
+        wrong, remedy = "not a mapping", 'give a mapping, such as {"hidden_size": 128}'
+        problems.append(Problem("--config", options.config, wrong, remedy))
+    raise_if_any(problems)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     try:
@@ -50,16 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer.save_pretrained(options.output)
     print(f"{options.output}: {type(model).__name__}, {model.num_parameters():,} parameters")
     return 0
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError('write a JSON object, as {"hidden_size": 128}')
-    return found
 
 
 if __name__ == "__main__":

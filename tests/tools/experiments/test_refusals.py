@@ -28,6 +28,7 @@ def own_folders(tmp_path, monkeypatch):
         (pose_coverage, ["--document_tokens", "99", "--pose_chunks", "1", "--packing", "single"], "document_tokens"),
         (stability, ["BASE", "--layers", "4"], "--layers"),
         (stability, ["BASE", "--texts", "text:text.txt", "--tokens", "99"], "--texts"),
+        (new_decoder, ["gemma2", "--tokenizer", "BASE", "--config", "[8]"], "--config"),
         (new_decoder, ["gemma22", "--tokenizer", "BASE"], "family"),
         (new_decoder, ["gemma2", "--tokenizer", "BASE", "--config", '{"hidden_sise": 8}'], "--config hidden_sise"),
         (visualise, ["BASE", "--text", "nowhere.txt"], "--text"),
