@@ -59,6 +59,10 @@ class RMSNorm(LlamaRMSNorm):
 class BlockInputs(NamedTuple):
     """Inputs that the blocks of one forward share."""
 
+    heads: slice
+    """The query heads that this process computes."""
+    position: base.PositionLayer
+    """The layer of the block that reads this."""
     start: Tensor | None = None
     """See :meth:`PositionEncoding.start`; of the tokens whose queries and keys this process rotates."""
     update_start: Tensor | None = None
@@ -70,11 +74,7 @@ class BlockInputs(NamedTuple):
     positions_to_cache: Tensor | None = None
     """Integers [B, T, N] that the first layer's keys carry into the cache."""
     query_scale: Tensor | None = None
-    heads: slice = base.EVERY_HEAD
-    """The query heads that this process computes."""
     shards: Shards = UNSHARED
-    position: base.PositionLayer = base.PositionLayer()
-    """The layer of the block that reads this."""
     cache: Cache | None = None
 
     def to(self, device: Any, non_blocking: bool = False) -> "BlockInputs":
@@ -338,6 +338,8 @@ class TapeModel(TapePreTrainedModel):
             seen_BT = log_scale.keys_seen(context, tokens, given.device)
             query_scale = log_scale.factors(shards.mapped_tokens(seen_BT), self.encoding.log_window)
         inputs = BlockInputs(
+            heads=base.EVERY_HEAD,
+            position=self.layers[0].position,  # each block puts in its own
             start=start,
             update_start=update_start,
             layout=layout,
