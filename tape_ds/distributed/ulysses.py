@@ -88,7 +88,7 @@ def attend_over_heads(
     attend: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]],
     q_BHtK: Tensor,
     k_BGtK: Tensor,
-    v_BGtK: Tensor,
+    values: list[Tensor],
     carried_BGtC: Tensor | None,
     inputs: Any,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -96,13 +96,13 @@ def attend_over_heads(
     all tokens of its heads, and back."""
     shards = inputs.shards
     if not isinstance(shards, UlyssesShards):
-        return attend(q_BHtK, k_BGtK, v_BGtK, carried_BGtC, inputs)
-    width = v_BGtK.shape[-1]
-    v_BGtV = v_BGtK if carried_BGtC is None else torch.cat((v_BGtK, carried_BGtC), dim=-1)
+        return attend(q_BHtK, k_BGtK, values, carried_BGtC, inputs)
+    width = values[0].shape[-1]
+    v_BGtV = torch.cat(values, dim=-1) if len(values) > 1 else values[0]
     inputs = inputs._replace(heads=shards.local_heads(q_BHtK.shape[1]))
     q_BhTK, k_BgTK, v_BgTV = shards.to_heads(q_BHtK, k_BGtK, v_BGtV)
     carried_BgTC = None if carried_BGtC is None else v_BgTV[..., width:]
-    out_BhTK, attended_BhTC, weights = attend(q_BhTK, k_BgTK, v_BgTV[..., :width], carried_BgTC, inputs)
+    out_BhTK, attended_BhTC, weights = attend(q_BhTK, k_BgTK, [v_BgTV], carried_BgTC, inputs)
     if attended_BhTC is None:
         return shards.all_heads(out_BhTK), None, weights
     both_BHtV = shards.all_heads(torch.cat((out_BhTK, attended_BhTC), dim=-1))

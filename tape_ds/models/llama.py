@@ -130,24 +130,24 @@ class TapeAttention(nn.Module):
         if position.log_scaled and inputs.query_scale is not None:
             q_BHTK = position.scaled(q_BHTK, inputs.query_scale)
         carried_BGTC = position.carry(inputs.start, state, v_BGTK)
+        values = [v_BGTK] if carried_BGTC is None else [v_BGTK, carried_BGTC]  # kernels read the two without a copy
 
-        out_BHTK, attended_BHTC, weights = self.attend(q_BHTK, k_BGTK, v_BGTK, carried_BGTC, inputs)
+        out_BHTK, attended_BHTC, weights = self.attend(q_BHTK, k_BGTK, values, carried_BGTC, inputs)
         return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, attended_BHTC
 
     def attend(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, carried_BGTC: Tensor | None, inputs: BlockInputs
+        self, q_BHTK: Tensor, k_BGTK: Tensor, values: list[Tensor], carried_BGTC: Tensor | None, inputs: BlockInputs
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return attention's output [B, H, T, K], the attended columns [B, H, T, C] and the weights.
 
-        Whole sequences of some heads; sequence parallelism wraps this method, see :mod:`tape_ds.distributed.ulysses`.
+        ``values`` are [B, G, T, K] and the carried columns, or one tensor of both. Whole sequences of some heads;
+        sequence parallelism wraps this method, see :mod:`tape_ds.distributed.ulysses`.
         """
         position, cache, width = inputs.position, inputs.cache, self.config.head_dim
         grouped = self.training and self.group_tokens is not None
-        values, carried_BGSC = [v_BGTK], carried_BGTC
-        if carried_BGTC is not None:
-            # a cache and groups take one value; kernels read the two without a copy
-            wide = cache is not None or grouped
-            values = [torch.cat((v_BGTK, carried_BGTC), dim=-1)] if wide else [v_BGTK, carried_BGTC]
+        carried_BGSC = carried_BGTC
+        if len(values) > 1 and (cache is not None or grouped):  # which take one value
+            values = [torch.cat(values, dim=-1)]
 
         key_width = k_BGTK.shape[-1]
         past_keys = functools.partial(cached_positions.keys_before, cache, self.layer_idx, inputs.offset)
@@ -314,7 +314,8 @@ class TapeModel(TapePreTrainedModel):
         offset = past_length(past_key_values)
         packed = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
         layout = packed.layout(given.shape[0], tokens, offset)
-        cut_ahead(layout, self.layers[0].self_attn)
+        first: Any = self.layers[0]
+        cut_ahead(layout, first.self_attn)
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         if cu_seq_lens_q is None and document_ids is None:  # else a collator did, without asking the device
@@ -339,7 +340,7 @@ class TapeModel(TapePreTrainedModel):
             query_scale = log_scale.factors(shards.mapped_tokens(seen_BT), self.encoding.log_window)
         inputs = BlockInputs(
             heads=base.EVERY_HEAD,
-            position=self.layers[0].position,  # each block puts in its own
+            position=first.position,  # each block puts in its own
             start=start,
             update_start=update_start,
             layout=layout,

@@ -152,9 +152,9 @@ def count(job: Job) -> Activations:
     working = (model.hidden + (model.state + columns * model.inner / layout.mlp_tiles) / ways) * element
 
     # one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a trained
-    # head's gradient. Where ranks share the vocabulary, fp32 logits, and those minus the largest of all.
+    # head's gradient
     chunk = min(tokens, chunk_tokens(-(-model.vocabulary // ways)))
-    logits = chunk * (vocabulary * (4 + (4 if ways > 1 else element)) + 2 * model.hidden * element)
+    logits = chunk * (vocabulary * (4 + element) + 2 * model.hidden * element)
     logits += job.trains_head * vocabulary * model.hidden * 4
     return Activations(
         checkpoints=tokens * hidden * (checkpointed - moved),
