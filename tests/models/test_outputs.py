@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, register
 from tests.models.helpers import randomised, rounding, tiny_config, tiny_model, tokens
 
 
@@ -75,6 +75,7 @@ def test_masks_of_the_wrong_shape_are_refused():
 
 def test_trained_weights_are_never_reset_on_load(tmp_path):
     """One missing key must not let initialisation run over its neighbours in the same module (or over anything)."""
+    register()
     model = tiny_model()
     with torch.no_grad():
         for name, weight in model.named_parameters():
