@@ -152,14 +152,6 @@ def fused_operation(
     return BenchmarkCase(entries, truth)
 
 
-def worst(outcome: Mapping[str, Tensor], truth: Truth) -> tuple[str, float, float]:
-    """Return the tensor that is furthest from the truth for what is allowed: (name, error, allowed)."""
-    assert outcome.keys() == truth.keys(), f"{sorted(outcome)} are not {sorted(truth)}"
-    errors = {name: error_of(outcome[name], expected.value) for name, expected in truth.items()}
-    name = max(errors, key=lambda each: errors[each] / truth[each].allowed)
-    return name, errors[name], truth[name].allowed
-
-
 def run(
     case: BenchmarkCase, setting: Setting, repeats: int, *, head_start: bool, warm_up: int = 0
 ) -> Iterator[Finding]:
@@ -215,10 +207,13 @@ def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, R
             _free_memory(setting.device)
             reason = _reason(error, [str(warning.message) for warning in warned])
             return Finding(entry.implementation, entry.encoding, REFUSED, reason), None
-    name, error_, allowed = worst(outcome, truth)
-    finding = Finding(entry.implementation, entry.encoding, TIMED, "", error_, allowed)
-    if not error_ <= allowed:
-        reason = f"{name} is off by {error_:.1e}, {allowed:.1e} is allowed"
+    assert outcome.keys() == truth.keys(), f"{sorted(outcome)} are not {sorted(truth)}"
+    errors = {name: error_of(outcome[name], expected.value) for name, expected in truth.items()}
+    worst = max(errors, key=lambda name: errors[name] / truth[name].allowed)
+    allowed = truth[worst].allowed
+    finding = Finding(entry.implementation, entry.encoding, TIMED, "", errors[worst], allowed)
+    if not errors[worst] <= allowed:
+        reason = f"{worst} is off by {errors[worst]:.1e}, {allowed:.1e} is allowed"
         return finding._replace(status=WRONG, reason=reason), None
     return finding, runner
 
