@@ -61,11 +61,14 @@ def select(
     """Return the documents of ``specs`` that are long enough, in their order.
 
     Args:
-        specs, tokenizer, split, cache_dir, bad_rows: as for :func:`tape_ds.data.tokenized.tokenize`.
+        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, their ids
+            checked against the vocabulary. A prepared folder is read in place.
+        tokenizer: any of transformers; with its special tokens, never truncating.
         min_tokens: shorter documents are left out.
         max_documents: reading ends at this number of long enough documents, so that a corpus too large to tokenise can
             be used; only those are stored, and both numbers are part of the cache's key. None: all documents are
             tokenised and stored, and ``min_tokens`` may change without tokenising again.
+        bad_rows: where unreadable rows count; by default the first is refused.
     """
     from datasets import concatenate_datasets
 

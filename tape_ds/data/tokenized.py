@@ -43,37 +43,11 @@ _BATCH_CHARACTERS = 2**21
 FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
 
-def tokenize(
-    specs: Sequence[str],
-    tokenizer: "PreTrainedTokenizerBase",
-    split: str,
-    cache_dir: str | Path,
-    bad_rows: BadRows | None = None,
-) -> "Dataset":
-    """Return the token ids of every document of ``specs``, in their order.
-
-    Args:
-        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, their ids
-            checked against the vocabulary. A prepared folder is read in place.
-        tokenizer: any of transformers; with its special tokens, never truncating.
-        bad_rows: where unreadable rows count; by default the first is refused.
-
-    Returns:
-        Rows ``{name: string, input_ids: list<int32>}``.
-    """
-    from datasets import concatenate_datasets
-
-    identity, sources = tokenizer_fingerprint(tokenizer), parse_all(specs, FIELD_OF[split], bad_rows)
-    return concatenate_datasets(
-        [tokenize_source(source, tokenizer, identity, split, Path(cache_dir)) for source in sources]
-    )
-
-
 def scored_rows(
     specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", cache_dir: str | Path, bad_rows: BadRows | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of :func:`tokenize` for held-out documents, without the end that a tokenizer appends to every
-    text: it is not scored."""
+    """Yield ``{name, input_ids}`` of every held-out document of ``specs``, in their order, without the end that a
+    tokenizer appends to every text: it is not scored."""
     identity = tokenizer_fingerprint(tokenizer)
     for source in parse_all(specs, FIELD_OF["heldout"], bad_rows):
         added = 0 if source.tokenised else around(tokenizer)[1]
