@@ -5,7 +5,6 @@ tokens; and sequences packed from those that a run takes. The longest length and
 the second.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -139,14 +138,6 @@ def counted(conversations: "datasets.Dataset", column: str) -> Counter[Any]:
     """Count the values in the lists of a column of :func:`rendered`."""
     counts = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column(column)))
     return Counter({pair["values"]: pair["counts"] for pair in counts.to_pylist()})
-
-
-def held_out(count: int, share: float) -> np.ndarray:
-    """Return indices of ``share`` of ``count`` conversations, evenly spread, int64 [floor(count share)].
-
-    They depend on nothing else: a resumed run never holds out a conversation that it was trained on.
-    """
-    return spread(count, math.floor(count * share))
 
 
 def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: int, too_long: TooLong) -> Chosen:

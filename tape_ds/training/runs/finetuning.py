@@ -31,7 +31,7 @@ from tape_ds.data.order import AnswerSequences
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls import sequences as scrolls_sequences
 from tape_ds.data.scrolls.sequences import CutText
-from tape_ds.data.selection import token_counts
+from tape_ds.data.selection import spread, token_counts
 from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling
@@ -273,7 +273,8 @@ class ChatTuning(Finetuning):
         if data.eval_examples and data.eval_data:
             other = chat_sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day, bad_rows)
         stored = chat_sequences.rendered(data.train_data, tokenizer, "train", cache, day, bad_rows)
-        aside = chat_sequences.held_out(len(stored), data.eval_share)
+        # a function of these two alone: a resumed run never holds out a conversation that it was trained on
+        aside = spread(len(stored), math.floor(len(stored) * data.eval_share))
         rest = np.setdiff1d(np.arange(len(stored)), aside)
         train = chat_sequences.choose(stored, rest, data.max_tokens, data.too_long)
         if len(train.numbers) == 0:

@@ -86,11 +86,6 @@ def test_labels_are_the_assistants_tokens(stored, served):
         assert not (at & begins).any(), "what begins a conversation is foreseen by nothing"
 
 
-def test_the_held_out_share_is_spread_and_the_same_each_time():
-    assert sequences.held_out(10, 0.3).tolist() == [0, 3, 6] and sequences.held_out(10, 0.0).tolist() == []
-    assert len(sequences.held_out(1000, 0.01)) == 10 and sequences.held_out(5, 0.1).tolist() == []
-
-
 def test_every_answer_is_asked_behind_what_stands_before_it():
     ids, mask = by_hand(TALKS[0], tokenizer())
     found = list(sequences.answers(np.stack([ids, mask], axis=1).astype(np.int64)))
