@@ -61,11 +61,11 @@ NAMES = (*DATASETS, MADE.name)
 _LINES_BEFORE, _LINES_AFTER = 12, 16  # of an excerpt, around a function's first line
 
 
-def find(name: str, field: str = "dataset") -> Dataset:
+def find(name: str) -> Dataset:
     if name == MADE.name:
         return MADE
     if name not in DATASETS:
-        raise UserError(Problem(field, name, "no such data set", did_you_mean(name, NAMES)))
+        raise UserError(Problem("dataset", name, "no such data set", did_you_mean(name, NAMES)))
     return DATASETS[name]
 
 
