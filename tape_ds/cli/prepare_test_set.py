@@ -27,7 +27,7 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
-from tape_ds.data.prompting import appended
+from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all, token_file
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.data import tokenized, tokenizer  # torch, only once the options are right
 
     tokens = tokenizer.load_tokenizer(options.tokenizer)
-    end = appended(tokens)
+    _, end = around(tokens)
 
     def long_enough() -> Iterator[np.ndarray]:
         """Yield token ids int32 [n] of each document."""

@@ -171,26 +171,21 @@ def write(
     """Return the longest prompt of at most ``length - reply`` tokens; depth 0 puts the key before the filler, 1 after
     it.
     """
-
-    def with_filler(units: int) -> tuple[str, list[int]]:
-        before = round(depth * units)
-        prompt = text(form, before, units - before, key)
-        return prompt, prompt_ids(prompt, tokenizer)
-
-    best = with_filler(0)
-    if len(best[1]) + reply > length:
-        wrong = f"without any filler the prompt has {len(best[1])} tokens"
-        raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(best[1]) + reply} or more"))
-    low = 0  # units that fit
+    units = low = 0  # low: units of filler that fit
     high: int | None = None  # units that do not
     while high is None or high - low > 1:
-        units = max(1, 2 * low) if high is None else (low + high) // 2
-        found = with_filler(units)
-        if len(found[1]) + reply <= length:
-            low, best = units, found
+        before = round(depth * units)
+        prompt = text(form, before, units - before, key)
+        ids = prompt_ids(prompt, tokenizer)
+        if len(ids) + reply <= length:
+            low, best = units, PasskeyPrompt(length, trial, key, depth, prompt, tuple(ids))
+        elif units == 0:
+            wrong = f"without any filler the prompt has {len(ids)} tokens"
+            raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(ids) + reply} or more"))
         else:
             high = units
-    return PasskeyPrompt(length, trial, key, depth, best[0], tuple(best[1]))
+        units = max(1, 2 * low) if high is None else (low + high) // 2
+    return best
 
 
 def text(form: str, before: int, after: int, key: int) -> str:

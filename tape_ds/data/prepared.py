@@ -74,7 +74,7 @@ def prepare(
     """Tokenise ``specs`` into ``folder``, or resume it.
 
     Args:
-        specs, tokenizer, split, bad_rows: as for :func:`tape_ds.data.tokenized.tokenize`.
+        specs, tokenizer, split, bad_rows: as for :func:`tape_ds.data.selection.select`.
         folder: new, empty, or of an earlier call with the same arguments.
         shard_tokens: a shard ends with the document that reaches it.
         parts: the most tasks; more than ``processes``, so that none waits long for the last.

@@ -26,10 +26,6 @@ def prompt_part(ids: list[int], tokenizer: Any) -> slice:
     return slice(int(doubled), len(ids) - end)
 
 
-def appended(tokenizer: Any) -> int:
-    return around(tokenizer)[1]
-
-
 def around(tokenizer: Any) -> tuple[int, int]:
     """Return how many tokens the tokenizer adds before every text, and after it."""
     # Measured with a text of this vocabulary: a last EOS may also be part of the prompt.

@@ -61,27 +61,29 @@ def select(
     """Return the documents of ``specs`` that are long enough, in their order.
 
     Args:
-        specs, tokenizer, split, cache_dir, bad_rows: as for :func:`tape_ds.data.tokenized.tokenize`.
+        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, their ids
+            checked against the vocabulary. A prepared folder is read in place.
+        tokenizer: any of transformers; with its special tokens, never truncating.
         min_tokens: shorter documents are left out.
         max_documents: reading ends at this number of long enough documents, so that a corpus too large to tokenise can
             be used; only those are stored, and both numbers are part of the cache's key. None: all documents are
             tokenised and stored, and ``min_tokens`` may change without tokenising again.
+        bad_rows: where unreadable rows count; by default the first is refused.
     """
     from datasets import concatenate_datasets
 
     identity, room = tokenizer_fingerprint(tokenizer), max_documents  # room: documents still wanted
     parts: list[Selection] = []
-    bad_rows = bad_rows or BadRows()
     for source in parse_all(specs, FIELD_OF[split], bad_rows):
         if room is None or source.tokenised:
-            documents = tokenize_source(source, tokenizer, identity, split, Path(cache_dir), bad_rows)
+            documents = tokenize_source(source, tokenizer, identity, split, Path(cache_dir))
             lengths = token_counts(documents)
             kept = np.flatnonzero(lengths >= min_tokens)[:room]
             read = lengths if room is None or len(kept) < room else lengths[: kept[-1] + 1]
             chosen = documents if len(kept) == len(documents) else documents.select(kept)
             part = Selection(chosen, int(lengths[kept].sum()), len(read), int(read.sum()))
         else:
-            part = _first(source, tokenizer, identity, split, Path(cache_dir), min_tokens, room, bad_rows)
+            part = _first(source, tokenizer, identity, split, Path(cache_dir), min_tokens, room)
         parts.append(part)
         room = None if room is None else room - len(part.documents)
         if room == 0:
@@ -103,7 +105,6 @@ def _first(
     cache_dir: Path,
     min_tokens: int,
     count: int,
-    bad_rows: BadRows,
 ) -> Selection:
     """Return the first ``count`` documents of a text source that have ``min_tokens``; the others are not stored."""
     from datasets import Dataset, load_from_disk
@@ -111,7 +112,7 @@ def _first(
     origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
     key = cache.key("first", format=FORMAT, **origin, min_tokens=min_tokens, count=count)
     features = document_features()
-    source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
+    source_bad_rows = source.bad_rows = SourceBadRows(source.bad_rows, source.field, source.spec)
     read = {"tokens": 0, "read_documents": 0, "read_tokens": 0}
 
     def long_rows() -> Iterator[dict[str, Any]]:

@@ -22,8 +22,9 @@ from tape_ds import storage
 from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
-from tape_ds.data.prompting import appended
+from tape_ds.data.prompting import around
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
+from tape_ds.data.sources.arrow import is_prepared
 from tape_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,52 +43,20 @@ _BATCH_CHARACTERS = 2**21
 FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
 
-def tokenize(
-    specs: Sequence[str],
-    tokenizer: "PreTrainedTokenizerBase",
-    split: str,
-    cache_dir: str | Path,
-    bad_rows: BadRows | None = None,
-) -> "Dataset":
-    """Return the token ids of every document of ``specs``, in their order.
-
-    Args:
-        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, their ids
-            checked against the vocabulary. A prepared folder is read in place.
-        tokenizer: any of transformers; with its special tokens, never truncating.
-        bad_rows: where unreadable rows count; by default the first is refused.
-
-    Returns:
-        Rows ``{name: string, input_ids: list<int32>}``.
-    """
-    from datasets import concatenate_datasets
-
-    bad_rows, identity = bad_rows or BadRows(), tokenizer_fingerprint(tokenizer)
-    sources = parse_all(specs, FIELD_OF[split], bad_rows)
-    return concatenate_datasets(
-        [tokenize_source(source, tokenizer, identity, split, Path(cache_dir), bad_rows) for source in sources]
-    )
-
-
 def scored_rows(
     specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", cache_dir: str | Path, bad_rows: BadRows | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of :func:`tokenize` for held-out documents, without the end that a tokenizer appends to every
-    text: it is not scored."""
-    bad_rows, identity = bad_rows or BadRows(), tokenizer_fingerprint(tokenizer)
+    """Yield ``{name, input_ids}`` of every held-out document of ``specs``, in their order, without the end that a
+    tokenizer appends to every text: it is not scored."""
+    identity = tokenizer_fingerprint(tokenizer)
     for source in parse_all(specs, FIELD_OF["heldout"], bad_rows):
-        added = 0 if source.tokenised else appended(tokenizer)
-        for row in tokenize_source(source, tokenizer, identity, "heldout", Path(cache_dir), bad_rows):
+        added = 0 if source.tokenised else around(tokenizer)[1]
+        for row in tokenize_source(source, tokenizer, identity, "heldout", Path(cache_dir)):
             yield {**row, "input_ids": row["input_ids"][: len(row["input_ids"]) - added]}
 
 
 def tokenize_source(
-    source: Source,
-    tokenizer: "PreTrainedTokenizerBase",
-    identity: str,
-    split: str,
-    cache_dir: Path,
-    bad_rows: BadRows,
+    source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
 ) -> "Dataset":
     """Return the documents of one source: a prepared folder in place, all else from the cache."""
     from datasets import load_from_disk
@@ -95,11 +64,11 @@ def tokenize_source(
     if isinstance(source, TokenSource) and source.recorded_tokenizer() not in (None, identity):
         remedy = "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with"
         raise UserError(source.problem("its token ids are those of another tokenizer", remedy))
-    if isinstance(source, ArrowFolder) and source.prepared:
+    if isinstance(source, ArrowFolder) and is_prepared(source.path):
         return load_from_disk(str(source.path))
     # the key of a tokenizer with BOS changed when doubled ones were left out
     once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
-    source_bad_rows = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
+    source_bad_rows = source.bad_rows = SourceBadRows(source.bad_rows, source.field, source.spec)
     data = source.fingerprint()
     key = cache.key("documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once)
 

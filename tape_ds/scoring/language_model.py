@@ -15,7 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from torch import Tensor
 from transformers import GenerationConfig
 
-from tape_ds.data.prompting import appended
+from tape_ds.data.prompting import around
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
 from tape_ds.scoring import CHUNK
@@ -69,7 +69,7 @@ class HarnessModel(huggingface.HFLM):
         self.cut = {"requests": 0, "tokens": 0}
         """Of this process's requests."""
         self._measured = False
-        self._appended = appended(self.tokenizer)
+        _, self._appended = around(self.tokenizer)
         self._kept: dict[str, int] = {}
         self._takes_kept = "logits_to_keep" in inspect.signature(model.forward).parameters
 

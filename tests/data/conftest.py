@@ -6,6 +6,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tape_ds.data.selection import select
+
 CORPUS = ["def add(a, b):\n    return a + b\n", "class Tape:\n    position = 0\n", "for letter in text:\n    pass\n"]
 
 
@@ -30,6 +32,10 @@ def build_tokenizer(bos: bool = True) -> CountingTokenizer:
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return CountingTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def tokenize(specs, tokenizer, split, cache, bad_rows=None):
+    return select(specs, tokenizer, split, cache, bad_rows=bad_rows).documents
 
 
 def same(one, other):

@@ -14,10 +14,9 @@ from tape_ds.data.chat import sequences as chat
 from tape_ds.data.prepared import prepare
 from tape_ds.data.scrolls import sequences as scrolls
 from tape_ds.data.stream import StreamedSequences, StreamError
-from tape_ds.data.tokenized import tokenize
 from tape_ds.errors import UserError
 from tests.data.chat import chatml
-from tests.data.conftest import CountingTokenizer, build_tokenizer
+from tests.data.conftest import CountingTokenizer, build_tokenizer, tokenize
 
 GOOD = ["one", "two", "three", "four"]
 TALK = chatml.conversation("a?", "b")

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from tape_ds import building, storage
-from tape_ds.data import tokenized
 from tape_ds.data.pack import pack
 from tape_ds.errors import DiskError, UserError
+from tests.data.conftest import tokenize
 from tests.disks import make_read_only, mounted
 
 
@@ -105,7 +105,7 @@ def test_what_is_built_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypat
 
 def tokenise_onto(disk, texts, tokenizer):
     (texts / "a.txt").write_text("for letter in text:\n    pass\n" * 20_000)
-    return tokenized.tokenize([f"text:{texts}/*.txt"], tokenizer, "train", disk / "cache")
+    return tokenize([f"text:{texts}/*.txt"], tokenizer, "train", disk / "cache")
 
 
 def test_tokenising_onto_a_disk_that_is_too_small(tmp_path, tokenizer):

@@ -13,10 +13,9 @@ from tape_ds.cli import prepare_data
 from tape_ds.data import prepared
 from tape_ds.data.prepared import _in_processes, prepare
 from tape_ds.data.sources import arrow, parse
-from tape_ds.data.tokenized import tokenize
 from tape_ds.data.tokenizer import load_tokenizer
 from tape_ds.errors import DiskError, UserError
-from tests.data.conftest import CountingTokenizer, build_tokenizer
+from tests.data.conftest import CountingTokenizer, build_tokenizer, tokenize
 from tests.disks import files, mounted
 
 SETTINGS = {"shard_tokens": 200, "parts": 3}

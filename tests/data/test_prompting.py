@@ -3,7 +3,7 @@
 import pytest
 from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateProcessing
 
-from tape_ds.data.prompting import appended, around, prompt_ids
+from tape_ds.data.prompting import around, prompt_ids
 from tape_ds.data.tokenized import scored_rows
 from tests.data.conftest import build_tokenizer
 
@@ -27,7 +27,7 @@ def ending(name):
 @pytest.mark.parametrize("name", ENDS)
 def test_the_end_is_taken_off_and_nothing_else(name):
     tokenizer, (_, count) = ending(name), ENDS[name]
-    assert appended(tokenizer) == count
+    assert around(tokenizer)[1] == count
     for text in ("return", "a </s>", ""):
         whole = tokenizer(text)["input_ids"]
         assert prompt_ids(text, tokenizer) == whole[: len(whole) - count]

@@ -22,8 +22,7 @@ from tape_ds.data.pack import cut, pack
 from tape_ds.data.pose import Pose, PoseSequences
 from tape_ds.data.sources import parse
 from tape_ds.data.stream import StreamedSequences
-from tape_ds.data.tokenized import tokenize
-from tests.data.conftest import build_tokenizer, same
+from tests.data.conftest import build_tokenizer, same, tokenize
 
 STEP = 12
 POSE = PoseSequences(8, 64, Pose(chunks=2))

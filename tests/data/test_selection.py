@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from tape_ds.data import tokenized
-from tape_ds.data.selection import select, token_counts
+from tape_ds.data.selection import select, spread, token_counts
 from tape_ds.errors import UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
@@ -87,6 +87,10 @@ def test_token_ids_are_counted_where_they_lie(tokenizer, cache, tmp_path):
     assert list(found.documents["input_ids"]) == [[7, 8, 9], [5] * 9]
     assert (found.tokens, found.read_documents, found.read_tokens) == (12, 3, 14)
     assert token_counts(datasets.Dataset.from_dict(rows)).tolist() == [2, 3, 9, 8]
+
+
+def test_numbers_are_spread_evenly_and_the_same_each_time():
+    assert spread(10, 3).tolist() == [0, 3, 6] and spread(10, 0).tolist() == [] and len(spread(3, 5)) == 3
 
 
 @pytest.mark.parametrize("count", [None, 5])

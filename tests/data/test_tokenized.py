@@ -6,9 +6,9 @@ import datasets
 import pytest
 
 from tape_ds.data.pack import pack
-from tape_ds.data.tokenized import tokenize, tokenizer_fingerprint
+from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import UserError
-from tests.data.conftest import CountingTokenizer, build_tokenizer
+from tests.data.conftest import CountingTokenizer, build_tokenizer, tokenize
 
 
 @pytest.fixture

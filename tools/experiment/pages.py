@@ -264,7 +264,7 @@ def next_to_published(label: str, ours: Measured, base: Path) -> str:
                 else:
                     cells.append(f"{value:,.{decimals}f}")
             lines.append([method, *cells])
-        return markdown_table([whose, *(str(quantity).replace("_", " ") for quantity in quantities)], lines)
+        return markdown_table([whose, *map(str, quantities)], lines)
 
     parts = [] if tables else ["Nothing is published in numbers."]
     for each in tables:

@@ -24,7 +24,9 @@ class Quantity:
     """Tokens of context, if it varies."""
 
     def __str__(self) -> str:
-        return " ".join([self.task, self.metric] + ([] if self.length is None else [f"{self.length:,}"]))
+        """The name in tables and sentences."""
+        words = [self.task, self.metric] + ([] if self.length is None else [f"{self.length:,}"])
+        return " ".join(words).replace("_", " ").strip()
 
 
 @dataclass(frozen=True)

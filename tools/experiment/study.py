@@ -38,11 +38,6 @@ class Measure:
         return "_".join(str(part).replace(" ", "_") for part in parts if part not in ("", None))
 
     @property
-    def title(self) -> str:
-        """The name in tables and sentences."""
-        return str(self.quantity).replace("_", " ").strip()
-
-    @property
     def is_share(self) -> bool:
         """Whether it is in per cent: then more is better, and differences are points."""
         return self.quantity.metric.startswith(PERCENT)
@@ -197,17 +192,17 @@ def text(study: Study) -> str:
             sample = study.sample(arm, measure)
             cells.append(measure.write(sample.mean, sample.half_width) if sample else measure.write(None))
         lines.append(cells)
-    parts = [markdown_table(["arm", "runs", *(each.title for each in study.measures)], lines)]
+    parts = [markdown_table(["arm", "runs", *(str(each.quantity) for each in study.measures)], lines)]
     if len(study.seeds) > 1:
         parts.append(
             "± is half the width of Student's 95 % interval over seeds. What decides is "
-            f"**{primary.title}** ({'higher' if primary.is_share else 'lower'} is better), every arm against "
+            f"**{primary.quantity}** ({'higher' if primary.is_share else 'lower'} is better), every arm against "
             f"`{against}` on the same seeds. p is that of the exact two-sided sign-flip test; Holm's is adjusted for "
             "all claims of this page, and one of 0.05 or less makes an arm better or worse."
         )
         values = {arm: study.values(arm, primary) for arm in study.arms}
         lines = [[arm, *(primary.write(own.get(seed)) for seed in study.seeds)] for arm, own in values.items() if own]
-        parts.append(markdown_table([f"{primary.title}, by seed", *map(str, study.seeds)], lines))
+        parts.append(markdown_table([f"{primary.quantity}, by seed", *map(str, study.seeds)], lines))
         lines = []
         for claim in study.claims:
             mean, interval = (claim.found.mean, claim.found.interval) if claim.found is not None else (None, None)

@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     submission = {
         f"tape_scrolls_{name}": work.folder / "scrolls" / f"{name}.json"
-        for name in scrolls.available()
+        for name in scrolls.NAMES
         if f"tape_scrolls_{name}" in tasks.tasks
     }
 

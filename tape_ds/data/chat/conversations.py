@@ -74,8 +74,8 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
         problems += sources.check_lists(fitting[0], fitting[1], skip_bad_rows)
     if problems:
         return problems
-    for field, specs in lists.items():
-        for source in [parse(spec, field) for spec in specs]:
+    for field, specs in zip(lists, fitting, strict=True):
+        for source in [sources.parse(spec, field) for spec in specs]:
             source.bad_rows = BadRows(skip_bad_rows)
             if isinstance(source, StandardLibrary):
                 if source.rest:
@@ -92,10 +92,6 @@ def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | 
 def without_template(model: str) -> Problem:
     remedy = "--chat_template FILE, a jinja file that renders messages, or a model that was tuned for chat"
     return Problem("chat_template", None, f"{model} comes without a chat template", remedy)
-
-
-def parse(spec: str, field: str) -> Source:
-    return sources.parse(completed(spec), field)
 
 
 def completed(spec: str) -> str:

@@ -5,7 +5,6 @@ tokens; and sequences packed from those that a run takes. The longest length and
 the second.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow.compute
 import torch
 
-from tape_ds.data import cache
+from tape_ds.data import cache, sources
 from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.chat import conversations, template
 from tape_ds.data.chat.conversations import COLUMN, TooLong
@@ -44,10 +43,6 @@ class CutConversations:
     cut_tokens: int  # tokens that the truncated ones lost
     left_out: int  # too long
     unanswered: int  # left out because no token of an answer would be kept
-
-    @property
-    def taken(self) -> int:
-        return self.read - self.left_out - self.unanswered
 
     def __str__(self) -> str:
         lost = f"{self.cut:,} of {self.read:,} conversations cut by {self.cut_tokens:,} tokens"
@@ -104,7 +99,7 @@ def rendered(
     dated = {"day": day.isoformat()} if template.is_dated(tokenizer) else {}
     field, identity = FIELD_OF[split], tokenizer_fingerprint(tokenizer)
     parts = []
-    for source in [conversations.parse(spec, field) for spec in specs]:
+    for source in [sources.parse(conversations.completed(spec), field) for spec in specs]:
         source_bad_rows = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
         data = conversations.fingerprint(source, split)
         key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
@@ -115,7 +110,7 @@ def rendered(
 
 
 def _rendered_rows(
-    source: conversations.Source, split: str, tokenizer: "PreTrainedTokenizerBase", day: date
+    source: sources.Source, split: str, tokenizer: "PreTrainedTokenizerBase", day: date
 ) -> Iterator[dict[str, Any]]:
     read = template.names(tokenizer)[0] - {COLUMN}
     for row in conversations.read(source, split):
@@ -139,23 +134,10 @@ def _rendered_rows(
         }
 
 
-def ends(conversations: "datasets.Dataset") -> Counter[int]:
-    """Count the answers of ``conversations``, from :func:`rendered`, by the token that ends them."""
-    counts = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column("ends")))
+def counted(conversations: "datasets.Dataset", column: str) -> Counter[Any]:
+    """Count the values in the lists of a column of :func:`rendered`."""
+    counts = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column(column)))
     return Counter({pair["values"]: pair["counts"] for pair in counts.to_pylist()})
-
-
-def unread(conversations: "datasets.Dataset") -> list[str]:
-    """Return the columns of the rows of :func:`rendered` that were not read."""
-    return sorted(pyarrow.compute.unique(pyarrow.compute.list_flatten(conversations.data.column("unread"))).to_pylist())
-
-
-def held_out(count: int, share: float) -> np.ndarray:
-    """Return indices of ``share`` of ``count`` conversations, evenly spread, int64 [floor(count share)].
-
-    They depend on nothing else: a resumed run never holds out a conversation that it was trained on.
-    """
-    return spread(count, math.floor(count * share))
 
 
 def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: int, too_long: TooLong) -> Chosen:

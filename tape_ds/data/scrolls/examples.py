@@ -57,18 +57,15 @@ DATASETS: Mapping[str, Dataset] = {
 }
 MADE = Dataset("stdlib", "answer", "f1")
 MADE_ROWS = {"train": 2000, "validation": 100, "test": 100}  # the first from training files, the others from held-out
+NAMES = (*DATASETS, MADE.name)
 _LINES_BEFORE, _LINES_AFTER = 12, 16  # of an excerpt, around a function's first line
 
 
-def available() -> list[str]:
-    return [*DATASETS, MADE.name]
-
-
-def find(name: str, field: str = "dataset") -> Dataset:
+def find(name: str) -> Dataset:
     if name == MADE.name:
         return MADE
     if name not in DATASETS:
-        raise UserError(Problem(field, name, "no such data set", did_you_mean(name, available())))
+        raise UserError(Problem("dataset", name, "no such data set", did_you_mean(name, NAMES)))
     return DATASETS[name]
 
 
@@ -96,7 +93,7 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
     """Return the questions of a split in the file's order, each once.
 
     Args:
-        name: one of :func:`available`.
+        name: one of :data:`NAMES`.
         split: one of :data:`SPLITS`.
         data_dir: a folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file itself; None: the hub's file,
             downloaded into huggingface_hub's cache.

@@ -139,14 +139,10 @@ class ArrowFolder(TokenSource):
     kind = "arrow"
     form = "arrow:DIR"
 
-    @property
-    def prepared(self) -> bool:
-        return bool(self.rest) and is_prepared(self.path)
-
     def check(self) -> list[Problem]:
         if not self.rest or not os.path.isdir(self.path):  # unlike Path.is_dir, False for a name that is too long
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
-        if self.prepared and (problems := check_manifest(self.path, self.field, self.spec)):
+        if is_prepared(self.path) and (problems := check_manifest(self.path, self.field, self.spec)):
             return problems
         try:
             info = json.loads((self.path / "dataset_info.json").read_text(encoding="utf-8"))
@@ -189,11 +185,11 @@ class ArrowFolder(TokenSource):
                 number += 1
 
     def recorded_tokenizer(self) -> str | None:
-        return read_manifest(self.path).settings.tokenizer if self.prepared else None
+        return read_manifest(self.path).settings.tokenizer if is_prepared(self.path) else None
 
     def fingerprint(self) -> str:
         """The manifest's, or the identities of all files (:func:`file_identity`)."""
-        if self.prepared:
+        if is_prepared(self.path):
             return read_manifest(self.path).fingerprint
         files = sorted(path for path in self.path.iterdir() if path.suffix in {".arrow", ".json"})
         parts = [f"{path.name}={file_identity(path)}" for path in files]

@@ -34,13 +34,8 @@ class StandardLibrary(Source):
     kind = "stdlib"
     form = "stdlib[:FILE]"
 
-    @staticmethod
-    def files() -> dict[str, Path]:
-        """Return relative posix path -> file, sorted; empty if Python is installed without its sources."""
-        return _files(sysconfig.get_path("stdlib"))
-
     def check(self) -> list[Problem]:
-        files = self.files()
+        files = files_of_python()
         missing = [name for name in HELD_OUT if name not in files]
         if missing:
             absent = f"{', '.join(missing)} not in {sysconfig.get_path('stdlib')}"
@@ -52,7 +47,7 @@ class StandardLibrary(Source):
 
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file, of one document, or none if it is empty or unreadable."""
-        files = self.files()
+        files = files_of_python()
         names = [self.rest] if self.rest else [n for n in files if (n in HELD_OUT) == (split == "heldout")]
         return [Shard(name, partial(_read, name, files[name])) for name in names]
 
@@ -69,7 +64,10 @@ class StandardLibrary(Source):
 
 
 @functools.cache  # a recipe asks for them several times
-def _files(root: str) -> dict[str, Path]:
+def files_of_python() -> dict[str, Path]:
+    """Return relative posix path -> file, sorted; empty if Python is installed without its sources."""
+    root = sysconfig.get_path("stdlib")
+
     def wanted(name: str) -> bool:
         return name not in _STDLIB_LEFT_OUT and not name.startswith(_STDLIB_LEFT_OUT_PREFIXES)
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import encodings, paths, storage
 from tape_ds.config.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe
+from tape_ds.data import sources
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import conversations, template
@@ -30,7 +31,7 @@ from tape_ds.data.order import AnswerSequences
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls import sequences as scrolls_sequences
 from tape_ds.data.scrolls.sequences import CutText
-from tape_ds.data.selection import token_counts
+from tape_ds.data.selection import spread, token_counts
 from tape_ds.data.tokenized import FIELD_OF
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.encodings import scaling
@@ -260,7 +261,7 @@ class ChatTuning(Finetuning):
             if split == "heldout" and not (held_out and data.eval_examples):
                 continue
             for spec in specs:
-                source = conversations.parse(spec, FIELD_OF[split])
+                source = sources.parse(conversations.completed(spec), FIELD_OF[split])
                 found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
         return found
 
@@ -272,7 +273,8 @@ class ChatTuning(Finetuning):
         if data.eval_examples and data.eval_data:
             other = chat_sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day, bad_rows)
         stored = chat_sequences.rendered(data.train_data, tokenizer, "train", cache, day, bad_rows)
-        aside = chat_sequences.held_out(len(stored), data.eval_share)
+        # a function of these two alone: a resumed run never holds out a conversation that it was trained on
+        aside = spread(len(stored), math.floor(len(stored) * data.eval_share))
         rest = np.setdiff1d(np.arange(len(stored)), aside)
         train = chat_sequences.choose(stored, rest, data.max_tokens, data.too_long)
         if len(train.numbers) == 0:
@@ -298,7 +300,7 @@ class ChatTuning(Finetuning):
         ends, note = _ends(stored, tokenizer)
         origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
         notes = {
-            "data": f"{', '.join(data.train_data)}: {train.cut.taken:,} conversations in {len(packed):,} sequences",
+            "data": f"{', '.join(data.train_data)}: {len(train.numbers):,} conversations in {len(packed):,} sequences",
             "held out": f"{len(asked):,} answers of {origin}" if asked else "nothing",
             **{f"cut, {name}": str(each) for name, each in cut.items()},
             "end of an answer": note,
@@ -306,7 +308,7 @@ class ChatTuning(Finetuning):
         if template.is_dated(tokenizer):
             notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
             decides[identity.DATE] = day.isoformat()
-        if unread := chat_sequences.unread(stored):
+        if unread := sorted(chat_sequences.counted(stored, "unread")):
             notes["not read"] = f"the columns {', '.join(unread)}"
         run = replace(self, asked=asked, cut=cut, ends=ends, notes=notes, identity=decides)
         return run, packed, train.lengths
@@ -316,7 +318,7 @@ def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[in
     """Return the special tokens that end answers, and a sentence that names them and counts the answers without one,
     at which a generation could not stop."""
     # how many answers end with which token, -1 for none that ends an answer
-    found, added = chat_sequences.ends(stored), tokenizer.added_tokens_decoder
+    found, added = chat_sequences.counted(stored, "ends"), tokenizer.added_tokens_decoder
     if found[-1]:  # the template puts no end: a token that was added as a word is one of these answers' words
         for token in [token for token in found if token in added and not added[token].special]:
             found[-1] += found.pop(token)

@@ -14,9 +14,10 @@ from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.mix import MixedSequences, mix
 from tape_ds.data.order import TrainingSequences
 from tape_ds.data.pack import pack
+from tape_ds.data.selection import select
 from tape_ds.data.sources import weights
 from tape_ds.data.stream import StreamedSequences
-from tape_ds.data.tokenized import scored_rows, tokenize
+from tape_ds.data.tokenized import scored_rows
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.training import tables
 from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
@@ -114,7 +115,8 @@ def training_sequences(
                 workers=data.stream_workers,
                 skip_bad_rows=data.skip.bad_rows,
             )
-        sequences = pack(tokenize(specs, tokenizer, "train", cache, bad_rows), data.window, cache, specs=specs)
+        documents = select(specs, tokenizer, "train", cache, bad_rows=bad_rows).documents
+        sequences = pack(documents, data.window, cache, specs=specs)
         return TrainingSequences(sequences, samples=sample_count(recipe, len(sequences)), seed=seed)
 
     return mix(data.train_data, sequences_of, samples=samples, seed=recipe.trainer_value("seed"))

@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from tape_ds.data.chat import conversations
+from tape_ds.data.sources import parse
 from tape_ds.errors import UserError
 from tests.data.chat.chatml import WEATHER, conversation, write
 
@@ -19,7 +20,7 @@ def read(spec, split="train"):
 
 
 def rows(spec, split="train"):
-    return list(conversations.read(conversations.parse(spec, "train_data"), split))
+    return list(conversations.read(parse(conversations.completed(spec), "train_data"), split))
 
 
 def test_rows_are_read_in_their_order(tmp_path):
@@ -44,7 +45,7 @@ def test_what_is_made_needs_no_file():
     assert len(made) == 50 and [turn["role"] for turn in made[0][1]] == ["user", "assistant"] * 2
     assert made == read("stdlib", "heldout") and all(turn["content"] for _, turns in made for turn in turns)
     assert conversations.check(["stdlib"], ["stdlib"]) == []
-    source = conversations.parse("stdlib", "train_data")
+    source = parse("stdlib", "train_data")
     assert len({conversations.fingerprint(source, split) for split in ("train", "heldout")}) == 2
 
 

@@ -48,7 +48,7 @@ def test_what_is_too_long_is_counted(stored, too_long):
         expected = CutConversations(10, len(long), sum(long) - 100 * len(long), 0, 2)
     else:
         expected = CutConversations(10, 0, 0, len(long) + 1, 1)
-    assert found.cut == expected and found.cut.taken == len(found.numbers)
+    assert found.cut == expected and len(found.numbers) == 10 - expected.left_out - expected.unanswered
     for number, kept in zip(found.numbers, found.spread(), strict=True):
         ids, mask = by_hand(TALKS[number], tokenizer())
         assert kept[:, 0].tolist() == ids[:100].tolist() and kept[:, 1].tolist() == mask[:100].tolist()
@@ -86,11 +86,6 @@ def test_labels_are_the_assistants_tokens(stored, served):
         assert not (at & begins).any(), "what begins a conversation is foreseen by nothing"
 
 
-def test_the_held_out_share_is_spread_and_the_same_each_time():
-    assert sequences.held_out(10, 0.3).tolist() == [0, 3, 6] and sequences.held_out(10, 0.0).tolist() == []
-    assert len(sequences.held_out(1000, 0.01)) == 10 and sequences.held_out(5, 0.1).tolist() == []
-
-
 def test_every_answer_is_asked_behind_what_stands_before_it():
     ids, mask = by_hand(TALKS[0], tokenizer())
     found = list(sequences.answers(np.stack([ids, mask], axis=1).astype(np.int64)))
@@ -121,5 +116,5 @@ def test_tools_ends_and_other_columns_are_kept_with_the_conversations(tmp_path):
     spec = write(tmp_path / "x.jsonl", [talk, talk[:2]], tools=[WEATHER], id=3, source="web")
     found = sequences.rendered([spec], of, "train", tmp_path, DAY)
     assert all("weather" in of.decode(row["input_ids"]) for row in found)
-    assert sequences.ends(found) == {of.convert_tokens_to_ids("<|im_end|>"): 3}
-    assert sequences.unread(found) == ["id", "source"]
+    assert sequences.counted(found, "ends") == {of.convert_tokens_to_ids("<|im_end|>"): 3}
+    assert sequences.counted(found, "unread") == {"id": 2, "source": 2}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tape_ds.data.sources import parse, parse_all, token_file
-from tape_ds.data.tokenized import tokenize, tokenizer_fingerprint
+from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.errors import UserError
-from tests.data.conftest import build_tokenizer
+from tests.data.conftest import build_tokenizer, tokenize
 
 PARTS = [[5, 6, 7], [], [8, 299]]
 

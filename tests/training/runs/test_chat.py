@@ -158,7 +158,7 @@ def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, 
     of = tokenizer(CHATML.replace("<|im_end|>", ""))
     of.add_tokens(["letter 1"])
     stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
-    assert len(sequences.ends(stored)) == 2 and _ends(stored, of)[0] == ()
+    assert len(sequences.counted(stored, "ends")) == 2 and _ends(stored, of)[0] == ()
 
 
 def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
