@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tape_ds.cli.program import MODULES
-from tape_ds.distributed.launch_command import TRAINING
-
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATION = ("", "generate", "perplexity", "passkey", "arithmetic", "harness", "report")
-COMMANDS = sorted(MODULES.keys() - {*TRAINING, "evaluate", "experiment", "keep-alive"})
+TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
 LAUNCHERS = tuple(
     f"launchers/{name}.py"
     for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_arithmetic")
@@ -48,8 +45,7 @@ def run(code):
 @pytest.mark.parametrize("word, code", [("--help", 0), ("--halp", 2)])
 def test_commands_read_their_line_before_anything_heavy(word, code):
     started = [["-m", "tape_ds"], *(["-m", "evaluation", *command.split()] for command in EVALUATION)]
-    started += [["-m", "tape_ds", name] for name in COMMANDS]
-    started += [[script] for script in (*LAUNCHERS, "tools/compile_kernels.py")]
+    started += [[script] for script in (*LAUNCHERS, *TOOLS)]
     run(STARTED.format(commands=[([*words, word], code) for words in started], heavy=HEAVY))
 
 

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from setuptools import find_packages
 
 from tape_ds.installation import DS_CONFIGS, RECIPES
@@ -20,12 +21,13 @@ def test_a_wheel_has_every_package_and_the_two_folders():
     assert {CHECKOUT / folder for folder in SETUP["package-dir"].values()} == {RECIPES, DS_CONFIGS}
 
 
-def test_a_script_runs_its_own_checkout_from_anywhere(tmp_path):
+@pytest.mark.parametrize("door", ["launchers/extend_llama.py", "tools/plan.py"])
+def test_a_script_runs_its_own_checkout_from_anywhere(door, tmp_path):
     """Python's environment may have the package of another checkout: here it finds a broken one first."""
     (tmp_path / "tape_ds").mkdir()
     (tmp_path / "tape_ds" / "__init__.py").write_text("raise RuntimeError('the package of another checkout')")
     shown = subprocess.run(
-        [sys.executable, str(CHECKOUT / "launchers" / "extend_llama.py"), "--help"],
+        [sys.executable, str(CHECKOUT / door), "--help"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

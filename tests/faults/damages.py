@@ -302,8 +302,8 @@ def _empty_adapter(attempt: Attempt) -> None:
     shutil.copytree(original / run_folder.TRAINED, folder)
     file = folder / "adapter_model.safetensors"
     os.truncate(file, attempt.draw.choice((0, 4, 8, 100)))
-    words = ["merge", str(folder), str(attempt.folder / "out")]
-    with Forked(ROOT / "tape_ds" / "__main__.py", words, attempt.folder / "merge.log") as job:
+    tool = ROOT / "tools" / "merge_adapter.py"
+    with Forked(tool, [str(folder), str(attempt.folder / "out")], attempt.folder / "merge.log") as job:
         _assert_refused(Ended(job.wait(), job.printed), file.name)
     assert not (attempt.folder / "out").exists(), "something was written"
     attempt.seen.append(f"refused, naming {file.name}")

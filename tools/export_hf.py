@@ -1,0 +1,10 @@
+"""The command ``tape-ds export`` as a script."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout's package, whatever is installed
+    from tape_ds.cli.export import main
+
+    sys.exit(main())
