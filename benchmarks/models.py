@@ -7,14 +7,14 @@ Shape letters: B batch, T tokens.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.benchmark_case import BASELINE, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Shape, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
@@ -41,6 +41,7 @@ SMALL = TINY | {"hidden_size": 256, "max_position_embeddings": 256}
 SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B, "tiny": TINY, "small": SMALL}
 # A model is checked on its first tokens: the truth needs every layer's whole matrices in fp64
 CHECKED_TOKENS = 256
+ENCODINGS = (BASELINE, "tape")
 
 
 def family(shape: Shape, setting: Setting) -> Callable[[str, str], TapeForCausalLM]:
@@ -102,6 +103,21 @@ def packing(shape: Shape, device: torch.device, few: bool = False) -> dict[str, 
     starts = range(0, sequences * tokens, tokens)
     borders = torch.tensor([0, *(start + end for start in starts for end in ends)], dtype=torch.int32)
     return {"cu_seq_lens_q": borders.to(device), "max_length_q": longest}
+
+
+def compared(
+    build: Callable[[str, str], Runner],
+    truth: Callable[[str], Truth],
+    backends: Sequence[str],
+    encodings: Sequence[str] = ENCODINGS,
+) -> BenchmarkCase:
+    """Return every encoding by every attention backend: ``build(encoding, backend)`` against ``truth(encoding)``."""
+    entries = [
+        CaseEntry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
+        for encoding in encodings
+        for backend in backends
+    ]
+    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in encodings})
 
 
 def training(model: TapeForCausalLM, shape: Shape, backward: Callable[[Tensor], object] = Tensor.backward) -> Runner:

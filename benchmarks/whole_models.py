@@ -66,7 +66,7 @@ def recipe(shape: Shape, setting: Setting) -> BenchmarkCase:
         for suffix in ("", ", no recomputation")
         for encoding, backend in compared
     ]
-    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in (BASELINE, "tape")})
+    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
 
 
 def every_encoding(shape: Shape, setting: Setting) -> BenchmarkCase:
@@ -86,11 +86,7 @@ def every_encoding(shape: Shape, setting: Setting) -> BenchmarkCase:
     def truth(encoding: str) -> Truth:
         return shared(models.truth(member(encoding, "sdpa"), shape))
 
-    compared = [(encoding, "sdpa") for encoding in ENCODINGS]
+    case = models.compared(build, truth, ["sdpa"], ENCODINGS)
     if setting.device.type == "cuda":
-        compared += [(encoding, "flex") for encoding in BIASED]
-    entries = [
-        CaseEntry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
-        for encoding, backend in compared
-    ]
-    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in ENCODINGS})
+        case.entries.extend(models.compared(build, truth, ["flex"], BIASED).entries)
+    return case
