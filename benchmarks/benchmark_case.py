@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Runner, Summary, TimedSample, bytes_of, clock, interleaved, peak_bytes
+from benchmarks.measure import Runner, Summary, TimedSample, bytes_of, clock, interleaved, peak_bytes, summarise
 
 BASELINE = "rope"  # the encoding that the others' times are divided by
 TIMED, WRONG, REFUSED = "timed", "wrong", "refused"
 FIRST = 3  # samples of an implementation before all are timed in turn
 STRETCHES = 16
 FACTOR = 2.0
-QUANTILES = (0.2, 0.5, 0.8)  # of a :class:`Summary`
 # Relative error that is always allowed: plain PyTorch is exact by luck at times
 FLOOR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-4, torch.bfloat16: 2e-3}
 
@@ -193,8 +191,7 @@ def _timed(finding: Finding, runner: Runner, samples: Sequence[TimedSample]) -> 
     parts = {"total": [sample.forward + sample.backward for sample in samples]}
     if runner.backward is not None:
         parts |= {"forward": [sample.forward for sample in samples], "backward": [each.backward for each in samples]}
-    times = {part: Summary(*np.quantile(values, QUANTILES).tolist()) for part, values in parts.items()}
-    return finding._replace(times=times, repeats=len(samples))
+    return finding._replace(times={part: summarise(values) for part, values in parts.items()}, repeats=len(samples))
 
 
 def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:

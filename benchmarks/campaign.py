@@ -64,6 +64,7 @@ _TESTS = "-m pytest -v --tb=short -rf -m 'not slow' -p no:cacheprovider -o fault
 _TESTED = [f"tests/kernels/test_{name}.py" for name in ("tape_attention", "position_mix", "rotate", "decode_attention")]
 STAGES = (
     Stage(1, "machine", 20, "-m benchmarks.machine --device {device} --out {rows}"),
+    Stage(1, "smoke", 60, f"-m benchmarks smoke {_GROUPS}"),
     Stage(1, "kernels", 90, f"{_TESTS} {' '.join(_TESTED)}", f"{_TESTS} {_TESTED[-1]}"),
     Stage(1, "attention", 150, f"-m benchmarks attention --shapes 'H32 G32 T8192 K128' {_GROUPS}"),
     Stage(1, "recipe", 180, f"-m benchmarks recipe {_GROUPS}"),

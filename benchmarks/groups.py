@@ -30,6 +30,14 @@ class Group(NamedTuple):
 
 
 GROUPS = {
+    "smoke": Group(
+        "two layers of 7B's width: loss, every gradient, a step of AdamW and a decode, against a wider precision",
+        whole_models.smoke,
+        cuda=["7B L2 B1 T1024 N5", "7B L2 B1 T1024"],
+        cpu=[],
+        toys=(["small L2 B2 T24 N3", "small L2 B2 T24"], ["tiny L2 B1 T24 N3", "tiny L2 B1 T24"]),
+        repeats=1,
+    ),
     "attention": Group(
         "causal attention, forward and backward, by every library; of one text, and of packed documents",
         attention.case,

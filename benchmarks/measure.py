@@ -42,6 +42,11 @@ class Summary(NamedTuple):
     p80: float
 
 
+def summarise(samples: Sequence[float]) -> Summary:
+    quantiles = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    return Summary(*torch.quantile(torch.tensor(samples, dtype=torch.float64), quantiles).tolist())
+
+
 def clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
     """Return a function that takes one sample."""
 

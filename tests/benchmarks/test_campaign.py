@@ -26,7 +26,7 @@ def test_the_first_part_is_rehearsed(tmp_path, capsys):
     lines = [line for line in table.lines(tmp_path / "campaign_1.jsonl") if "stage" in line]
     assert [line["stage"] for line in lines] == [name for name, _ in of_part(1)]
     assert {line["end"] for line in lines} == {"done"}
-    assert {row.group for row in table.read(tmp_path / "campaign_1.jsonl")} == {"attention", "recipe"}
+    assert {row.group for row in table.read(tmp_path / "campaign_1.jsonl")} == {"smoke", "attention", "recipe"}
 
 
 def stages(monkeypatch, *listed):

@@ -12,6 +12,7 @@ from benchmarks.shapes import read
 SETTING = Setting(torch.device("cpu"), torch.float32)
 ORIGIN = {"device": "a CPU", "chip": "cpu", "date": "today", "commit": "none", "versions": ""}
 EXPECTED = {
+    "smoke": {"attend sdpa", "attend triton"},
     "attention": {"attend auto", "attend sdpa", "attend reference"},
     "launches": {"attend triton", "ours, 64x32, 4 warps, 2 stages"},
     "decode": {"attend auto", "plain matrices"},
