@@ -19,8 +19,6 @@ from tape_ds.models.loading import config_file
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tape_ds.models.configuration import TapeConfig
-
 NO_TOKENIZER = new_model.Words((".", "\n", "0"))
 """Stand-in for a tokenizer that is not loaded yet; it changes no size."""
 EVAL_MULTIPLES = (1, 2, 4, 8)
@@ -78,24 +76,13 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         lengths = [multiple * self.data.window for multiple in EVAL_MULTIPLES]
         return new_model.derived(self.model, self.data.window) | {"eval_lengths": lengths}
 
-    def model_config(
-        self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
-    ) -> "TapeConfig":
-        """Return the model's configuration for this tokenizer and a number of embeddings (default the tokenizer's), see
-        :func:`.new_model.configuration`. No padding token is set: sequences are not padded.
-
-        Raises:
-            UserError: impossible sizes or options.
-        """
-        from tape_ds.models.configuration import TapeConfig
-
-        return TapeConfig(**self.configuration(tokenizer, vocab_size or len(tokenizer)))
-
     def configuration(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER, vocab_size: int | None = None
     ) -> dict[str, Any]:
-        entries = vocab_size or self.model.vocab_size or 2**31
-        return new_model.configuration(self.model, self.data.window, tokenizer, entries, self.model.position_options)
+        """See :func:`.new_model.configuration`. No padding token is set: sequences are not padded."""
+        if vocab_size is None:  # without a tokenizer no size of it is wrong
+            vocab_size = self.model.vocab_size or 2**31 if tokenizer is NO_TOKENIZER else len(tokenizer)
+        return new_model.configuration(self.model, self.data.window, tokenizer, vocab_size, self.model.position_options)
 
     def outline(self) -> dict[str, str]:
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
