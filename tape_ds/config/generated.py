@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from tape_ds import encodings
-from tape_ds.config import loading, new_model
+from tape_ds.config import new_model
 from tape_ds.data import generated
 from tape_ds.data.generated import TASKS, arithmetic
 from tape_ds.data.generated.addressing import REACHES, AddressingTask
@@ -229,6 +228,3 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         if epochs > 0 and self.trainer_value("max_steps") <= 0:
             wrong = "problems are generated without end"
             yield Problem("num_train_epochs", epochs, wrong, "give max_steps in its place")
-
-
-load = partial(loading.load, kind=GeneratedRecipe)

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from tape_ds.config import loading, new_model
+from tape_ds.config import new_model
 from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
@@ -135,6 +134,3 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         if workers > 1:
             wrong = "each would read and tokenise the same stream"
             yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead during training) or 0")
-
-
-load = partial(loading.load, kind=PretrainingRecipe)

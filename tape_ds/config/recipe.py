@@ -25,6 +25,7 @@ from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.fields import Section, rule, run_rules
 from tape_ds.methods import liger
+from tape_ds.models.loading import config_file
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -225,6 +226,12 @@ class Recipe(ABC):
         for name in (*self.SECTIONS, "trainer"):
             yield from run_rules(getattr(self, name), broken, self)
         yield from run_rules(self, broken)
+
+    @rule("model")
+    def _base_is_there(self) -> Iterator[Problem]:
+        base = getattr(self.model, "model", None)  # a new model has none
+        if base is not None:
+            yield from config_file.check(base, online=self.dry_run)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:

@@ -7,8 +7,8 @@ import pytest
 
 from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
-from tape_ds.config.extension import load
 from tape_ds.planning import hardware
+from tests.config.loads import extension as load
 
 
 def test_scaling_alone_needs_no_batch_that_divides():

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from tape_ds.config.extension import check_against_model, load
+from tape_ds.config.extension import check_against_model
 from tape_ds.data.pose import Pose
 from tape_ds.training import model_config
 from tests.config.helpers import problems_of, write
+from tests.config.loads import extension as load
 from tests.data.conftest import build_tokenizer
 
 

@@ -1,8 +1,8 @@
 """Recipes of generated tasks: fields that follow from digits or lengths."""
 
 from tape_ds import TapeConfig
-from tape_ds.config.generated import load
 from tests.config import helpers
+from tests.config.loads import generated as load
 
 GOOD = {
     "hidden_size": 64,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tape_ds import TapeConfig, TapeForCausalLM, encodings
-from tape_ds.config.pretraining import load
 from tests.config import helpers
+from tests.config.loads import pretraining as load
 
 ENCODINGS = encodings.available()
 

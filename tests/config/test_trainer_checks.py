@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tape_ds.config.extension import load
 from tape_ds.errors import UserError
 from tests.config.helpers import json_file, problems_of, write
+from tests.config.loads import extension as load
 
 
 def test_the_global_batch_decides_and_accumulation_follows(monkeypatch):
