@@ -81,7 +81,7 @@ class ExtensionEvaluation(Section):
 
     eval_length: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
     """Tokens of each held-out document that are scored; default target_length. More is allowed."""
-    eval_span: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=1)
+    eval_span: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
     """Tokens per mean; default 2048, or eval_length if that is less."""
     eval_before: Annotated[bool, FREE] = True
     """Also score, and ask for passkeys, before training: the untouched model and the start."""
