@@ -84,7 +84,7 @@ def _start(run: Run) -> Run:
 
     resumed = None
     if recipe.trains:
-        resumed = load.choose(recipe.resume_from_checkpoint, output, rank_sync)
+        resumed = load.choose(recipe.trainer_value("resume_from_checkpoint"), output, rank_sync)
         stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
         load.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
     # A new run in a folder with checkpoints would mix two runs' in it, and a later resume would take either. A method
@@ -137,7 +137,7 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
     raise_if_any(from_all_ranks(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), rank_sync))
     same = all(difference.name == identity.COMMIT for difference in found)
     ended = rank_sync.first(read(run.output / FINISHED) if same else None)
-    if recipe.resume_from_checkpoint == load.AUTO and ended is not None:
+    if recipe.trainer_value("resume_from_checkpoint") == load.AUTO and ended is not None:
         raise NothingToDo(f"{run.arguments.output_dir}: finished already, at step {ended['step']}")
     if rank_sync.rank == 0:
         for line in load.describe(resumed, found):
