@@ -131,7 +131,7 @@ def disk_of(path: Path) -> int:
 
 def existing(path: Path) -> Path:
     """Return ``path`` or, of the folders around it, the innermost that exists."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
 
 
 def refusal(error: BaseException) -> OSError | None:
