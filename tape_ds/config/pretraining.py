@@ -79,7 +79,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER, vocab_size: int | None = None
     ) -> dict[str, Any]:
         """See :func:`.new_model.configuration`. No padding token is set: sequences are not padded."""
-        if vocab_size is None:  # without a tokenizer no size of it is wrong
+        if vocab_size is None:  # of a tokenizer that is still to be trained or loaded
             vocab_size = self.model.vocab_size or 2**31 if tokenizer is NO_TOKENIZER else len(tokenizer)
         return new_model.configuration(self.model, self.data.window, tokenizer, vocab_size, self.model.position_options)
 
