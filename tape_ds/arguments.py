@@ -21,8 +21,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any):
-        ours: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-        super().__init__(**ours | options)
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
@@ -86,12 +85,6 @@ def length(text: str) -> int:
     return found
 
 
-def boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r}: write true or false")
-    return text.lower() == "true"
-
-
 def add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -129,17 +122,6 @@ def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
     group.add_argument("--overwrite", action="store_true", help="replace another evaluation's result in that folder")
     if seed:
         group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
-
-
-def add_cache(group: Any) -> None:
-    group.add_argument(
-        "--use_cache",
-        type=boolean,
-        default=True,
-        metavar="true|false",
-        help="false: no key-value cache, the whole text is read for every new token (default: true)",
-    )
-    group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
 
 
 def named(typed: str) -> tuple[str | None, str]:

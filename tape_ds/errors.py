@@ -109,9 +109,15 @@ def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
 
 
 def check_folder(field: str, given: str | Path) -> list[Problem]:
-    """Check that ``given`` can be a folder of results; it need not exist."""
-    file = storage.in_the_way(Path(given))
-    return [] if file is None else [Problem(field, str(given), f"{file} is a file", "name a folder")]
+    """Check that ``given`` can be a folder to write to; it need not exist."""
+    existing = storage.existing(Path(given))
+    if not existing.is_dir():
+        wrong = f"{existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        wrong = f"{existing} is not writable"
+    else:
+        return []
+    return [Problem(field, str(given), wrong, "name another folder")]
 
 
 def disk_error(
@@ -125,7 +131,7 @@ def disk_error(
     permission = "" if refused.errno in storage.FULL else ", or let this user write to it"
     remedy = f"make room on that disk{permission}; {remedy or 'or name another place, and start it again'}"
     file = Path(os.fsdecode(refused.filename)) if isinstance(refused.filename, str | bytes) else None
-    if file is not None and (folder is None or not storage.same_disk(file, Path(folder))):
+    if file is not None and (folder is None or storage.disk_of(file) != storage.disk_of(Path(folder))):
         folder = file.parent
     if folder is None:
         wrong = f"it refused a write, and the error names no file ({refused.strerror or refused})"

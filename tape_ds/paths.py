@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, check_folder
 
 FIELDS = ("output_dir", "data_cache", "data_dir", "resume", "resume_from_checkpoint", "model", "tokenizer")
 """Fields whose text is, or may be, a path."""
@@ -82,14 +82,9 @@ def check_new(name: str, folder: Path) -> list[Problem]:
     """Check that ``folder``, given as option ``name``, can be created."""
     if impossible := list(check_path(name, str(folder))):
         return impossible
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    if existing == folder.absolute():
-        wrong = "exists"
-    elif not existing.is_dir():
-        wrong = f"{existing} is not a folder"
-    else:
-        return []
-    return [Problem(name, str(folder), wrong, "name a new folder")]
+    if os.path.lexists(folder):
+        return [Problem(name, str(folder), "exists", "name a new folder")]
+    return check_folder(name, folder)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -20,7 +20,6 @@ from typing import Any
 from tape_ds import storage
 from tape_ds.errors import Problem
 
-_TIME = "%Y-%m-%dT%H:%M:%S%z"
 METRICS = "metrics.jsonl"
 TRAINED = "trained"
 RESULTS = "results"
@@ -40,26 +39,10 @@ def trained_of(folder: Path) -> Path:
     return folder / TRAINED if (folder / TRAINED / RECORD).is_file() else folder
 
 
-def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
-    """Mark that the run has completed its ``step`` steps and everything after them."""
-    storage.write_json(output / FINISHED, {"step": step, "finished": time.strftime(_TIME), "identity": identity})
-
-
-def finished(output: Path) -> dict[str, Any] | None:
-    return read(output / FINISHED)
-
-
-def mark_stopped(output: Path, step: int, reason: str) -> None:
-    storage.write_json(output / STOPPED, {"step": step, "stopped": time.strftime(_TIME), "reason": reason})
-
-
-def stopped(output: Path) -> dict[str, Any] | None:
-    return read(output / STOPPED)
-
-
-def clear_markers(output: Path) -> None:
-    for name in (FINISHED, STOPPED):
-        (output / name).unlink(missing_ok=True)
+def mark(output: Path, marker: str, step: int, **facts: Any) -> None:
+    """Write the marker :data:`FINISHED` or :data:`STOPPED`, with the run's step and the time."""
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    storage.write_json(output / marker, {"step": step, marker: moment, **facts})
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -103,11 +103,6 @@ def content_identity(path: Path) -> str:
     return f"{size}:{digests.hexdigest()}"
 
 
-def in_the_way(path: Path) -> Path | None:
-    """Return the file that prevents ``path`` from being created as a folder; None: there is none."""
-    return next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
-
-
 def cache_home() -> Path:
     """Return the folder for unpacked models and tokenised texts: ``tape_ds`` in ``XDG_CACHE_HOME``, else in
     ``HF_HOME``, which is on a large disk where models are large, else in ``~/.cache``."""
@@ -127,15 +122,16 @@ def shown(text: str) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(_existing(folder)).free
+    return shutil.disk_usage(existing(folder)).free
 
 
-def same_disk(one: Path, other: Path) -> bool:
-    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+def disk_of(path: Path) -> int:
+    return existing(path).stat().st_dev
 
 
-def _existing(path: Path) -> Path:
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+def existing(path: Path) -> Path:
+    """Return ``path`` or, of the folders around it, the innermost that exists."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
 
 
 def refusal(error: BaseException) -> OSError | None:

@@ -46,12 +46,6 @@ def test_lengths_are_tokens():
             arguments.length(wrong)
 
 
-def test_values_of_options():
-    assert [arguments.boolean(text) for text in ("true", "False")] == [True, False]
-    with pytest.raises(argparse.ArgumentTypeError, match="write true or false"):
-        arguments.boolean("yes")
-
-
 def test_an_unknown_choice_is_named_with_the_closest(capsys):
     parser = Parser(prog="x")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])

@@ -28,7 +28,7 @@ def test_a_new_folder_is_neither_there_nor_below_a_file(tmp_path):
     (tmp_path / "file").touch()
     for folder, wrong in (
         (tmp_path, "exists"),
-        (tmp_path / "file" / "out", "is not a folder"),
+        (tmp_path / "file" / "out", "is a file"),
         (Path("x" * 300), "long"),
     ):
         (problem,) = paths.check_new("out", folder)

@@ -25,11 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all, token_file
-from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.errors import Problem, check_folder, collecting, command, raise_if_any
 
 # Defaults of the options
 TEST_SETS: dict[str, dict[str, Any]] = {
@@ -73,10 +72,9 @@ def main(argv: list[str] | None = None) -> int:
     problems = below_one(options, "min_tokens", "max_tokens", "max_documents")
     if path.suffix != ".bin":
         problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
-    in_the_way = storage.in_the_way(path.parent)
-    if in_the_way is not None or path.is_dir():
-        wrong = "it is a folder" if in_the_way is None else f"{in_the_way} is a file"
-        problems.append(Problem("--output", options.output, wrong, "name another file"))
+    problems += check_folder("--output", path.parent)
+    if path.is_dir():
+        problems.append(Problem("--output", options.output, "it is a folder", "name another file"))
     elif not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
         problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
     sources: list[Source] = []

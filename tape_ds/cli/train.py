@@ -12,7 +12,7 @@ from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
-from tape_ds.errors import command, is_main_process, raise_if_any, redacted
+from tape_ds.errors import collecting, command, is_main_process, raise_if_any, redacted
 from tape_ds.models.loading import config_file, hub
 
 
@@ -45,8 +45,10 @@ def describe(recipe: Recipe) -> str:
     from tape_ds.planning import recipe_job
     from tape_ds.training import device, library_checks, model_config
 
-    raise_if_any(library_checks.check(recipe))
-    config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
+    problems = library_checks.check(recipe)
+    with collecting(problems):
+        config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
+    raise_if_any(problems)
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}
     name = getattr(recipe.model, "model", None)  # a new model has none

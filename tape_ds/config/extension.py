@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tape_ds import encodings
-from tape_ds.config import loading
 from tape_ds.config.files import Given
 from tape_ds.config.method import MethodSection, targets_of, unread
 from tape_ds.config.recipe import Recipe
@@ -83,7 +81,7 @@ class ExtensionEvaluation(Section):
 
     eval_length: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
     """Tokens of each held-out document that are scored; default target_length. More is allowed."""
-    eval_span: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=1)
+    eval_span: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
     """Tokens per mean; default 2048, or eval_length if that is less."""
     eval_before: Annotated[bool, FREE] = True
     """Also score, and ask for passkeys, before training: the untouched model and the start."""
@@ -228,10 +226,6 @@ class ExtensionRecipe(Recipe):
         """Return what is known of the model's configuration without loading or unpacking anything."""
         return config_file.known(self.model.model, online=self.dry_run)
 
-    @rule("model")
-    def _model_is_there(self) -> Iterator[Problem]:
-        yield from config_file.check(self.model.model, online=self.dry_run)
-
     # a run repeats these two for a model whose configuration is not known yet
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
@@ -358,6 +352,3 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
         remedy = "give a larger one, or choose another method"
         problems.append(Problem("rope_parameters.rope_theta", theta, wrong, remedy))
     return problems
-
-
-load = partial(loading.load, kind=ExtensionRecipe)

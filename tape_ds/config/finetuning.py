@@ -5,13 +5,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from tape_ds import paths
-from tape_ds.config import loading
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Backend, DataCache, Liger
 from tape_ds.data.bad_rows import Skip
@@ -100,10 +98,6 @@ class FinetuningRecipe(Recipe):
     @property
     def trains_positions(self) -> bool:
         return True  # a run checks whether the model has any
-
-    @rule("model")
-    def _model_is_there(self) -> Iterator[Problem]:
-        yield from config_file.check(self.model.model, online=self.dry_run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +192,3 @@ class ChatRecipe(FinetuningRecipe):
             return
         if not has_file and isinstance(settings, dict) and not settings.get("chat_template"):
             yield conversations.without_template(self.model.model)
-
-
-load = partial(loading.load, kind=ScrollsRecipe)
-load_chat = partial(loading.load, kind=ChatRecipe)

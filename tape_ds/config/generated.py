@@ -2,24 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from tape_ds import encodings
-from tape_ds.config import loading, new_model
+from tape_ds.config import new_model
 from tape_ds.data import generated
 from tape_ds.data.generated import TASKS, arithmetic
 from tape_ds.data.generated.addressing import REACHES, AddressingTask
 from tape_ds.data.generated.arithmetic import ArithmeticTask
-from tape_ds.data.generated.task import Size, Task, Test, tokenizer_of
+from tape_ds.data.generated.task import Size, Task, Test
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, WrongValueError, rule
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 DIGITS = 4  # stand-in for digits that are missing
 LONGEST = 200  # most digits of an operand in training
@@ -138,9 +133,6 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         lengths = self.lengths
         return max(self.data.window, lengths.task.tokens(lengths.tested or lengths.trained))
 
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        return tokenizer_of(self.lengths.task)
-
     def configuration(self) -> dict[str, Any]:
         """Return the fields of the model's configuration. Raises UserError: options that the encoding does not have."""
         task, model = self.lengths.task, self.model
@@ -236,6 +228,3 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         if epochs > 0 and self.trainer_value("max_steps") <= 0:
             wrong = "problems are generated without end"
             yield Problem("num_train_epochs", epochs, wrong, "give max_steps in its place")
-
-
-load = partial(loading.load, kind=GeneratedRecipe)

@@ -19,8 +19,6 @@ from tape_ds.models import sizes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tape_ds.models.configuration import TapeConfig
-
 STAND_INS: Mapping[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -163,11 +161,6 @@ class NewModelRecipe(Recipe):
     @abstractmethod
     def configuration(self) -> dict[str, Any]:
         """Return the fields of the model's configuration, with stand-ins for values that only a run knows."""
-
-    def checked_config(self) -> "TapeConfig":
-        from tape_ds.models.configuration import TapeConfig
-
-        return TapeConfig(**self.configuration())
 
     @rule("position_encoding", "position_options")
     def _options(self) -> Iterator[Problem]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from tape_ds.config import loading, new_model
+from tape_ds.config import new_model
 from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
@@ -18,8 +17,6 @@ from tape_ds.models.loading import config_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from tape_ds.models.configuration import TapeConfig
 
 NO_TOKENIZER = new_model.Words((".", "\n", "0"))
 """Stand-in for a tokenizer that is not loaded yet; it changes no size."""
@@ -78,24 +75,13 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         lengths = [multiple * self.data.window for multiple in EVAL_MULTIPLES]
         return new_model.derived(self.model, self.data.window) | {"eval_lengths": lengths}
 
-    def model_config(
-        self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
-    ) -> "TapeConfig":
-        """Return the model's configuration for this tokenizer and a number of embeddings (default the tokenizer's), see
-        :func:`.new_model.configuration`. No padding token is set: sequences are not padded.
-
-        Raises:
-            UserError: impossible sizes or options.
-        """
-        from tape_ds.models.configuration import TapeConfig
-
-        return TapeConfig(**self.configuration(tokenizer, vocab_size or len(tokenizer)))
-
     def configuration(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words" = NO_TOKENIZER, vocab_size: int | None = None
     ) -> dict[str, Any]:
-        entries = vocab_size or self.model.vocab_size or 2**31
-        return new_model.configuration(self.model, self.data.window, tokenizer, entries, self.model.position_options)
+        """See :func:`.new_model.configuration`. No padding token is set: sequences are not padded."""
+        if vocab_size is None:  # of a tokenizer that is still to be trained or loaded
+            vocab_size = self.model.vocab_size or 2**31 if tokenizer is NO_TOKENIZER else len(tokenizer)
+        return new_model.configuration(self.model, self.data.window, tokenizer, vocab_size, self.model.position_options)
 
     def outline(self) -> dict[str, str]:
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
@@ -148,6 +134,3 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         if workers > 1:
             wrong = "each would read and tokenise the same stream"
             yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead during training) or 0")
-
-
-load = partial(loading.load, kind=PretrainingRecipe)

@@ -25,6 +25,7 @@ from tape_ds.distributed.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.fields import Section, rule, run_rules
 from tape_ds.methods import liger
+from tape_ds.models.loading import config_file
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -139,11 +140,6 @@ class Recipe(ABC):
         return frozenset(name for name in trainer.CAUTIOUS if getattr(self.trainer, name) == trainer.AUTO)
 
     @property
-    def resume_from_checkpoint(self) -> str | bool:
-        """A checkpoint's path, True for the newest of output_dir, "auto" for that if there is one, False for none."""
-        return self.trainer_value("resume_from_checkpoint") or False
-
-    @property
     def chosen_cpu(self) -> str | None:
         """The setting that makes the run compute on the CPU, as it is written; None without one."""
         if self.trainer_value("use_cpu"):
@@ -184,7 +180,7 @@ class Recipe(ABC):
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
         former = {new: old for old, new in trainer.ALIASES.items()}
         kwargs = {name if name in known else former[name]: value for name, value in self.trainer.kwargs.items()}
-        kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
+        kwargs["resume_from_checkpoint"] = self.trainer_value("resume_from_checkpoint") or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():
             kwargs["use_cpu"] = True
@@ -225,6 +221,12 @@ class Recipe(ABC):
         for name in (*self.SECTIONS, "trainer"):
             yield from run_rules(getattr(self, name), broken, self)
         yield from run_rules(self, broken)
+
+    @rule("model")
+    def _base_is_there(self) -> Iterator[Problem]:
+        base = getattr(self.model, "model", None)  # a new model has none
+        if base is not None:
+            yield from config_file.check(base, online=self.dry_run)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tape_ds import checkpoint, fields, paths
 from tape_ds.config import library
-from tape_ds.errors import Problem, did_you_mean
+from tape_ds.errors import Problem, check_folder, did_you_mean
 from tape_ds.fields import FIXED, RISKY, Section, rule
 
 AUTO = "auto"
@@ -265,12 +265,7 @@ class Trainer(Library):
     @rule("resume_from_checkpoint", "output_dir")
     def _folders(self, recipe: RecipeView) -> Iterator[Problem]:
         given, folder = self.resume_from_checkpoint, paths.of(str(self.output_dir))
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        if not existing.is_dir():
-            yield Problem("output_dir", self.output_dir, f"{existing} is a file", "give another folder")
-        elif not os.access(existing, os.W_OK | os.X_OK):
-            remedy = "give another folder, or change its rights"
-            yield Problem("output_dir", self.output_dir, f"{existing} is not writable", remedy)
+        yield from check_folder("output_dir", folder)
         if given not in (None, True, False, "auto") and not os.path.isdir(paths.of(str(given))):
             found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
             remedy = (

@@ -157,7 +157,7 @@ def settle(recipe: Recipe, config: Config | None, gpu: Gpu | None) -> Recipe:
 def _resumed(recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
     """Return the checkpoint that a run will resume, by its manifest alone, and its values of the fields; a damaged one
     that :mod:`tape_ds.checkpoint.load` passes over is of the same run."""
-    requested = recipe.resume_from_checkpoint
+    requested = recipe.trainer_value("resume_from_checkpoint")
     if not requested:
         return None
     folders = [Path(str(requested)).expanduser()]

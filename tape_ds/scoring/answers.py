@@ -4,9 +4,8 @@ Cheaper than generating answers, and independent of single words; SCROLLS report
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -34,13 +33,6 @@ class AnswerLoss:
     """Share of the tokens that were the most likely one."""
     targets: int
     examples: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "AnswerLoss":
-        return cls(**values)
 
 
 def score(model: nn.Module, prompts: Sequence[Prompt], *, each: Each = in_turn) -> AnswerLoss:

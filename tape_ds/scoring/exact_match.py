@@ -126,12 +126,6 @@ class AnswerCount:
         return cls(**{name: value for name, value in values.items() if name not in ("share", "interval")})
 
 
-def whole_answers(judged: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """Count the sequences all of whose answers are correct."""
-    correct = sum(map(all, judged))
-    return {"correct": correct, "answers": len(judged), "share": correct / len(judged)}
-
-
 def means(cells: Iterable[Mapping[str, Any]], trained: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Return the means of a grid, for a model trained on operands of up to ``trained`` tokens.
 

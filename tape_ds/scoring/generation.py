@@ -26,8 +26,6 @@ def continue_prompts(
     *,
     new_tokens: int,
     ends: Sequence[int],
-    use_cache: bool = True,
-    chunk: int = CHUNK,
     streamer: Any = None,
 ) -> list[list[int]]:
     """Return the tokens that ``model`` generates after each prompt, without the end of text.
@@ -37,12 +35,10 @@ def continue_prompts(
         prompts: token ids; padded on the left if their lengths differ.
         new_tokens: maximum for each prompt.
         ends: ids of the tokens that end a text, see :func:`ends_of`.
-        use_cache: False reads the whole text again for every new token.
-        chunk: tokens of a prompt that are read at once, if pieces do not change the result.
         streamer: one of transformers', for a single prompt.
     """
-    if not prompts or not all(prompts) or new_tokens < 1 or chunk < 1:
-        raise ValueError(f"{len(prompts)} prompts, new_tokens = {new_tokens}, chunk = {chunk}: none may be empty or 0")
+    if not prompts or not all(prompts) or new_tokens < 1:
+        raise ValueError(f"{len(prompts)} prompts, new_tokens = {new_tokens}: none may be empty or 0")
     causal_lm = bare(model)
     device = causal_lm.get_input_embeddings().weight.device
     longest = max(map(len, prompts))
@@ -55,8 +51,8 @@ def continue_prompts(
         do_sample=False,
         top_k=None,
         max_new_tokens=new_tokens,
-        use_cache=use_cache,
-        prefill_chunk_size=chunk if use_cache and longest > chunk and reads_in_pieces(causal_lm) else None,
+        use_cache=True,
+        prefill_chunk_size=CHUNK if longest > CHUNK and reads_in_pieces(causal_lm) else None,
         eos_token_id=list(ends) or None,
         pad_token_id=0,  # after an end, where it is cut off
     )

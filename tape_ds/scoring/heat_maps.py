@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import length as length_label
+from tape_ds.numbers import number
 from tape_ds.scoring.exact_match import AnswerCount
 
 COLOURS = "cividis"
@@ -120,7 +121,9 @@ def generated_summary(figures: Mapping[str, Any]) -> str:
     """Return a line for each test of addressing, or the means of the grid's parts and a remark on the model."""
     if "tests" in figures:
         return "\n".join(f"- {each.label}: {each}" for each in map(AnswerCount.from_dict, figures["tests"]))
-    lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
+    lines = [
+        [PARTS[name], number(mean["value"], ".1%"), f"{mean['cells']:,}"] for name, mean in figures["means"].items()
+    ]
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"
     text = f"Exact match, trained to {trained}:\n\n{markdown_table(['mean over', 'right', 'cells'], lines)}"
@@ -147,13 +150,9 @@ def draw_generated(figures: Mapping[str, Any], path: Path, title: str) -> Path:
     axes.set(xlim=edges[:2], ylim=edges[2:], xlabel=sizes[1], ylabel=sizes[0])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    whole, beyond = (percent(figures["means"][name]["value"]) for name in ("whole", "beyond"))
+    whole, beyond = (number(figures["means"][name]["value"], ".1%") for name in ("whole", "beyond"))
     axes.set_title(f"{figures['task']}\nall {whole}, beyond the frame {beyond}", fontsize="medium", parse_math=False)
     figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
     figure.colorbar(image, pad=0.02, aspect=25, label="exact match", format=lambda share, _: f"{share:.0%}")
     storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
     return path
-
-
-def percent(share: float | None) -> str:
-    return "N/A" if share is None else f"{share:.1%}"

@@ -173,9 +173,7 @@ def exp(nll: float) -> float:
     return math.exp(nll) if not nll > 700 else math.inf  # beyond a float
 
 
-def score_blocks(
-    model: nn.Module, documents_1T: Sequence[Tensor], length: int, *, chunk: int = 1024, each: Each = in_turn
-) -> Perplexity:
+def score_blocks(model: nn.Module, documents_1T: Sequence[Tensor], length: int, *, each: Each = in_turn) -> Perplexity:
     """Return the perplexity of ``documents_1T`` in consecutive blocks of ``length`` tokens, each predicted separately.
 
     Fewer than ``length`` tokens at the end of a document are dropped. Perplexity is exp of the mean loss over all
@@ -184,14 +182,12 @@ def score_blocks(
     at all of them; only the first tokens of the blocks, 1 in ``length``, differ.
 
     Args:
-        model, chunk: see :func:`target_losses`.
+        model: see :func:`target_losses`.
         documents_1T: token ids int64 [1, T], each of ``length`` tokens or more: a shorter one would be left out, which
             changes what is compared.
         length: 2 or more.
         each: see :data:`tape_ds.scoring.Each`; called once, with all blocks.
     """
-    if length < 2:
-        raise ValueError(f"length = {length}: a block needs 2 tokens, the first is no target")
     if not documents_1T:
         raise ValueError("no documents to score")
     shortest = min(document_1T.shape[-1] for document_1T in documents_1T)
@@ -201,7 +197,7 @@ def score_blocks(
     for document_1T in documents_1T:
         pieces += [document_1T[:, at.start : at.end] for at in blocks(document_1T.shape[-1], length)]
     # every block has the same number of targets, so the mean of means is the mean
-    losses = each(lambda block_1T: score_spans(model, block_1T, span=length, chunk=chunk).mean, pieces)
+    losses = each(lambda block_1T: score_spans(model, block_1T, span=length).mean, pieces)
     return Perplexity(length, math.fsum(losses) / len(pieces), (length - 1) * len(pieces), len(pieces))
 
 

@@ -162,8 +162,7 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
             place = torch.device(options.device)
         elif gpus:
             place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-        if torch.zeros(1, device=place).is_meta:
-            raise RuntimeError("it holds no numbers")
+        torch.zeros(1, device=place).item()  # "meta" holds no numbers
     except (RuntimeError, AssertionError) as error:
         wrong = f"not available ({str(error).splitlines()[0]})"
         remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"

@@ -110,8 +110,6 @@ def score(
         use_cache: False reads the whole text again for every new token.
         each: see :data:`tape_ds.scoring.Each`; called once for each length.
     """
-    if chunk < 1 or new_tokens < 1:
-        raise ValueError(f"chunk = {chunk}, new_tokens = {new_tokens}: 1 or more")
     causal_lm = bare(model)
 
     def answer(prompt: PasskeyPrompt) -> Reply:

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,13 +21,13 @@ import torch
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from tape_ds import results
+from tape_ds import building, results
 from tape_ds.arguments import without_local_rank
 from tape_ds.data import cache
 from tape_ds.distributed import processes
 from tape_ds.distributed.processes import leave_process_group, share_cores
 from tape_ds.distributed.rank_sync import RankSync
-from tape_ds.errors import Problem, UserError, check_folder, disk_error, is_main_process, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, is_main_process, raise_if_any
 from tape_ds.resilience.watchdog import Watchdog
 from tape_ds.run_folder import STACKS, TRAINED
 
@@ -119,10 +119,6 @@ class Evaluation:
 
     def stored(self, overwrite: bool = False, required: Sequence[Path] = ()) -> results.Result | None:
         """Return the folder's result if it is complete and of this evaluation, else None."""
-        existing = next(each for each in (self.folder, *self.folder.absolute().parents) if each.exists())
-        if existing.is_dir() and not os.access(existing, os.W_OK | os.X_OK):
-            wrong = f"{existing} is not writable"
-            raise UserError(Problem("--output", str(self.folder), wrong, "name another folder"))
         raise_if_any(check_folder("--output", self.folder))
         if not self.path.exists():
             return None
@@ -167,7 +163,7 @@ class Evaluation:
             pending = [(key, job) for key, job in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} jobs are done already", flush=True)
-            hidden = ranks.rank > 0 or not sys.stderr.isatty()
+            hidden = ranks.rank > 0 or None  # None: where no person sees it
             share = tqdm(pending[ranks.rank :: ranks.world], desc=self.name, disable=hidden)
             page = self.journal / f"{ranks.rank:04}.jsonl"
             with self._disk():
@@ -210,16 +206,9 @@ class Evaluation:
                 remedy = "wait for it, or name another folder"
                 raise UserError(Problem("--output", str(self.folder), wrong, remedy)) from error
 
-    @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
+    def _disk(self) -> contextlib.AbstractContextManager[None]:
         """Report what the disk refuses; encloses no work, whose errors are others."""
-        try:
-            yield
-        except OSError as error:
-            refused = disk_error(error, "--output", self.folder, "start the same command again: it resumes")
-            if refused is None:
-                raise
-            raise refused from error
+        return building.disk("--output", self.folder, "start the same command again: it resumes")
 
 
 class Cost:

@@ -159,11 +159,6 @@ def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chu
     return [(loss.nll, loss.foreseen) for loss in scored]
 
 
-def tokens(jobs: Jobs) -> int:
-    """Return the tokens that all jobs read."""
-    return sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
-
-
 def figures(
     texts: Texts, lengths: Sequence[int], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
 ) -> dict[str, Any]:

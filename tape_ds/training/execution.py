@@ -60,7 +60,8 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train a run (RoPE scaling alone has nothing to train) and report it; returns the exit code."""
     rank_sync, output, resumed = RankSync(), prepared.output, prepared.resumed
     if rank_sync.rank == 0:
-        run_folder.clear_markers(output)
+        for marker in (run_folder.FINISHED, run_folder.STOPPED):
+            (output / marker).unlink(missing_ok=True)
         if resumed is not None:
             for folder in checkpoint.abandon(output, resumed.folder, resumed.manifest.step):
                 say(f"moved away: {folder.name}; remove it when it is no longer needed")
@@ -91,7 +92,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         if rank_sync.rank == 0:
             if not stopped.reason.startswith(stopping.LAUNCHER):
                 try:
-                    run_folder.mark_stopped(output, stopped.step, stopped.reason)
+                    run_folder.mark(output, run_folder.STOPPED, stopped.step, reason=stopped.reason)
                 except OSError as error:  # the exit code tells the same
                     say(f"{run_folder.STOPPED} cannot be written: {storage.explain(error, output)}")
             say(f"{stopped}; {_newest(output, stopped.lost)}")
@@ -116,7 +117,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         distributed_map.on_round(None)
     if started is not None:
         report.conclude(prepared, trainer, started)
-        run_folder.mark_finished(output, trainer.state.global_step, dict(prepared.identity))
+        run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
     _leave(output, rank_sync)
     return 0
 

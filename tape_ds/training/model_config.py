@@ -23,6 +23,7 @@ from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models import decoder_configuration
+from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.loading import config_file, extendable, model_folder
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import TAPE
@@ -128,10 +129,11 @@ def planned_config(recipe: Recipe, base: str | None = None) -> Config:
     replaces the recipe's."""
     if isinstance(recipe, GeneratedRecipe | PretrainingRecipe) and base is None:
         if isinstance(recipe, GeneratedRecipe):
-            config = recipe.checked_config()
+            fields = recipe.configuration()
         else:
             entries = _entries(recipe) or len(tokenizers.load_tokenizer(str(recipe.data.tokenizer)))
-            config = recipe.model_config(NO_TOKENIZER, entries)
+            fields = recipe.configuration(NO_TOKENIZER, entries)
+        config = TapeConfig(**fields)
         raise_if_any(check_model(recipe.scale, config))
         return config
 

@@ -7,8 +7,10 @@ import pytest
 
 from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
-from tape_ds.config.extension import load
+from tape_ds.errors import UserError
 from tape_ds.planning import hardware
+from tests.config import loads
+from tests.config.loads import extension as load
 
 
 def test_scaling_alone_needs_no_batch_that_divides():
@@ -41,3 +43,10 @@ def test_the_plan_compares_memory_with_the_gpu_at_hand(gpu, fits, monkeypatch):
     words = ["--deepspeed", "zero1", "--activation_checkpointing", "false"]
     shown = line(load(["--recipe", "llama2_7b_8k", *words], world_size=8))
     assert f"({gpu})" in shown and ("DOES NOT FIT" not in shown) is fits
+
+
+def test_what_a_library_and_what_the_model_refuses_is_one_message():
+    words = ["--recipe", "chat_tiny", "--torch_compile", "--torch_compile_mode", "x", "--position_learning_rate", "10x"]
+    with pytest.raises(UserError) as refused:
+        train.describe(loads.chat([*words, "--dry_run"]))
+    assert len(refused.value.problems) == 2

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tape_ds.config import extension, files, method
+from tape_ds.config import files, method
 from tape_ds.errors import UserError
+from tests.config import loads
 
 GOOD = {
     "model": "smollm2",
@@ -56,7 +57,7 @@ def has_bitsandbytes(monkeypatch):
     monkeypatch.setattr(method, "importlib", SimpleNamespace(util=finder))
 
 
-def problems_of(*argv, world_size=1, load=extension.load):
+def problems_of(*argv, world_size=1, load=loads.extension):
     """Problems of a recipe that must not load, as {field: problem}, and the message."""
     with pytest.raises(UserError) as caught:
         load(list(argv), world_size=world_size)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tape_ds.config import deepspeed_config
-from tape_ds.config.extension import load
+from tests.config.loads import extension as load
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
 

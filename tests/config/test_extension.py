@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from tape_ds.config.extension import check_against_model, load
+from tape_ds.config.extension import check_against_model
 from tape_ds.data.pose import Pose
 from tape_ds.training import model_config
 from tests.config.helpers import problems_of, write
+from tests.config.loads import extension as load
 from tests.data.conftest import build_tokenizer
 
 
@@ -36,6 +37,7 @@ def test_defaults_that_follow_from_other_fields():
     recipe = load(["--recipe", write(without=("window", "pose_chunks"))])
     assert recipe.data.window == recipe.evaluation.eval_length == 16384
     assert (recipe.data.min_document_tokens, recipe.evaluation.eval_span) == (1, 2048)
+    assert set(problems_of("--eval_span", "1")[0]) == {"eval_span"}, "the first token is no target"
     assert recipe.method.train_position and not recipe.method.train_embeddings
     full = load(["--recipe", write(method="full", position_encoding="rope")]).method
     assert full.train_position and full.train_norms and full.train_embeddings

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tape_ds.config import finetuning, kinds
-from tape_ds.config.finetuning import load
-from tests.config import helpers
+from tests.config import helpers, loads
+from tests.config.loads import scrolls as load
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "scrolls"
 GOOD = {"model": "smollm2", "dataset": "qasper", "data_dir": str(ASSETS), "max_steps": 4, "global_batch_size": 8}
@@ -44,7 +44,7 @@ def test_a_folder_without_a_chat_template_is_refused_before_anything_loads(place
     Path("mine.jinja").write_text("{{ messages }}")
     for given, missing in ((None, place is None), ("mine.jinja", False)):
         file = helpers.write(good=GOOD_CHAT, model="model", chat_template=given)  # the folder has no weights, either
-        found, _ = helpers.problems_of("--recipe", file, load=finetuning.load_chat)
+        found, _ = helpers.problems_of("--recipe", file, load=loads.chat)
         assert ("chat_template" in found) == missing
 
 

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tape_ds.config import extension, files, finetuning, generated, pretraining
+from tape_ds.config import files
 from tape_ds.errors import Problem, UserError
 from tape_ds.planning import recipe_job
 from tape_ds.training import library_checks
+from tests.config import loads
 from tests.config.helpers import has_bitsandbytes
 
 FROZEN = Path(__file__).parents[1] / "assets" / "recipes"
 LOAD = {
-    "extend_llama": extension.load,
-    "finetune": finetuning.load_chat,
-    "finetune_scrolls": finetuning.load,
-    "pretrain_c4": pretraining.load,
-    "train_arithmetic": generated.load,
+    "extend_llama": loads.extension,
+    "finetune": loads.chat,
+    "finetune_scrolls": loads.scrolls,
+    "pretrain_c4": loads.pretraining,
+    "train_arithmetic": loads.generated,
 }
 KINDS = {
     "unknown field": "unknown",

@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
-from tape_ds.config import extension, pretraining
 from tape_ds.methods import liger
+from tests.config import loads
 from tests.config.helpers import problems_of, write
 
 
@@ -19,12 +19,12 @@ def able(monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
 
 
-@pytest.mark.parametrize("kind", [extension, pretraining], ids=["extension", "pretraining"])
-def test_on_is_refused_with_the_reason_and_auto_asks_for_nothing(kind, monkeypatch):
+@pytest.mark.parametrize("load", [loads.extension, loads.pretraining], ids=["extension", "pretraining"])
+def test_on_is_refused_with_the_reason_and_auto_asks_for_nothing(load, monkeypatch):
     monkeypatch.setattr(liger, "why_not", lambda device: "the package liger-kernel is not installed")
-    found, message = problems_of("--liger", "on", load=kind.load)
+    found, message = problems_of("--liger", "on", load=load)
     assert set(found) == {"liger"} and "the package liger-kernel is not installed" in message
-    assert kind.load([], world_size=1).model.liger == "auto"
+    assert load([], world_size=1).model.liger == "auto"
 
 
 @pytest.mark.parametrize("how", ["use_cpu", "DS_ACCELERATOR"])
@@ -39,9 +39,9 @@ def test_on_while_the_cpu_is_chosen(how, able, monkeypatch):
 def test_bare_words_of_yaml(word, meant, able):
     """YAML 1.1 reads a bare on and off as truth values; written back, they are quoted."""
     text = yaml.safe_dump(yaml.safe_load(Path(write()).read_text())) + f"liger: {word}\n"
-    recipe = extension.load(["--recipe", write(text=text)], world_size=1)
+    recipe = loads.extension(["--recipe", write(text=text)], world_size=1)
     assert recipe.model.liger == meant
-    assert extension.load(["--recipe", write(text=recipe.to_yaml())], world_size=1).model.liger == meant
+    assert loads.extension(["--recipe", write(text=recipe.to_yaml())], world_size=1).model.liger == meant
 
 
 @pytest.mark.parametrize("backend", ["flash", "flex"])
@@ -54,6 +54,6 @@ def test_a_backend_that_this_machine_lacks(backend, monkeypatch):
         monkeypatch.setenv("TAPE_DS_ATTENTION", name)
         assert set(problems_of()[0]) == {"TAPE_DS_ATTENTION"}
     monkeypatch.setenv("TAPE_DS_ATTENTION", backend)
-    assert extension.load([], world_size=1, elsewhere=True).elsewhere, "another machine may have it"
+    assert loads.extension([], world_size=1, elsewhere=True).elsewhere, "another machine may have it"
     monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
-    assert extension.load(["--attention_backend", backend], world_size=1).model.attention_backend == backend
+    assert loads.extension(["--attention_backend", backend], world_size=1).model.attention_backend == backend

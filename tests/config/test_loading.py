@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from tape_ds.cli import train
-from tape_ds.config.extension import load
 from tape_ds.config.kinds import KINDS
 from tape_ds.config.loading import load as load_recipe
 from tests.config.helpers import GOOD, json_file, problems_of, write
+from tests.config.loads import extension as load
 
 
 def test_the_place_of_a_mistake_is_named():

@@ -3,9 +3,9 @@
 import pytest
 
 from tape_ds.cli import train
-from tape_ds.config import extension, finetuning, pretraining
 from tape_ds.config.sections import Optimization, check_trained
 from tape_ds.errors import UserError
+from tests.config import loads
 from tests.config.helpers import write
 
 
@@ -14,16 +14,16 @@ from tests.config.helpers import write
     [(None, 2e-4), (3e-3, 3e-3), ("3e-3", 3e-3), ("10x", 2e-3), ("0.5x", 1e-4), ("1e1x", 2e-3)],
 )
 def test_a_rate_is_a_number_or_a_factor(given, rate):
-    recipe = extension.load(["--recipe", write(position_learning_rate=given, learning_rate=2e-4)])
+    recipe = loads.extension(["--recipe", write(position_learning_rate=given, learning_rate=2e-4)])
     assert recipe.optimization.position_rate(2e-4) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
     ("load", "arguments"),
     [
-        (pretraining.load, ["--recipe", "tiny", "--position_encoding", "rope"]),
-        (pretraining.load, ["--recipe", "tiny_tape_no_updates"]),
-        (extension.load, ["--recipe", "demo", "--method", "tape", "--train_position", "false"]),
+        (loads.pretraining, ["--recipe", "tiny", "--position_encoding", "rope"]),
+        (loads.pretraining, ["--recipe", "tiny_tape_no_updates"]),
+        (loads.extension, ["--recipe", "demo", "--method", "tape", "--train_position", "false"]),
     ],
 )
 def test_a_recipe_without_position_parameters_may_leave_both_open(load, arguments):
@@ -34,7 +34,7 @@ def test_a_recipe_without_position_parameters_may_leave_both_open(load, argument
 
 def test_a_model_of_which_only_its_files_tell_is_asked_later():
     """Fine-tuning takes any model, with its own encoding; the dry run asks it where it is known."""
-    recipe = finetuning.load(["--recipe", "scrolls_tiny", "--position_learning_rate", "10x"])
+    recipe = loads.scrolls(["--recipe", "scrolls_tiny", "--position_learning_rate", "10x"])
     with pytest.raises(UserError, match="position_learning_rate"):
         train.describe(recipe)
     given = Optimization(position_learning_rate=1e-3)

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from tape_ds import TapeForCausalLM, encodings
-from tape_ds.config.pretraining import load
+from tape_ds import TapeConfig, TapeForCausalLM, encodings
 from tests.config import helpers
+from tests.config.loads import pretraining as load
 
 ENCODINGS = encodings.available()
 
@@ -85,7 +85,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_family_has_the_paper_s_parameters(encoding, tokenizer):
-    config = load(["--recipe", f"c4_155m_{encoding}"]).model_config(tokenizer)
+    config = TapeConfig(**load(["--recipe", f"c4_155m_{encoding}"]).configuration(tokenizer))
     with torch.device("meta"):
         model = TapeForCausalLM(config)
     assert model.num_parameters() == 162_417_408 + PARAMETERS.get(encoding, 0)
@@ -99,7 +99,7 @@ def test_the_family_has_the_paper_s_parameters(encoding, tokenizer):
 def test_a_rank_adds_the_paper_s_parameters(rank, added, tokenizer):
     """In twelve layers; here the last has none, since its update is not read."""
     name = "whole" if rank == 48 else f"rank_{rank}"
-    config = load(["--recipe", f"c4_155m_tape_{name}"]).model_config(tokenizer)
+    config = TapeConfig(**load(["--recipe", f"c4_155m_tape_{name}"]).configuration(tokenizer))
     with torch.device("meta"):
         more = TapeForCausalLM(config).num_parameters() - 162_417_408
     assert more == 11 * (768 * rank + 2 * rank * 12 + 12 * 12)
@@ -107,7 +107,7 @@ def test_a_rank_adds_the_paper_s_parameters(rank, added, tokenizer):
 
 
 def test_tape_without_updates_has_the_parameters_of_rope(tokenizer):
-    config = load(["--recipe", "c4_155m_tape_no_updates"]).model_config(tokenizer)
+    config = TapeConfig(**load(["--recipe", "c4_155m_tape_no_updates"]).configuration(tokenizer))
     with torch.device("meta"):
         assert TapeForCausalLM(config).num_parameters() == 162_417_408
 
@@ -115,7 +115,7 @@ def test_tape_without_updates_has_the_parameters_of_rope(tokenizer):
 def test_seven_billion(tokenizer):
     recipe = load(["--recipe", "c4_7b"], world_size=64)
     with torch.device("meta"):
-        model = TapeForCausalLM(recipe.model_config(tokenizer))
+        model = TapeForCausalLM(TapeConfig(**recipe.configuration(tokenizer)))
     assert model.num_parameters() == 6_738_415_616 + 31 * (4096 * 128 + 2 * 128 * 32 + 32 * 32)
     assert recipe.accumulation() == 16 and recipe.deepspeed["zero_optimization"]["stage"] == 3
     assert recipe.trainer.kwargs["activation_checkpointing_kwargs"] == {"use_reentrant": False}

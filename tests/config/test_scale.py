@@ -5,26 +5,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds.config import extension
 from tape_ds.config.scale import Scale, check_model
 from tape_ds.errors import UserError
+from tests.config import loads
 from tests.config.helpers import json_file, problems_of, write
 
 
 def test_batch_and_accumulation_count_groups():
     """8 processes that share sequences by fours read two batches at a time."""
-    recipe = extension.load(["--recipe", write(sequence_parallel_size=4)], world_size=8)
+    recipe = loads.extension(["--recipe", write(sequence_parallel_size=4)], world_size=8)
     assert recipe.layout().data == 2
     assert recipe.accumulation() == 8 // (2 * 2)
 
 
 def test_the_default_batch_is_a_sequence_of_each_group():
     file = write(without=["global_batch_size"], sequence_parallel_size=2)
-    assert extension.load(["--recipe", file], world_size=8).global_batch_size == 2 * 4
+    assert loads.extension(["--recipe", file], world_size=8).global_batch_size == 2 * 4
 
 
 def test_another_number_of_processes_must_fit_too():
-    recipe = extension.load(["--recipe", write(sequence_parallel_size=2)], world_size=4)
+    recipe = loads.extension(["--recipe", write(sequence_parallel_size=2)], world_size=4)
     with pytest.raises(UserError, match="does not divide the job's processes, 3"):
         recipe.layout(3)
 
@@ -36,7 +36,7 @@ def test_the_engine_counts_a_sequence_once_for_every_process_that_reads_it(field
     for batch, right in ((16, True), (8, False)):
         file = write(deepspeed=json_file(train_batch_size=batch, **zero), **{field: 2})
         if right:
-            extension.load(["--recipe", file], world_size=4)
+            loads.extension(["--recipe", file], world_size=4)
         else:
             found, _ = problems_of("--recipe", file, world_size=4)
             assert set(found) == {"deepspeed.train_batch_size"}
@@ -45,7 +45,7 @@ def test_the_engine_counts_a_sequence_once_for_every_process_that_reads_it(field
 def test_the_engine_gets_tensor_parallelism_from_the_recipe():
     """And its own count of sequences is that of whole ones: ranks with pieces of a model are one to it."""
     file = write(deepspeed="zero2", tensor_parallel_size=2)
-    given = extension.load(["--recipe", file], world_size=4).training_arguments().deepspeed
+    given = loads.extension(["--recipe", file], world_size=4).training_arguments().deepspeed
     assert given["tensor_parallel"] == {"autotp_size": 2}
 
 

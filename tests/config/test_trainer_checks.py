@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tape_ds.config.extension import load
 from tape_ds.errors import UserError
 from tests.config.helpers import json_file, problems_of, write
+from tests.config.loads import extension as load
 
 
 def test_the_global_batch_decides_and_accumulation_follows(monkeypatch):
@@ -54,10 +54,11 @@ def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path):
 
 
 def test_resuming_takes_true_or_a_path(tmp_path):
-    assert load(["--recipe", write(), "--resume_from_checkpoint"]).resume_from_checkpoint is True
-    assert load(["--recipe", write()]).resume_from_checkpoint is False
+    assert load(["--recipe", write(), "--resume_from_checkpoint"]).trainer_value("resume_from_checkpoint") is True
+    assert load(["--recipe", write()]).trainer_value("resume_from_checkpoint") is None
     (tmp_path / "checkpoint-3").mkdir()
-    assert load(["--recipe", write(resume_from_checkpoint="checkpoint-3")]).resume_from_checkpoint == "checkpoint-3"
+    recipe = load(["--recipe", write(resume_from_checkpoint="checkpoint-3")])
+    assert recipe.trainer_value("resume_from_checkpoint") == "checkpoint-3"
 
 
 def test_what_is_left_to_the_plan_is_written_as_it_was():

@@ -80,7 +80,7 @@ def _full(attempt: Attempt) -> None:
             _assert_survived(attempt, job, output, original)
         assert "free" in job.printed and ("full" in job.printed or "missing" in job.printed)
         rest = [path.name for path in output.rglob("*") if path.name.endswith((checkpoint.WRITING, format.REMOVED))]
-        assert not rest and run_folder.finished(output) is not None, f"left behind: {rest}"
+        assert not rest and run_folder.read(output / run_folder.FINISHED) is not None, f"left behind: {rest}"
 
 
 def _fill(disk: Path, left: int) -> None:

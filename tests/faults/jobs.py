@@ -115,4 +115,4 @@ def wait_for(job: Job, what: Callable[[], object]) -> None:
 
 def wait_for_step(job: Job, output: Path, step: int) -> None:
     """Until the run's metrics show this step, or it has finished."""
-    wait_for(job, lambda: last_step(output) >= step or run_folder.finished(output) is not None)
+    wait_for(job, lambda: last_step(output) >= step or run_folder.read(output / run_folder.FINISHED) is not None)

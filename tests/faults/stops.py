@@ -41,12 +41,12 @@ def _stop(attempt: Attempt) -> None:
         attempt.seen.append(f"exit {code}, all gone {seconds:.1f} s after the signal")
         assert seconds <= STOP_SECONDS, f"it took {seconds:.1f} s"
         assert "Traceback" not in launch.printed, launch.printed[-4000:]
-    if run_folder.finished(output) is None:
+    if run_folder.read(output / run_folder.FINISHED) is None:
         assert code == 0, f"it ended with {code}"
         newest = runs.newest(output)
         assert newest >= reached, f"step {reached} was reached before the signal, and checkpoint-{newest} is the newest"
         assert newest == runs.last_step(output), f"checkpoint-{newest} at step {runs.last_step(output)}"
-        stopped = run_folder.stopped(output)
+        stopped = run_folder.read(output / run_folder.STOPPED)
         assert stopped is not None and stopped["step"] == newest, f"the marker is {stopped}"
     go_on(attempt, setting, output, original)
 
@@ -56,7 +56,7 @@ def _lose_the_launcher(attempt: Attempt) -> None:
     original = jobs.reference(attempt.workspace, setting)
     victim = ("the runner", "launch.py")[attempt.number % 2]
     kill_at(attempt, setting, output, victim, step=attempt.draw.randint(1, 3))  # early: ranks look once a second
-    if run_folder.finished(output) is None:
+    if run_folder.read(output / run_folder.FINISHED) is None:
         newest = runs.newest(output)
         assert newest == runs.last_step(output), f"checkpoint-{newest} at step {runs.last_step(output)}"
     go_on(attempt, setting, output, original)

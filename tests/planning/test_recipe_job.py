@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tape_ds.checkpoint import Manifest
-from tape_ds.config import extension, kinds, pretraining
+from tape_ds.config import kinds
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.files import shipped
 from tape_ds.errors import UserError
@@ -15,13 +15,14 @@ from tape_ds.planning import hardware, memory, recipe_job, search, shape
 from tape_ds.training import model_config
 from tape_ds.training.runs import assembly
 from tape_ds.training.runs.extension import Extension
+from tests.config import loads
 from tests.config.helpers import has_bitsandbytes
 
 A100 = hardware.find("a100-80")
-PLANNED = {"extend_llama": extension.load, "pretrain_c4": pretraining.load}
+PLANNED = {"extend_llama": loads.extension, "pretrain_c4": loads.pretraining}
 
 
-def asked(*argv, world=8, gpu=A100, load=extension.load):
+def asked(*argv, world=8, gpu=A100, load=loads.extension):
     recipe = load(list(argv), world_size=world)
     return recipe_job.job_of(recipe, model_config.planned_config(recipe), world, gpu)
 
@@ -61,7 +62,7 @@ def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch
 def test_disks_zero_plus_plus_and_pieces_are_read_from_the_recipe():
     own = {"stage": 3, "zero_hpz_partition_size": 4, "zero_quantized_weights": True}
     own |= {"offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"}}
-    recipe = replace(extension.load(["--recipe", "llama2_7b_8k"], 8), deepspeed={"zero_optimization": own})
+    recipe = replace(loads.extension(["--recipe", "llama2_7b_8k"], 8), deepspeed={"zero_optimization": own})
     layout = recipe_job.job_of(recipe, model_config.planned_config(recipe), 8, A100).layout
     assert (layout.offload_weights, layout.offload_optimizer) == ("nvme", "cpu")
     assert layout.engine.secondary == 4 and layout.engine.reduce_bucket == 500_000_000
@@ -74,7 +75,7 @@ OPEN = {"deepspeed": "auto", "activation_checkpointing": "auto", "per_device_tra
 
 def settled(*words, gpu="a100-80", world=8, name="llama2_7b_8k"):
     """A recipe as a GPU takes it; None: no GPU."""
-    recipe = extension.load(["--recipe", name, *words], world_size=world)
+    recipe = loads.extension(["--recipe", name, *words], world_size=world)
     found = None if gpu is None else hardware.find(gpu)
     return recipe_job.settle(recipe, model_config.planned_config(recipe), found)
 
@@ -88,7 +89,7 @@ def test_the_flags_of_a_choice_repeat_it():
     """The recipe that is stored with the run, accumulation included, is the same."""
     chosen = settled("--global_batch_size", "128", gpu="h200")
     flags = chosen.layout_choice.partition(" (")[0].split()
-    again = extension.load(["--recipe", "llama2_7b_8k", "--global_batch_size", "128", *flags], world_size=8)
+    again = loads.extension(["--recipe", "llama2_7b_8k", "--global_batch_size", "128", *flags], world_size=8)
     assert layout_of(chosen) == (1, False, 2) and not chosen.open and not again.open
     assert again.as_dict() == chosen.as_dict() and again.accumulation() == chosen.accumulation() == 8
 
@@ -116,7 +117,7 @@ def test_fields_that_are_given_stay():
 
 def test_a_default_batch_does_not_change_with_the_choice():
     words = [word for field, value in OPEN.items() for word in (f"--{field}", value)]
-    recipe = pretraining.load(["--recipe", "c4_155m", "--position_encoding", "tape", *words], world_size=8)
+    recipe = loads.pretraining(["--recipe", "c4_155m", "--position_encoding", "tape", *words], world_size=8)
     one = replace(recipe, global_batch_size=8)  # what is derived where it is not given
     assert (
         recipe_job.settle(one, model_config.planned_config(one), A100).trainer_value("per_device_train_batch_size") == 1
@@ -152,7 +153,7 @@ def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch)
     """Unless it is forced to start."""
     monkeypatch.setattr(hardware, "gpu_at_hand", lambda: hardware.find("rtx4090"))
     monkeypatch.setattr(assembly.device, "check", lambda recipe, config: [])
-    recipe = extension.load(["--recipe", "llama2_7b_8k", *more], world_size=1)
+    recipe = loads.extension(["--recipe", "llama2_7b_8k", *more], world_size=1)
     with pytest.raises(UserError, match="GiB would be needed") if refused else contextlib.nullcontext():
         assembly.require_room(Extension(recipe=recipe, config=model_config.planned_config(recipe), tokenizer=None))
 

@@ -45,10 +45,10 @@ def save(step):
     Manifest(step=step, processes=1, stage=None, files={{}}, identity={{}}).write(folder)
 
 def finish():
-    run_folder.mark_finished(output, 40, {{}})
+    run_folder.mark(output, run_folder.FINISHED, 40)
 
 def stop(step, reason="SIGTERM"):
-    run_folder.mark_stopped(output, step, reason)
+    run_folder.mark(output, run_folder.STOPPED, step, reason=reason)
 
 def wait(seconds=120, until=lambda: asked):
     end = time.monotonic() + seconds
@@ -157,15 +157,15 @@ def test_a_restart_waits_for_ranks_on_other_machines(tmp_path, monkeypatch):
 def test_markers_of_before_do_not_count(tmp_path):
     """A run that was finished or stopped once, and now dies before it could take those words back."""
     told = Told(tmp_path, ["killed()", "finish()"])
-    run_folder.mark_finished(told.output, 10, {})
-    run_folder.mark_stopped(told.output, 0, "SIGTERM")
+    run_folder.mark(told.output, run_folder.FINISHED, 10)
+    run_folder.mark(told.output, run_folder.STOPPED, 0, reason="SIGTERM")
     assert told.run() == 0 and told.starts() == ["first", "again"]
 
 
 def test_a_run_that_is_finished_already_is_not_started_for_ever(tmp_path):
     """Its launcher finds nothing to do and leaves the marker there."""
     told = Told(tmp_path, ["sys.exit(0)"])
-    run_folder.mark_finished(told.output, 10, {})
+    run_folder.mark(told.output, run_folder.FINISHED, 10)
     assert told.run() == 0 and told.starts() == ["first"] and told.lines == ["finished"]
 
 

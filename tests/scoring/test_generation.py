@@ -45,11 +45,11 @@ def test_a_batch_gives_each_prompt_its_own(model):
         assert alone == [by_full_passes(model, prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("settings", [{"use_cache": False}, {"chunk": 4}], ids=str)
 @pytest.mark.parametrize("encoding", ["tape", "alibi"])
-def test_cache_and_pieces_change_nothing(encoding, settings):
+def test_pieces_change_nothing(encoding, monkeypatch):
+    monkeypatch.setattr("tape_ds.scoring.generation.CHUNK", 4)
     model = tiny_model(encoding=encoding)
-    assert greedy(model, PROMPTS, **settings) == [by_full_passes(model, prompt) for prompt in PROMPTS]
+    assert greedy(model, PROMPTS) == [by_full_passes(model, prompt) for prompt in PROMPTS]
 
 
 def test_an_end_stops_its_own_sequence():

@@ -26,7 +26,7 @@ def direct(model, documents, length):
 def test_equals_the_full_logits(length):
     """The remainder of each document is dropped; every target weighs the same, whatever document it is of."""
     model, documents = tiny_llama(), [document(100), document(131, seed=1)]
-    found = score(model, documents, length, chunk=7)
+    found = score(model, documents, length)
     nll, targets = direct(model, documents, length)
     assert found.nll == pytest.approx(nll, abs=1e-5) and found.value == pytest.approx(math.exp(nll), rel=1e-4)
     blocks = 100 // length + 131 // length
@@ -38,5 +38,5 @@ def test_what_has_no_block_is_refused():
     with pytest.raises(ValueError, match="a document of 31 tokens has no block of 32"):
         score(model, [document(64), document(31)], 32)
     for documents, length in (([document(64)], 1), ([], 32)):
-        with pytest.raises(ValueError, match=r"a block needs 2 tokens|no documents"):
+        with pytest.raises(ValueError, match=r"a window needs 2 tokens|no documents"):
             score(model, documents, length)

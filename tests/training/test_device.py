@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tape_ds import installation
-from tape_ds.config import extension, pretraining
 from tape_ds.errors import UserError, raise_if_any
 from tape_ds.kernels import jit
 from tape_ds.planning import hardware, shape
 from tape_ds.resilience import stopping
 from tape_ds.training import device, library_checks, model_config
+from tests.config import loads
 
 LARGE = ["--recipe", "llama2_7b_8k"]
 
@@ -37,9 +37,9 @@ def with_gpus(monkeypatch, count):
 
 
 def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
-    (problem,) = refusals(extension.load(LARGE))
+    (problem,) = refusals(loads.extension(LARGE))
     assert "6.8 B parameters" in problem.wrong and "--allow_cpu" in problem.remedy
-    (problem,) = refusals(pretraining.load(["--recipe", "c4_7b"]))
+    (problem,) = refusals(loads.pretraining(["--recipe", "c4_7b"]))
     assert "B parameters" in problem.wrong
 
 
@@ -48,7 +48,7 @@ def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
     [[*LARGE, "--allow_cpu"], [*LARGE, "--use_cpu"], ["--model", "meta-llama/Llama-2-7b-hf", "--method", "yarn"]],
 )
 def test_a_forced_run_trains_there_and_scoring_needs_no_gpu(words):
-    assert refusals(extension.load(words)) == refusals(extension.load([])) == []
+    assert refusals(loads.extension(words)) == refusals(loads.extension([])) == []
 
 
 def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
@@ -58,40 +58,40 @@ def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
         raise RuntimeError("Storage size calculation overflowed with sizes=[...]\nmore")
 
     monkeypatch.setattr(shape, "sizes", refuse)
-    (problem,) = refusals(extension.load(LARGE))
+    (problem,) = refusals(loads.extension(LARGE))
     assert problem.wrong.endswith("cannot be counted (Storage size calculation overflowed with sizes=[...])")
 
 
 def test_fp16_is_refused_on_a_cpu():
-    found = refusals(extension.load(["--recipe", "demo", "--fp16", "true", "--bf16", "false", "--use_cpu", "true"]))
+    found = refusals(loads.extension(["--recipe", "demo", "--fp16", "true", "--bf16", "false", "--use_cpu", "true"]))
     assert [problem.field for problem in found] == ["fp16"]
 
 
 def test_the_environment_may_choose_the_cpu(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    assert refusals(extension.load(LARGE)) == []
-    assert device.describe(extension.load([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
+    assert refusals(loads.extension(LARGE)) == []
+    assert device.describe(loads.extension([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
     monkeypatch.setenv(installation.FOUND_NO_GPU, "1")  # tape-ds has set the other, not the user
-    assert len(refusals(extension.load(LARGE))) == 1
-    assert device.describe(extension.load([])) == "1 process on the CPU (no GPU is visible)"
+    assert len(refusals(loads.extension(LARGE))) == 1
+    assert device.describe(loads.extension([])) == "1 process on the CPU (no GPU is visible)"
 
 
 def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch):
     monkeypatch.setattr(stopping, "launcher_option", {"--num_gpus": "2"}.get)
-    (problem,) = refusals(extension.load([]))
+    (problem,) = refusals(loads.extension([]))
     assert (problem.field, problem.value) == ("--num_gpus", "2") and "--num_accelerators 2" in problem.remedy
-    assert refusals(extension.load(["--allow_cpu"])) == []
+    assert refusals(loads.extension(["--allow_cpu"])) == []
     with_gpus(monkeypatch, 2)
-    assert refusals(extension.load([])) == []
+    assert refusals(loads.extension([])) == []
 
 
 def test_kernels_that_are_asked_for_without_a_compiler_are_refused(monkeypatch):
     with_gpus(monkeypatch, 1)
     monkeypatch.setattr(jit, "no_compiler", lambda: "Triton needs a C compiler")
-    assert "Triton needs a C compiler" in device.describe(extension.load([])), "the plain forms take over"
+    assert "Triton needs a C compiler" in device.describe(loads.extension([])), "the plain forms take over"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_cuda_available", lambda: True)
     monkeypatch.setattr("tape_ds.training.library_checks.is_torch_bf16_gpu_available", lambda: True)
     for flag, value in {"attention_backend": "triton", "torch_compile": "true"}.items():
         with pytest.raises(UserError, match=rf"{flag}.*Triton needs a C compiler"):
-            raise_if_any(library_checks.check(extension.load([f"--{flag}", value])))
+            raise_if_any(library_checks.check(loads.extension([f"--{flag}", value])))

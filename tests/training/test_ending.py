@@ -75,12 +75,12 @@ def test_a_stop_is_committed_and_resumed_to_the_last_digit(train, monkeypatch, s
             at_step(patched, step, lambda _, stop=stop: stop.request("SIGTERM"))
             assert train("run", stop, resume="auto") == 0
         assert f"stopped at step {step}: SIGTERM" in capsys.readouterr().out
-        assert run_folder.stopped(train.folder / "run")["step"] == step
+        assert run_folder.read(train.folder / "run" / "stopped")["step"] == step
         assert checkpoint.committed(train.folder / "run")[-1].name == f"checkpoint-{step}"
     assert not (train.folder / "run" / "trained").exists(), "what is not done is not stored"
     assert train("run", resume="auto") == 0
     assert told(train.folder / "run") == told(train.folder / "whole")
-    assert run_folder.stopped(train.folder / "run") is None
+    assert run_folder.read(train.folder / "run" / "stopped") is None
 
 
 @pytest.mark.parametrize(("reason", "is_marked"), [("SIGTERM", True), (f"{LAUNCHER} died", False)])
@@ -89,7 +89,7 @@ def test_a_stop_before_the_first_step_leaves_no_checkpoint(train, reason, is_mar
     stop = StopRequest()
     stop.request(reason)
     assert train("run", stop) == 0 and checkpoint.numbered(train.folder / "run") == []
-    assert (run_folder.stopped(train.folder / "run") is not None) is is_marked
+    assert (run_folder.read(train.folder / "run" / "stopped") is not None) is is_marked
 
 
 def test_a_stop_while_it_scores_waits_for_no_more_documents(train, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_run_that_has_ended_is_not_begun_again(train):
     with pytest.raises(NothingToDo, match="finished already, at step 6"):
         train(resume="auto")
     assert train(resume="auto", max_steps=8, resume_anyway=True) == 0
-    assert run_folder.finished(train.folder / "run")["step"] == 8
+    assert run_folder.read(train.folder / "run" / "finished")["step"] == 8
 
 
 def test_another_run_s_folder_is_refused_or_cleared(train):
@@ -118,7 +118,7 @@ def test_another_run_s_folder_is_refused_or_cleared(train):
         train(learning_rate=0.5)
     with pytest.raises(UserError, match=r"(?s)holds checkpoints of an earlier run.*remedy: another output_dir"):
         train(method="yarn")
-    assert run_folder.finished(train.folder / "run") is not None, "nothing was touched"
+    assert run_folder.read(train.folder / "run" / "finished") is not None, "nothing was touched"
     assert train(learning_rate=0.5, start_anew=True, max_steps=2) == 0
     assert [folder.name for folder in checkpoint.numbered(train.folder / "run")] == ["checkpoint-2"]
 
@@ -149,7 +149,9 @@ def test_steps_that_are_not_finite_end_the_run(train, monkeypatch, capsys):
     assert "step 3: a gradient" in printed and "step SKIPPED, weights unchanged (1 so far, 1 in a row)" in printed
     lines = [json.loads(line) for line in (train.folder / "run" / run_folder.NONFINITE).read_text().splitlines()]
     assert [(line["step"], line["samples"]["0"]) for line in lines] == [(3, [8, 9, 10, 11]), (4, [12, 13, 14, 15])]
-    assert not (train.folder / "run" / "trained").exists() and run_folder.finished(train.folder / "run") is None
+    assert (
+        not (train.folder / "run" / "trained").exists() and run_folder.read(train.folder / "run" / "finished") is None
+    )
     newest = checkpoint.committed(train.folder / "run")[-1]
     assert all(tensor.isfinite().all() for tensor in load_file(newest / "trained.safetensors").values())
 
@@ -215,7 +217,8 @@ def test_checkpoints_after_the_resumed_one_are_set_aside(train, monkeypatch, har
     folder = train.folder / "run"
     assert train(save_total_limit=3) == 0
     whole = told(folder)
-    run_folder.clear_markers(folder)
+    for marker in ("finished", "stopped"):
+        (folder / marker).unlink(missing_ok=True)
     if harm:
         for step in (4, 6):
             (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")

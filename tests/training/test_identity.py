@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from tape_ds.config import pretraining
 from tape_ds.training import identity
+from tests.config import loads
 
 FOLDER = Path("checkpoint-3")
 RECIPE = ["--recipe", "tiny"]
@@ -16,7 +16,7 @@ TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(
 
 
 def of(*arguments, data=None, base=None):
-    recipe = pretraining.load([*RECIPE, *arguments], world_size=2)
+    recipe = loads.pretraining([*RECIPE, *arguments], world_size=2)
     return identity.collect(recipe, TOKENIZER, {"text:a": "1", "text:b": "2"} if data is None else data, base)
 
 

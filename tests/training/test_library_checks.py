@@ -8,9 +8,10 @@ from transformers import get_scheduler
 
 from tape_ds.cli import train
 from tape_ds.config import kinds, loading
-from tape_ds.config.extension import ExtensionRecipe, load
+from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.errors import UserError
 from tape_ds.training import library_checks, run
+from tests.config.loads import extension as load
 
 
 def recipe(**fields):

@@ -4,16 +4,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tape_ds.config import extension, pretraining
 from tape_ds.errors import UserError
 from tape_ds.models.loading import extendable, model_folder
 from tape_ds.planning import shape
 from tape_ds.training import model_config
+from tests.config import loads
 
 
 def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
-    recipe = extension.load(["--recipe", "llama2_7b_8k"], world_size=8)
+    recipe = loads.extension(["--recipe", "llama2_7b_8k"], world_size=8)
     for given in (tmp_path, tmp_path / "config.json"):
         assert model_config.planned_config(recipe, str(given)).hidden_size == 5120
         assert model_config.planned_base(str(given)).config.hidden_size == 5120
@@ -23,14 +23,14 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
     monkeypatch.setattr(model_folder, "resolve", lambda model: pytest.fail(model))
     monkeypatch.setattr("tape_ds.data.tokenizer.load_tokenizer", lambda tokenizer: pytest.fail(tokenizer))
-    assert model_config.known_config(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
-    assert model_config.known_config(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
+    assert model_config.known_config(loads.extension(["--model", "somebody/llama-11b"], world_size=1)) is None
+    assert model_config.known_config(loads.extension(["--model", "smollm2"], world_size=1)).hidden_size == 576
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
-    local = extension.load(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
+    local = loads.extension(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
     assert model_config.known_config(local).hidden_size == 5120
-    own = pretraining.load(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
+    own = loads.pretraining(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
     assert model_config.known_config(own) is None
 
 
@@ -43,13 +43,13 @@ def test_smollm2_is_planned_by_the_sizes_that_it_has():
 def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
     """The planner counted the default rank, whatever the model had."""
     shape.published("smollm2", position_encoding="tape", position_options={"rank": 5}).save_pretrained(tmp_path)
-    found = model_config.planned_config(extension.load(["--method", "tape"], world_size=1), str(tmp_path))
+    found = model_config.planned_config(loads.extension(["--method", "tape"], world_size=1), str(tmp_path))
     assert found.position_options["rank"] == 5
 
 
 def test_a_new_model_that_cannot_be_cut_is_refused_beforehand():
     """It was built first, and refused when it was handed to its ranks."""
     words = ["--vocab_size", "3", "--tensor_parallel_size", "4", "--deepspeed", "zero1", "--global_batch_size", "8"]
-    recipe = pretraining.load(["--recipe", "tiny", "--position_encoding", "rope", *words], 4)
+    recipe = loads.pretraining(["--recipe", "tiny", "--position_encoding", "rope", *words], 4)
     with pytest.raises(UserError, match="tensor_parallel_size"):
         model_config.known_config(recipe)

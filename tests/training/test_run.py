@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tape_ds.config import extension
 from tape_ds.errors import Problem, UserError
 from tape_ds.resilience.run_lock import RunLock
 from tape_ds.training import run
 from tape_ds.training.runs import assembly
+from tests.config import loads
 
 
 def test_weights_are_16_bit_only_under_an_engine():
@@ -29,7 +29,7 @@ def test_weights_are_16_bit_only_under_an_engine():
 def test_samples_are_whole_steps(steps, epochs, sequences, samples):
     """Steps decide where they are given; else epochs do, rounded up to steps of 8 sequences."""
     length = ["--max_steps", str(steps)] + ([] if epochs is None else ["--num_train_epochs", str(epochs)])
-    recipe = extension.load([*length, "--global_batch_size", "8"], world_size=1)
+    recipe = loads.extension([*length, "--global_batch_size", "8"], world_size=1)
     assert run.sample_count(recipe, sequences) == samples
 
 

@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.arguments import Parser, add_cache, add_model, add_output, below_one, length
+from tape_ds.arguments import Parser, add_model, add_output, below_one, length
 from tape_ds.data import multikey
 from tape_ds.data import passkey as prompts
 from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS
@@ -167,11 +167,18 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     )
     group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
     group.add_argument("--new_tokens", type=int, default=NEW_TOKENS, help="of a reply (default: %(default)s)")
-    add_cache(group)
+    group.add_argument(
+        "--use_cache",
+        type=str.lower,
+        default="true",
+        choices=("true", "false"),
+        help="false: no key-value cache, the whole text is read for every new token (default: true)",
+    )
     group.add_argument(
         "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
     )
     options = parser.parse_args(argv)
+    options.use_cache = options.use_cache == "true"
     grid, published = options.protocol == "grid", options.protocol == "published"
     options.depths = options.depths or (list(DEPTHS) if grid else None)
     options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)

@@ -93,7 +93,8 @@ def main(argv: list[str] | None = None) -> int:
         score_job = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
         done = work.run_jobs(list(jobs.items()), score_job)
         figures = window_jobs.figures(parts, options.lengths, scoring, jobs, done)
-        return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
+        tokens = sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
+        return {**figures, "cost": cost.taken(tokens=tokens)}
 
     return work.run(score, lambda figures: show(figures, found), overwrite=options.overwrite)
 

@@ -29,7 +29,7 @@ from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
 from tape_ds.planning.recipe_job import job_of, settle_here
 from tape_ds.resilience import run_lock
-from tape_ds.run_folder import finished
+from tape_ds.run_folder import FINISHED, read
 from tape_ds.training import device, identity
 from tape_ds.training.environment import join_process_group, say
 from tape_ds.training.run import Run
@@ -84,7 +84,7 @@ def _start(run: Run) -> Run:
 
     resumed = None
     if recipe.trains:
-        resumed = load.choose(recipe.resume_from_checkpoint, output, rank_sync)
+        resumed = load.choose(recipe.trainer_value("resume_from_checkpoint"), output, rank_sync)
         stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
         load.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
     # A new run in a folder with checkpoints would mix two runs' in it, and a later resume would take either. A method
@@ -136,8 +136,8 @@ def _require_same_run(run: Run, resumed: load.Resumed) -> None:
             found = dated
     raise_if_any(from_all_ranks(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), rank_sync))
     same = all(difference.name == identity.COMMIT for difference in found)
-    ended = rank_sync.first(finished(run.output) if same else None)
-    if recipe.resume_from_checkpoint == load.AUTO and ended is not None:
+    ended = rank_sync.first(read(run.output / FINISHED) if same else None)
+    if recipe.trainer_value("resume_from_checkpoint") == load.AUTO and ended is not None:
         raise NothingToDo(f"{run.arguments.output_dir}: finished already, at step {ended['step']}")
     if rank_sync.rank == 0:
         for line in load.describe(resumed, found):

@@ -59,7 +59,7 @@ def answer_scores(asked: Sequence[Prompt], file: Path) -> ScoredAround:
         return found.examples, found.targets
 
     def write(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
-        storage.write_json(path, {when: loss.to_dict() for when, loss in scores.items()})
+        storage.write_json(path, {when: vars(loss) for when, loss in scores.items()})
 
     announcement = (f"scoring {len(asked):,} answers", "training")
     return ScoredAround(announcement, {"before": None}, {"after": None}, file, measure, questions, read_scores, write)
@@ -67,7 +67,7 @@ def answer_scores(asked: Sequence[Prompt], file: Path) -> ScoredAround:
 
 def read_scores(path: Path) -> dict[str, AnswerLoss]:
     plain = json.loads(path.read_text()) if path.exists() else {}
-    return {when: AnswerLoss.from_dict(stored) for when, stored in plain.items()}
+    return {when: AnswerLoss(**stored) for when, stored in plain.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ class Finetuning(Run):
         found = read_scores(self.output / SCORES) if self.asked else {}
         return {
             "tokens": self.sequences.tokens,
-            "answer_loss": [{"when": when, **loss.to_dict()} for when, loss in found.items()],
+            "answer_loss": [{"when": when, **vars(loss)} for when, loss in found.items()],
             "cut": {name: asdict(cut) for name, cut in self.cut.items()},
         }
 

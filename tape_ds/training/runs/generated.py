@@ -16,9 +16,10 @@ from tape_ds.config.generated import GeneratedRecipe
 from tape_ds.config.scale import check_model
 from tape_ds.data.generated.arithmetic import ArithmeticTask
 from tape_ds.data.generated.sequences import GeneratedSequences
-from tape_ds.data.generated.task import GeneratedSample, Test
+from tape_ds.data.generated.task import GeneratedSample, Test, tokenizer_of
 from tape_ds.distributed.distributed_map import distributed_map
 from tape_ds.errors import raise_if_any
+from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import evaluated_at
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring import exact_match
@@ -38,9 +39,9 @@ class GeneratedRun(Run):
 
     @classmethod
     def resolve(cls, recipe: GeneratedRecipe, base: None) -> "GeneratedRun":
-        config = recipe.checked_config()
+        config = TapeConfig(**recipe.configuration())
         raise_if_any(check_model(recipe.scale, config))
-        return cls(recipe=recipe, config=config, tokenizer=recipe.tokenizer())
+        return cls(recipe=recipe, config=config, tokenizer=tokenizer_of(recipe.lengths.task))
 
     def read_data(self) -> "GeneratedRun":
         recipe = self.recipe
@@ -110,10 +111,13 @@ class GeneratedRun(Run):
         share for each value of the larger size."""
         if not self.is_arithmetic:
             return [AnswerCount.of(test, some).to_dict() for test, some in found]
-        by_longest: dict[int, list[list[bool]]] = {}
+        by_longest: dict[int, list[bool]] = {}  # whether all answers of a sequence are right
         for test, some in found:
-            by_longest.setdefault(max(test.size), []).extend(some)
-        return {str(longest): exact_match.whole_answers(some) for longest, some in sorted(by_longest.items())}
+            by_longest.setdefault(max(test.size), []).extend(map(all, some))
+        scores = {}
+        for longest, right in sorted(by_longest.items()):
+            scores[str(longest)] = {"correct": sum(right), "answers": len(right), "share": sum(right) / len(right)}
+        return scores
 
     def figures(self) -> dict[str, Any]:
         found = json.loads(self.file.read_text()) if self.recipe.tests[0] and self.file.exists() else None

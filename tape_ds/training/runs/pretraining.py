@@ -19,6 +19,7 @@ from tape_ds.data.sources import weights
 from tape_ds.data.stream import StreamedSequences
 from tape_ds.data.tokenized import scored_rows
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.models.configuration import TapeConfig
 from tape_ds.training import tables
 from tape_ds.training.held_out import EvalDocument, ScoredAfter, perplexities, read_perplexities
 from tape_ds.training.run import Run, sample_count
@@ -46,7 +47,7 @@ class Pretraining(Run):
             if size is not None and size != len(tokenizer):
                 wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
                 raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
-        config = recipe.model_config(tokenizer)
+        config = TapeConfig(**recipe.configuration(tokenizer))
         raise_if_any(check_model(recipe.scale, config))
         return cls(recipe=recipe, config=config, tokenizer=tokenizer)
 

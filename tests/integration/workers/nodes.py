@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import torch
 from torch import distributed
 
-from tape_ds.config import pretraining
 from tape_ds.distributed import comparison, rendezvous
 from tape_ds.distributed.processes import leave_process_group
 from tape_ds.errors import command
 from tape_ds.training.environment import end_process, say
 from tape_ds.training.identity import of_data
 from tape_ds.training.run import Run
+from tests.config import loads
 
 
 @command
@@ -21,7 +21,7 @@ def main() -> int:
     words = sys.argv[1:]
     if breaks := "--break_down" in words:
         words.remove("--break_down")
-    recipe = pretraining.load(words)
+    recipe = loads.pretraining(words)
     if breaks:
         raise KeyError("a library is broken here")
     identity = of_data(Run.fingerprints(SimpleNamespace(recipe=recipe)))

@@ -11,8 +11,8 @@ from huggingface_hub import constants, errors
 from safetensors.numpy import save_file
 
 from tape_ds.cli import train
-from tape_ds.config import extension
 from tape_ds.models.loading import config_file, hub
+from tests.config import loads
 from tests.config.conftest import in_a_folder_of_its_own  # noqa: F401
 from tests.config.helpers import problems_of, write
 
@@ -114,7 +114,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def plan_of(name):
-    return train.describe(extension.load(["--recipe", write(model=name), "--dry_run"]))
+    return train.describe(loads.extension(["--recipe", write(model=name), "--dry_run"]))
 
 
 def test_a_dry_run_reads_one_file_of_a_hub_id(asked):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds import results
-from tape_ds.config import generated
+from tests.config import loads
 from tools.experiment import __main__ as experiment
 from tools.experiment import pages, runs
 from tools.experiment.published import Quantity
@@ -32,7 +32,7 @@ class Machine:
         log.parent.mkdir(parents=True, exist_ok=True)
         if words[0] != "launch":
             return 0
-        recipe = generated.load(words[2:], starting.processes)
+        recipe = loads.generated(words[2:], starting.processes)
         name, seed = recipe.model.position_encoding, recipe.trainer_value("seed")
         right = {"rope": 0.5, "tape": 0.75}.get(name, 0.0) - 0.01 * seed
         asked = recipe.lengths.task.tests(recipe.lengths.tested)

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
-from tape_ds.config.finetuning import load_chat
 from tape_ds.data.chat import sequences
 from tape_ds.data.chat.sequences import rendered
 from tape_ds.data.order import IGNORED, collate
@@ -20,6 +19,7 @@ from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import finetuning
 from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.finetuning import _ends
+from tests.config.loads import chat
 from tests.data.chat.chatml import CHATML, DATED, MARKED, conversation, tokenizer, write
 from tests.models.helpers import tiny_config
 from tests.training.runs.helpers import complete, flags, refusals
@@ -65,7 +65,7 @@ def recipe(place, model="llama", **changes):
         "deepspeed": "null",
         "output_dir": place / "run",
     }
-    return load_chat(["--recipe", str(place / "empty.yaml"), *flags(fields | changes)])
+    return chat(["--recipe", str(place / "empty.yaml"), *flags(fields | changes)])
 
 
 def gradients(model, batches):

@@ -7,12 +7,12 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
-from tape_ds.config.extension import load
 from tape_ds.errors import UserError
 from tape_ds.models.loading import weight_files
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs.assembly import assemble
 from tests import hub_cache
+from tests.config.loads import extension as load
 from tests.models.helpers import randomised, tiny_config, tokens
 from tests.training.runs.helpers import flags
 

@@ -9,13 +9,13 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds import TapeForCausalLM, encodings
-from tape_ds.config.finetuning import load
 from tape_ds.data.order import collate
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import assembly, finetuning
 from tape_ds.training.runs.assembly import assemble
+from tests.config.loads import scrolls as load
 from tests.data.conftest import build_tokenizer
 from tests.models.helpers import tiny_config
 from tests.training.runs.helpers import flags, refusals

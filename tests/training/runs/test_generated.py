@@ -7,12 +7,12 @@ import torch
 from transformers import AutoTokenizer
 
 from tape_ds import encodings
-from tape_ds.config.generated import load
 from tape_ds.data.generated import TASKS
 from tape_ds.data.order import collate
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs import generated
 from tape_ds.training.runs.assembly import assemble
+from tests.config.loads import generated as load
 from tests.training.runs.helpers import complete, flags
 
 FIELDS = {

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
-from tape_ds.config.pretraining import load
 from tape_ds.data.sources.base import dated_identities
 from tape_ds.errors import UserError
 from tape_ds.models.llama import evaluated_at
@@ -19,6 +18,7 @@ from tape_ds.training.held_out import perplexities
 from tape_ds.training.run import build_trainer
 from tape_ds.training.runs.assembly import assemble
 from tape_ds.training.runs.pretraining import SCORES
+from tests.config.loads import pretraining as load
 from tests.training.runs.helpers import complete, flags
 
 FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"
