@@ -112,7 +112,7 @@ def check_folder(field: str, given: str | Path) -> list[Problem]:
     """Check that ``given`` can be a folder to write to; it need not exist."""
     existing = storage.existing(Path(given))
     if not existing.is_dir():
-        wrong = f"{existing} is a file"
+        wrong = f"{existing} is {'a file' if existing.exists() else 'a link to nothing'}"
     elif not os.access(existing, os.W_OK | os.X_OK):
         wrong = f"{existing} is not writable"
     else:

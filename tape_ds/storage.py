@@ -122,11 +122,11 @@ def shown(text: str) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(existing(folder)).free
+    return shutil.disk_usage(existing(folder.resolve())).free
 
 
 def disk_of(path: Path) -> int:
-    return existing(path).stat().st_dev
+    return existing(path.resolve()).stat().st_dev
 
 
 def existing(path: Path) -> Path:

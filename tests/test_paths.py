@@ -26,9 +26,11 @@ def test_a_text_that_can_be_no_path_is_refused(field, value, wrong, monkeypatch,
 
 def test_a_new_folder_is_neither_there_nor_below_a_file(tmp_path):
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
     for folder, wrong in (
         (tmp_path, "exists"),
         (tmp_path / "file" / "out", "is a file"),
+        (tmp_path / "link" / "out", "link is a link to nothing"),
         (Path("x" * 300), "long"),
     ):
         (problem,) = paths.check_new("out", folder)
