@@ -38,7 +38,7 @@ def folder(
     finished = Path(cache_dir) / name
     if finished.exists():
         return finished
-    raise_if_any(check_folder(field, cache_dir))
+    raise_if_any(check_folder(field, cache_dir, writable=False))  # a disk's refusal may be this rank's alone
     with disk(field, Path(cache_dir), remedy):
         finished.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(finished.with_name(f".{name}.lock")):

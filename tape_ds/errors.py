@@ -108,12 +108,12 @@ def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
         problems += [problem for problem in renamed if problem not in problems]
 
 
-def check_folder(field: str, given: str | Path) -> list[Problem]:
-    """Check that ``given`` can be a folder to write to; it need not exist."""
+def check_folder(field: str, given: str | Path, *, writable: bool = True) -> list[Problem]:
+    """Check that ``given`` can be a folder, and written to; it need not exist."""
     existing = storage.existing(Path(given))
     if not existing.is_dir():
         wrong = f"{existing} is {'a file' if existing.exists() else 'a link to nothing'}"
-    elif not os.access(existing, os.W_OK | os.X_OK):
+    elif writable and not os.access(existing, os.W_OK | os.X_OK):
         wrong = f"{existing} is not writable"
     else:
         return []
