@@ -215,8 +215,8 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
     losses, answers, costs = [], [], []
     for arm, of_seed in arms.items():
         runs = list(of_seed.values())
-        values = [[value_of(part, LOSS, run, text) for run in runs] for text in (None, *texts)]
-        values.append([run.loss(0, part.native) for run in runs])
+        values = [[value_of(part, LOSS, run) for run in runs], [run.loss(0, part.native) for run in runs]]
+        values += [[value_of(part, LOSS, run, text) for run in runs] for text in texts]
         losses.append([arm, str(len(runs)), *(cell(of_runs, ".3f") for of_runs in values)])
         if part.lengths:
             shares = [[value_of(part, KEYS, run) for run in runs]]
@@ -232,8 +232,9 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
 
     names = [text.rsplit("/")[-1] for text in texts]
     parts = [
-        "Mean over seeds ± half of Student's 95 % interval; an arm that trains nothing is one run.",
-        markdown_table(["arm", "runs", LOSS, *names, "within it"], losses),
+        "Mean over seeds ± half of Student's 95 % interval; an arm that trains nothing is one run. Loss past the "
+        "native length, within it, and past it in each text:",
+        markdown_table(["arm", "runs", "past", "within", *names], losses),
         f"![Loss and right answers by length]({name}.png)" if part.lengths else f"![Loss by position]({name}.png)",
     ]
     if part.lengths:

@@ -78,7 +78,7 @@ def test_the_page_has_every_arm_claim_and_the_picture(runs, tmp_path):
     assert advice.main(["methods", str(runs), "--output", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "methods.md").read_text(encoding="utf-8")
     assert page.count("not told apart") + page.count("better than") + page.count("worse than") == 10
-    assert "| yarn | 1 | 1.750 | 1.700 | 1.800 | 2.000 |" in page
+    assert "| yarn | 1 | 1.750 | 2.000 | 1.700 | 1.800 |" in page
     assert (tmp_path / "page" / "methods.png").stat().st_size > 10_000
     assert len(results.load(tmp_path / "page" / "methods.json").figures["claims"]) == 10
 
