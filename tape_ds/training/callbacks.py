@@ -48,7 +48,7 @@ class Progress(TrainerCallback):
                     if line.endswith("\n") and json.loads(line)["step"] <= state.global_step:
                         kept.append(line)
             storage.write_text(self.file, "".join(kept))
-            hidden = args.disable_tqdm or not sys.stderr.isatty()
+            hidden = args.disable_tqdm or None  # None: shown on a terminal only
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
