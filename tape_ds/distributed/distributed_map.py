@@ -11,6 +11,7 @@ from tape_ds.errors import is_main_process
 
 _on_round: list[Callable[[], None]] = []
 _team_size = 1
+_shows_bar = True
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -26,7 +27,7 @@ def distributed_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[
     if torch.distributed.is_initialized():
         team, teams = torch.distributed.get_rank() // _team_size, torch.distributed.get_world_size() // _team_size
     results: list[Result] = []
-    hidden = None if is_main_process() else True  # None: shown on a terminal only
+    hidden = None if _shows_bar and is_main_process() else True  # None: shown on a terminal only
     for first in tqdm(range(0, len(jobs), teams), leave=False, disable=hidden):
         for call in _on_round:
             call()
@@ -48,7 +49,8 @@ def set_team_size(size: int) -> None:
     _team_size = size
 
 
-def on_round(call: Callable[[], None] | None) -> None:
+def on_round(call: Callable[[], None] | None, *, bar: bool = True) -> None:
     """Have all ranks call ``call`` before each round of every :func:`distributed_map` from now on; None: nothing. It
-    may end the work by an exception."""
-    _on_round[:] = [call] if call is not None else []
+    may end the work by an exception. ``bar``: whether a terminal shows a progress bar."""
+    global _shows_bar
+    _on_round[:], _shows_bar = [call] if call is not None else [], bar

@@ -78,7 +78,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         if (reason := rank_sync.any(None if stop is None else stop.reason)) is not None:
             raise Stopped(trainer.state.global_step, reason)
 
-    distributed_map.on_round(check_stop)
+    distributed_map.on_round(check_stop, bar=not prepared.arguments.disable_tqdm)
     stacks, seconds = output / run_folder.STACKS, prepared.recipe.safety.watchdog_seconds
     try:
         check_stop()

@@ -1,5 +1,6 @@
 """Work shared out over ranks, which are threads here."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -68,3 +69,14 @@ def test_a_team_does_each_job_together(as_ranks, monkeypatch, world, jobs):
 
 def test_without_a_process_group_one_process_does_it_all():
     assert distributed_map.distributed_map(str, [1, 2, 3]) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("bar", [True, False])
+def test_a_terminal_shows_the_bar_unless_the_run_hides_bars(capsys, monkeypatch, bar):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    distributed_map.on_round(None, bar=bar)
+    try:
+        distributed_map.distributed_map(lambda job: job, range(3))
+    finally:
+        distributed_map.on_round(None)
+    assert ("0/3" in capsys.readouterr().err) == bar
