@@ -60,7 +60,7 @@ _GROUPS = "--device {device} --out {rows} {toys}"
 _SANITIZED = "-m benchmarks attention decode position_mix rotate --toys --only 'triton|ours' --repeats 1"
 _PROFILED = "-m benchmarks attention --shapes 'B1 H32 G32' --only triton --repeats 1 --device cuda --out {work}/profile"
 _KERNELS = "--clock-control none --set full --kernel-name 'regex:^(forward|values|keys)_kernel' --launch-count 6"
-_TESTS = "-m pytest -v --tb=short -rf -m 'not slow' -p no:cacheprovider -o faulthandler_timeout=40"
+_TESTS = "-m pytest -v -n auto --tb=short -rf -m 'not slow' -p no:cacheprovider -o faulthandler_timeout=40"
 _TESTED = [f"tests/kernels/test_{name}.py" for name in ("tape_attention", "position_mix", "rotate", "decode_attention")]
 STAGES = (
     Stage(1, "machine", 20, "-m benchmarks.machine --device {device} --out {rows}"),
