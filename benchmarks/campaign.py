@@ -67,8 +67,8 @@ STAGES = (
     Stage(1, "smoke", 60, f"-m benchmarks smoke {_GROUPS}"),
     Stage(1, "kernels", 90, f"{_TESTS} {' '.join(_TESTED)}", f"{_TESTS} {_TESTED[-1]}"),
     Stage(1, "attention", 150, f"-m benchmarks attention --shapes 'H32 G32 T8192 K128' {_GROUPS}"),
-    Stage(1, "recipe", 180, f"-m benchmarks recipe {_GROUPS}"),
-    Stage(1, "deepspeed", 40, "-m benchmarks.train --work {work} --out {rows} {toys}"),
+    Stage(1, "recipe", 110, f"-m benchmarks recipe {_GROUPS}"),
+    Stage(1, "deepspeed", 110, "-m benchmarks.train --work {work} --out {rows} {toys}"),
     # without its cache, the allocator cannot let an overrun end in another tensor's block
     Stage(
         2,

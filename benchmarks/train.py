@@ -28,7 +28,7 @@ VOCABULARY = 400  # tokens of the text; a model may have embeddings for more
 FIELDS = {
     "recipe": "llama2_7b_8k",
     "train_data": "stdlib:typing.py",
-    "eval_data": "stdlib:this.py",
+    "eval_data": "stdlib:argparse.py",
     "deepspeed": "zero1",
     "activation_checkpointing": True,
     "per_device_train_batch_size": 1,
