@@ -5,10 +5,12 @@ base chosen by length (dynamic NTK). Inside the cache they follow it through bea
 integer becomes three base-256 digits, exact in any 16-bit dtype. (TAPE's states are columns of the values.) A cache
 that another program filled has neither, and is refused.
 
-Shape letters: B batch, T tokens, S keys, G key/value heads, K head size, V value width, N integers per token.
+Shape letters: B batch, T tokens, S keys, G key/value heads, K head size, V value width, N integers per token, D digits,
+C columns.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -17,15 +19,23 @@ from tape_ds.encodings.on_device import refuse_above
 BASE = 256
 DIGITS = 3
 LARGEST = BASE**DIGITS - 1
+_ALIGNED = 8  # torch's fused kernels refuse 16-bit keys whose rows begin anywhere else
+
+
+def columns(integers: int) -> int:
+    """Return how many columns keep a token's integers."""
+    return DIGITS * integers + -DIGITS * integers % _ALIGNED
 
 
 def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
-    """Append the positions' digits to the keys: [B, G, T, K + 3 N]."""
+    """Append the positions' digits and zeros to the keys: [B, G, T, K + C]."""
     if not torch.compiler.is_compiling():
         refuse_above(positions_BTN, LARGEST, f"a cache keeps positions up to {LARGEST} for this encoding, not {{}}")
     digits = [positions_BTN // BASE**power % BASE for power in range(DIGITS)]
-    columns_BT = torch.cat(digits, dim=-1).to(k_BGTK.dtype)
-    return torch.cat((k_BGTK, columns_BT[:, None].expand(*k_BGTK.shape[:2], -1, -1)), dim=-1)
+    added = columns(positions_BTN.shape[-1])
+    digits_BTD = torch.cat(digits, dim=-1).to(k_BGTK.dtype)
+    columns_BTC = F.pad(digits_BTD, (0, added - digits_BTD.shape[-1]))
+    return torch.cat((k_BGTK, columns_BTC[:, None].expand(*k_BGTK.shape[:2], -1, -1)), dim=-1)
 
 
 def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
@@ -70,14 +80,15 @@ def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: i
         return None
     if not isinstance(offset, Tensor) and offset == 0:
         return None
-    keys, columns = keys_before(cache, 0, offset), DIGITS * integers
+    keys, added = keys_before(cache, 0, offset), columns(integers)
     if keys is None:
         raise ValueError(
             f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's positions are "
             "among them: use a dynamic or a static cache"
         )
-    if keys.shape[-1] < head_dim + columns:
-        require_own(keys, head_dim + columns)
-    digits = keys[:, 0, :, -columns:].round().long().unflatten(-1, (DIGITS, integers))
+    if keys.shape[-1] < head_dim + added:
+        require_own(keys, head_dim + added)
+    start = keys.shape[-1] - added
+    digits = keys[:, 0, :, start : start + DIGITS * integers].round().long().unflatten(-1, (DIGITS, integers))
     powers = BASE ** torch.arange(DIGITS, device=digits.device)
     return (digits * powers[:, None]).sum(dim=-2)

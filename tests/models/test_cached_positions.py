@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from tape_ds.models.cached_positions import LARGEST, attach, recall
+from tape_ds.models.cached_positions import LARGEST, attach, columns, recall
 from tests.models.helpers import tiny_model, tokens
 
 POSITIONS = [0, 1, 255, 256, 257, 65_535, 65_536, 131_071, 1_000_003, LARGEST]
@@ -20,13 +20,20 @@ def test_what_is_attached_is_recalled(dtype, rows):
     if rows == 2:
         positions[1] = positions[1].flip(0)
     wide = attach(keys, positions)
-    assert wide.dtype == dtype and wide.shape == (2, 3, 5, 8 + 6)
+    assert wide.dtype == dtype and wide.shape == (2, 3, 5, 8 + columns(2))
     assert torch.equal(wide[..., :8], keys)
     cache = DynamicCache()
     cache.update(wide, keys, 0)
     recalled = recall(cache, 5, 2, 8)
     assert torch.equal(recalled, positions.expand(2, -1, -1))
     assert torch.equal(recall(cache, 3, 2, 8), positions.expand(2, -1, -1)[:, :3])
+
+
+def test_rows_of_keys_begin_where_fused_kernels_ask():
+    """At multiples of 16 bytes: on an H200, torch found no kernel for the keys in rows of 140."""
+    for integers in (1, 2, 3, 4):
+        wide = attach(torch.randn(1, 2, 5, 64).bfloat16(), torch.zeros(1, 5, integers, dtype=torch.int64))
+        assert all(stride * wide.element_size() % 16 == 0 for stride in wide.stride()[:-1])
 
 
 def test_a_position_too_large_is_refused():
