@@ -1,7 +1,7 @@
 """Measure everything on a GPU in stages: for a machine that is lent for minutes and gives one folder back.
 
     python3.12 -m benchmarks collect --out .carried                    here: wheels that such a machine lacks
-    python -m benchmarks campaign --part 1 --carried .carried          there; then parts 2 and 3
+    python -m benchmarks campaign --part 1 --carried .carried          there; then parts 2, 3 and 4
     python -m benchmarks campaign --part 1 --rehearse                  every stage in small, on a CPU
     python -m benchmarks choose --results FOLDER                       here: take in the folder that came back
 
@@ -35,8 +35,9 @@ from tape_ds.errors import Problem, UserError, check_folder, raise_if_any
 from tape_ds.installation import ROOT, environment
 from tape_ds.results import now
 
-# Needs of a launcher beyond an image with torch, transformers, accelerate and peft
-WHEELS = ["deepspeed", "hjson", "msgpack", "ninja", "py-cpuinfo", "einops", "liger-kernel"]
+# Needs beyond an image with torch, transformers, accelerate and peft: of every command, and of a launcher
+WHEELS = ["pydantic", "pydantic-core", "annotated-types", "typing-inspection"]
+WHEELS += ["deepspeed", "hjson", "msgpack", "ninja", "py-cpuinfo", "einops", "liger-kernel"]
 WHEELS += ["datasets", "dill", "multiprocess", "xxhash", "gguf"]
 WORK = ROOT / ".cache"
 GRACE = 3  # seconds at the end of a stage's limit in which it may stop by itself, and print where it was
@@ -61,6 +62,7 @@ _SANITIZED = "-m benchmarks attention decode position_mix rotate --toys --only '
 _PROFILED = "-m benchmarks attention --shapes 'B1 H32 G32' --only triton --repeats 1 --device cuda --out {work}/profile"
 _KERNELS = "--clock-control none --set full --kernel-name 'regex:^(forward|values|keys)_kernel' --launch-count 6"
 _TESTS = "-m pytest -v -n auto --tb=short -rf -m 'not slow' -p no:cacheprovider -o faulthandler_timeout=40"
+_GPU_TESTS = f"{_TESTS.replace('not slow', 'gpu')} --ignore=tests/kernels"
 _TESTED = [f"tests/kernels/test_{name}.py" for name in ("tape_attention", "position_mix", "rotate", "decode_attention")]
 STAGES = (
     Stage(1, "machine", 20, "-m benchmarks.machine --device {device} --out {rows}"),
@@ -77,12 +79,13 @@ STAGES = (
         "env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 3 "
         f"python {_SANITIZED} --device cuda --out {{work}}/checked",
     ),
+    Stage(2, "gpu tests", 120, f"{_GPU_TESTS} tests", f"{_GPU_TESTS} --collect-only tests"),
     Stage(2, "grouped queries and K 64", 160, f"-m benchmarks attention --shapes 'G8|K64' {_GROUPS}"),
     Stage(2, "decode", 40, f"-m benchmarks decode {_GROUPS}"),
     Stage(2, "position_mix and rotate", 70, f"-m benchmarks position_mix rotate {_GROUPS}"),
-    Stage(2, "encodings", 160, f"-m benchmarks encodings {_GROUPS}"),
+    Stage(3, "encodings", 160, f"-m benchmarks encodings {_GROUPS}"),
     Stage(3, "launches", 360, f"-m benchmarks launches {_GROUPS}"),
-    Stage(3, "profile", 170, f"ncu {_KERNELS} python {_PROFILED}"),
+    Stage(4, "profile", 170, f"ncu {_KERNELS} python {_PROFILED}"),
 )
 PARTS = sorted({stage.part for stage in STAGES})
 
@@ -180,7 +183,7 @@ class Part:
     def run_stage(self, stage: Stage, seconds: float) -> tuple[str, str]:
         """Return how a stage ended, and the last line that it printed."""
         variables = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-        if stage.name == "deepspeed":  # other stages use the packages that the machine had
+        if stage.name in ("deepspeed", "gpu tests"):  # other stages use the packages that the machine had
             variables["PYTHONPATH"] += os.pathsep + str(self.site)
         if self.rehearse:
             variables |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -7,7 +7,7 @@
 
 A recipe's name or path, then the options below and any field of the recipe, as for its training command. Nothing is
 loaded but configurations: a base model that is not on this machine is planned by its published sizes. All figures are
-predictions (docs/results/planner.md has their errors); no GPU was measured.
+predictions; docs/results/planner.md has their errors.
 
 Exit codes: 0 it fits, or a layout of the search does; 2 a mistake; 3 it does not fit.
 """
@@ -159,7 +159,7 @@ def page(plan: Plan, price: float | None) -> str:
             each.kind: f"{each.bytes / 1e9:10,.2f} GB by {each.link}, {each.seconds:.3f} s"
             for each in roofline.traffic(job, gpu)
         },
-        "seconds of a step (predicted, no GPU was measured)": {
+        "seconds of a step (predicted)": {
             "matrix products": f"{step.linear:8.3f}",
             "attention": f"{step.attention:8.3f}, {step.attention / step.all:.0%} of the step: {calls}",
             "memory-bound operators": f"{step.memory_bound:8.3f}",

@@ -187,7 +187,7 @@ def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkey
 
 def test_the_stored_table_is_readable_and_names_its_measurements():
     rows = [StoredChoice(**row) for row in json.loads(backends.TABLE.read_text())]
-    assert all(row.backend in available() and ".csv" in row.source for row in rows)
+    assert all(row.backend in available() and ".jsonl" in row.source for row in rows)
     assert all(row.min_tokens <= row.max_tokens for row in rows)
 
 

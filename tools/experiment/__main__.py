@@ -54,7 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", help="folder of the runs")
     parser.add_argument("--results", help="folder of the page; default: --output")
     parser.add_argument("--processes", type=int, help="of each run; default: every GPU, or 2 on a CPU, over the jobs")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, which share the GPUs (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time, which share the GPUs (default: %(default)s)"
+    )
     parser.add_argument("--launcher", default="", help="what starts processes, such as a deepspeed with --hostfile")
     options = parser.parse_args(typed[:at])
 

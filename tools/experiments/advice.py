@@ -59,7 +59,8 @@ PARTS = {
     ),
     "family": ProtocolPart(1024, (), (TRAINED,), FIRST),
 }
-FEWEST = 3  # seeds of a stage that claims something
+FEWEST = 3  # seeds of a stage that claims something, and of a band
+OUTSIDE = 0.25  # nats: an arm that is further from the reference everywhere is named, not drawn
 LOSS, KEYS = "loss past the native length", "right answers past it, %"
 
 
@@ -72,7 +73,7 @@ class MethodRun:
     losses: dict[str, SpanLosses]
     """By text, up to twice the native length."""
     keys: dict[int, tuple[int, int]]
-    """``multikey``: length -> right answers, questions."""
+    """``multikey``: length -> right answers, questions; empty where it was not asked."""
     passkeys: dict[int, tuple[int, int]]
     trained: bool
     seconds: float
@@ -140,17 +141,26 @@ def read(folder: Path) -> list[MethodRun]:
 
 
 def arms_of(part: ProtocolPart, runs: Sequence[MethodRun]) -> dict[str, dict[int, MethodRun]]:
-    """Return the runs of a part by arm and seed. A seed counts when every arm of its stage has it, with its answers."""
+    """Return the runs of a part by arm and seed, untrained ones where one of them is the reference."""
     staged = {arm for stage in part.stages for arm in stage}
     arms: dict[str, dict[int, MethodRun]] = {}
     for run in runs:
-        if set(part.lengths) <= run.keys.keys() and (run.arm in staged or not run.trained):
+        if run.arm in staged or (not run.trained and part.reference not in staged):
             arms.setdefault(run.arm, {})[run.seed] = run
+    return arms
+
+
+def counted(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], figure: str) -> dict[str, dict[int, MethodRun]]:
+    """Return the runs that claims of a figure may use: a seed counts when every arm of its stage has the figure."""
+    able = {
+        arm: {seed: run for seed, run in of_seed.items() if figure == LOSS or set(part.lengths) <= run.keys.keys()}
+        for arm, of_seed in arms.items()
+    }
     for stage in part.stages:
-        complete = set.intersection(*(set(arms.get(arm, {})) for arm in stage))
+        complete = set.intersection(*(set(able.get(arm, {})) for arm in stage))
         for arm in stage:
-            arms[arm] = {seed: run for seed, run in sorted(arms.get(arm, {}).items()) if seed in complete}
-    return {arm: of_seed for arm, of_seed in arms.items() if of_seed}
+            able[arm] = {seed: run for seed, run in sorted(able.get(arm, {}).items()) if seed in complete}
+    return {arm: of_seed for arm, of_seed in able.items() if of_seed}
 
 
 def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list[MethodClaim]:
@@ -160,18 +170,19 @@ def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list
     for figure, places in ((LOSS, texts), (KEYS, part.lengths)):
         if not places:
             continue
+        able = counted(part, arms, figure)
         for arm, against in part.claims:
             # an arm that trains nothing is one model, paired with every seed
-            base = arms.get(against, {})
+            base = able.get(against, {})
             untrained = next((run for run in base.values() if not run.trained), None)
-            others = {seed: untrained or base[seed] for seed in arms.get(arm, {}) if untrained or seed in base}
+            others = {seed: untrained or base[seed] for seed in able.get(arm, {}) if untrained or seed in base}
             if len(others) < FEWEST:
                 continue
             by_place: dict[str | int | None, dict[int, float]] = {}
             for place in (None, *places):
                 by_place[place] = {}
                 for seed, other in others.items():
-                    own = value_of(part, figure, arms[arm][seed], place)
+                    own = value_of(part, figure, able[arm][seed], place)
                     by_place[place][seed] = own - value_of(part, figure, other, place)
             differences = [*by_place[None].values()]
             found = statistics.sample(differences)
@@ -210,7 +221,8 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         if not values:
             return "-"
         found = statistics.sample(values)
-        return number(found.mean, spec) + ("" if found.half_width is None else f" ± {number(found.half_width, spec)}")
+        width = found.half_width if found.n >= FEWEST else None  # of two runs it is six times their distance
+        return number(found.mean, spec) + ("" if width is None else f" ± {number(width, spec)}")
 
     losses, answers, costs = [], [], []
     for arm, of_seed in arms.items():
@@ -218,29 +230,33 @@ def page(part: ProtocolPart, name: str, arms: dict[str, dict[int, MethodRun]], c
         values = [[value_of(part, LOSS, run) for run in runs], [run.loss(0, part.native) for run in runs]]
         values += [[value_of(part, LOSS, run, text) for run in runs] for text in texts]
         losses.append([arm, str(len(runs)), *(cell(of_runs, ".3f") for of_runs in values)])
-        if part.lengths:
-            shares = [[value_of(part, KEYS, run) for run in runs]]
-            shares += [[share([run.keys[length]]) for run in runs if length in run.keys] for length in lengths]
+        asked_of = [run for run in runs if set(part.lengths) <= run.keys.keys()]
+        if part.lengths and asked_of:
+            shares = [[value_of(part, KEYS, run) for run in asked_of]]
+            shares += [[share([run.keys[length]]) for run in asked_of if length in run.keys] for length in lengths]
             pooled = []
             for length in lengths:
                 asked = [run.passkeys[length] for run in runs if length in run.passkeys]
                 pooled.append(f"{sum(right for right, _ in asked)}/{sum(of for _, of in asked)}" if asked else "-")
-            answers.append([arm, *(cell(of_runs, ".1f") for of_runs in shares), *pooled])
+            answers.append([arm, str(len(asked_of)), *(cell(of_runs, ".1f") for of_runs in shares), *pooled])
         if any(run.trained for run in runs):
             minutes, gib = [run.seconds / 60 for run in runs], [run.memory / 2**30 for run in runs]
             costs.append([arm, cell(minutes, ".1f"), cell(gib, ".1f")])
 
     names = [text.rsplit("/")[-1] for text in texts]
     parts = [
-        "Mean over seeds ± half of Student's 95 % interval; an arm that trains nothing is one run. Loss past the "
-        "native length, within it, and past it in each text:",
+        f"Mean over seeds ± half of Student's 95 % interval, from {FEWEST} runs on; an arm that trains nothing is one "
+        "run. Loss past the native length, within it, and past it in each text:",
         markdown_table(["arm", "runs", "past", "within", *names], losses),
         f"![Loss and right answers by length]({name}.png)" if part.lengths else f"![Loss by position]({name}.png)",
     ]
     if part.lengths:
         at = [f"{length:,}" for length in lengths]
-        header = ["arm", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)]
-        parts += ["One key among ten (20 questions a length), and plain passkeys, right of all:"]
+        header = ["arm", "runs", KEYS, *(f"{each}, %" for each in at), *(f"passkey {each}" for each in at)]
+        parts += ["One key among ten, 20 questions a length, in % of them, and plain passkeys, right of all:"]
+        if all(row[-len(at) :] == ["-"] * len(at) for row in answers):
+            header, answers = header[: -len(at)], [row[: -len(at)] for row in answers]
+            parts[-1] = "One key among ten, 20 questions a length:"
         parts += [markdown_table(header, answers)]
     parts += [markdown_table(["arm", "minutes of training", "peak memory, GiB"], costs)] if costs else []
     if not claims:
@@ -261,22 +277,27 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
     both = bool(part.lengths)
     figure = Figure(figsize=(12 if both else 7, 4.8), layout="constrained")
     left, *right = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
-    base = next(iter(arms.get(part.reference, next(iter(arms.values()))).values()))
-    zero = SpanLosses.merge(base.losses.values())
+    by_arm = {arm: [SpanLosses.merge(run.losses.values()) for run in runs.values()] for arm, runs in arms.items()}
+    base = by_arm.get(part.reference, next(iter(by_arm.values())))
+    places = [start + base[0].span / 2 for start in base[0].starts]
+    zero = [plain.fmean(each.nll[at] for each in base) for at in range(len(places))]
     for index, (arm, of_seed) in enumerate(arms.items()):
-        merged = [SpanLosses.merge(run.losses.values()) for run in of_seed.values()]
-        places = [start + zero.span / 2 for start in zero.starts]
-        curves = [(left, places, [[each.nll[at] - zero.nll[at] for each in merged] for at in range(len(zero.starts))])]
+        curves = [(left, places, [[each.nll[at] - nll for each in by_arm[arm]] for at, nll in enumerate(zero)])]
         for axes in right:
-            lengths = sorted(set.intersection(*(set(run.keys) for run in of_seed.values())))
-            answers = [[share([run.keys[length]]) for run in of_seed.values()] for length in lengths]
+            runs = [run for run in of_seed.values() if run.keys]
+            lengths = sorted(set.intersection(*(set(run.keys) for run in runs))) if runs else []
+            answers = [[share([run.keys[length]]) for run in runs] for length in lengths]
             curves.append((axes, [float(length) for length in lengths], answers))
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        line = STYLES[index // len(COLOURS) % len(STYLES)]
+        line = {"color": colour, "marker": marker, "ms": 4, "ls": STYLES[index // len(COLOURS) % len(STYLES)]}
+        gaps = [plain.fmean(of_place) for of_place in curves[0][2]]
+        if min(map(abs, gaps)) > OUTSIDE:
+            left.plot([], [], label=f"{arm} ({min(gaps):+.1f} to {max(gaps):+.1f}, not drawn)", **line)
+            del curves[0]
         for axes, at, values in curves:
             found = [statistics.sample(of_place) for of_place in values]
-            axes.plot(at, [each.mean for each in found], label=arm, color=colour, marker=marker, ms=4, ls=line)
-            if len(of_seed) > 1:
+            axes.plot(at, [each.mean for each in found], label=arm, **line)
+            if found and found[0].n >= FEWEST:
                 low = [each.mean - (each.half_width or 0.0) for each in found]
                 high = [each.mean + (each.half_width or 0.0) for each in found]
                 axes.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
@@ -286,8 +307,9 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
         axes.grid(alpha=0.3)
     left.set(xlabel="position", ylabel=f"loss less that of {part.reference} (nats)", title="Loss: lower is better")
     for axes in right:
-        axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="One key of ten", ylim=(-3, 103))
-    left.legend(frameon=False, ncols=2, fontsize=8)
+        axes.set(xlabel="tokens of the prompt", ylabel="right answers, %", title="One key of ten")
+        axes.set_ylim(bottom=-2)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=5, fontsize=8)
     storage.write_file(path, lambda temporary: figure.savefig(temporary, dpi=130, format="png"))
 
 
@@ -303,7 +325,7 @@ def main(argv: list[str] | None = None) -> int:
     part, folder = PARTS[options.part], Path(options.output)
     arms = arms_of(part, read(Path(options.runs)))
     if not arms:
-        wrong, remedy = "no finished run of this part, with its answers", "give the folder of its experiment"
+        wrong, remedy = "no finished run of this part", "give the folder of its experiment"
         raise UserError(Problem("runs", options.runs, wrong, remedy))
     claims = claims_of(part, arms)
     draw(part, arms, folder / f"{options.part}.png")

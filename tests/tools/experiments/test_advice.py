@@ -52,12 +52,9 @@ def runs(tmp_path):
 
 def test_claims_are_paired_t_tests_with_holm_over_both_figures(runs):
     arms = advice.arms_of(METHODS, advice.read(runs))
-    assert {arm: list(of_seed) for arm, of_seed in arms.items()} == {
-        "yarn": [0],
-        "full": [0, 1, 2],
-        "lora": [0, 1, 2],
-        "norms": [0, 1, 2],
-    }
+    for figure, seeds in ((advice.LOSS, [0, 1, 2]), (advice.KEYS, [0, 1, 2])):
+        counted = advice.counted(METHODS, arms, figure)
+        assert {arm: list(of_seed) for arm, of_seed in counted.items()} == {"yarn": [0]} | dict.fromkeys(FIGURES, seeds)
     claims = {(claim.figure, claim.arm, claim.against): claim for claim in advice.claims_of(METHODS, arms)}
     assert len(claims) == 10
     lora = claims[advice.LOSS, "lora", "norms"]
@@ -81,6 +78,16 @@ def test_the_page_has_every_arm_claim_and_the_picture(runs, tmp_path):
     assert "| yarn | 1 | 1.750 | 2.000 | 1.700 | 1.800 |" in page
     assert (tmp_path / "page" / "methods.png").stat().st_size > 10_000
     assert len(results.load(tmp_path / "page" / "methods.json").figures["claims"]) == 10
+
+
+def test_a_seed_that_was_not_asked_counts_for_the_loss_alone(runs):
+    (runs / "lora_seed_2" / "evaluation" / "multikey" / "passkey.json").unlink()
+    arms = advice.arms_of(METHODS, advice.read(runs))
+    seeds = {figure: list(advice.counted(METHODS, arms, figure)["norms"]) for figure in (advice.LOSS, advice.KEYS)}
+    assert seeds == {advice.LOSS: [0, 1, 2], advice.KEYS: [0, 1]}
+    claims = advice.claims_of(METHODS, arms)
+    assert {claim.figure for claim in claims} == {advice.LOSS}  # two seeds claim nothing
+    assert "| lora | 2 |" in advice.page(METHODS, "methods", arms, claims)
 
 
 def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
