@@ -1,4 +1,4 @@
-"""Decide which method to extend a model by, from the runs of parts 8 to 10 of docs/results/protocol.md.
+"""Decide which method to extend a model by, from the runs of parts 8 to 11 of docs/results/protocol.md.
 
     python -m tools.experiment advice                              the runs
     python -m tools.experiments.advice methods runs/advice --output docs/results/advice
@@ -35,7 +35,9 @@ class ProtocolPart:
     """One part of the protocol: its base, arms, questions and claims."""
 
     native: int
-    """Length in tokens that the base was made for; twice that is scored."""
+    """Length in tokens that the base was made for."""
+    target: int
+    """Length in tokens that is scored."""
     lengths: tuple[int, ...]
     """Of the questions that decide; none are asked where it is empty."""
     stages: tuple[tuple[str, ...], ...]
@@ -49,15 +51,29 @@ FIRST = (("norms", "yarn"), ("lora", "yarn"), ("full", "yarn"), ("lora", "norms"
 LATER = (("theta", "lora"), ("tape+lora", "lora"), ("longlora", "lora"), ("tape", "norms"))
 TRAINED = ("norms", "lora", "full")
 PARTS = {
-    "methods": ProtocolPart(8192, (12288, 16384), (TRAINED, ("theta", "tape", "tape+lora", "longlora")), FIRST + LATER),
+    "methods": ProtocolPart(
+        native=8192,
+        target=16384,
+        lengths=(12288, 16384),
+        stages=(TRAINED, ("theta", "tape", "tape+lora", "longlora")),
+        claims=FIRST + LATER,
+    ),
     "pose": ProtocolPart(
         native=8192,
+        target=16384,
         lengths=(12288, 16384),
         stages=(("lora", "whole", "whole_equal_time"),),
         claims=(("whole", "lora"), ("whole_equal_time", "lora")),
         reference="lora",
     ),
-    "family": ProtocolPart(1024, (), (TRAINED,), FIRST),
+    "family": ProtocolPart(1024, 2048, (), (TRAINED,), FIRST),
+    "pose_small": ProtocolPart(
+        native=1024,
+        target=8192,
+        lengths=(),
+        stages=(("lora", "lora_whole", "full", "full_whole"),),
+        claims=(("lora_whole", "lora"), ("full_whole", "full")),
+    ),
 }
 FEWEST = 3  # seeds of a stage that claims something, and of a band
 OUTSIDE = 0.25  # nats: an arm that is further from the reference everywhere is named, not drawn
@@ -71,7 +87,7 @@ class MethodRun:
     arm: str
     seed: int
     losses: dict[str, SpanLosses]
-    """By text, up to twice the native length."""
+    """By text, up to the target length."""
     keys: dict[int, tuple[int, int]]
     """``multikey``: length -> right answers, questions; empty where it was not asked."""
     passkeys: dict[int, tuple[int, int]]
@@ -196,7 +212,7 @@ def claims_of(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]]) -> list
 def value_of(part: ProtocolPart, figure: str, run: MethodRun, place: str | int | None = None) -> float:
     """Return one of the two primary figures of a run, or its part: of one text, or of one length."""
     if figure == LOSS:
-        return run.loss(part.native, 2 * part.native, None if place is None else str(place))
+        return run.loss(part.native, part.target, None if place is None else str(place))
     return share([run.keys[length] for length in part.lengths if place in (None, length)])
 
 
@@ -317,7 +333,7 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
 def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="python -m tools.experiments.advice", description=__doc__)
-    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9 or 10")
+    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9, 10 and 11")
     parser.add_argument("runs", help="the folder of the experiment's runs")
     parser.add_argument("--output", required=True, help="folder of the page")
     options = parser.parse_args(typed)
