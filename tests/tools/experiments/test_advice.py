@@ -91,7 +91,7 @@ def test_a_seed_that_was_not_asked_counts_for_the_loss_alone(runs):
 
 
 def test_a_part_without_questions_claims_of_the_loss_alone(runs, tmp_path):
-    family = replace(advice.PARTS["family"], native=METHODS.native)
+    family = replace(advice.PARTS["family"], native=METHODS.native, target=METHODS.target)
     arms = advice.arms_of(family, advice.read(runs))
     claims = advice.claims_of(family, arms)
     assert [(claim.arm, claim.against) for claim in claims] == list(advice.FIRST)
