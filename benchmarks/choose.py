@@ -5,7 +5,8 @@
 The rows of every ``.jsonl`` of that folder become the tables of ``benchmarks/results``, a file for each group and
 device. Then, for every GPU, precision, width and length that was measured, of plain sequences and of packed ones:
 ``auto`` takes the ``attend`` backend that was right at all shapes of that length and fastest, forward and backward, by
-the geometric mean of its medians over them; of a step of decoding, forward alone. A CPU needs no rows: ``auto`` takes
+the geometric mean of its medians over them; of a step of decoding, forward alone. A plain sequence counts among the
+packed ones too: a document may fill one. A CPU needs no rows: ``auto`` takes
 torch's own attention there.
 """
 
@@ -81,18 +82,21 @@ def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str,
                 continue
             shape = read_shape(row.shape)
             value_width = shape.width if row.encoding == BASELINE else 2 * shape.width
-            kind = ShapeKind(row.chip, row.dtype, shape.width, value_width, shape.documents > 0)
-            times = measured[kind, shape.tokens][row.shape]
             backend = row.implementation.removeprefix(PREFIX)
             # `triton` leaves a narrow value to sdpa or varlen: between a kernel and itself there is only noise
             another = backend != "triton" or value_width > shape.width
-            if row.status == TIMED and row.total_p50 and another:
-                times[backend] = row.total_p50
-            sources[kind, shape.tokens] = f"{name}, {row.date[:10]}"
+            # a document that fills a packed sequence costs what a plain one does; without rows of several, none is made
+            for packed in (True,) if shape.documents else (False, True):
+                kind = ShapeKind(row.chip, row.dtype, shape.width, value_width, packed)
+                times = measured[kind, shape.tokens][row.shape]
+                if row.status == TIMED and row.total_p50 and another:
+                    times[backend] = row.total_p50
+                if packed == (shape.documents > 0):
+                    sources[kind, shape.tokens] = f"{name}, {row.date[:10]}"
 
     chosen: list[dict[str, Any]] = []
     previous: tuple[ShapeKind, int] | None = None
-    for kind, tokens in sorted(measured):
+    for kind, tokens in sorted(sources):
         shapes = list(measured[kind, tokens].values())
         mean_log = {
             name: sum(math.log(times[name]) for times in shapes)

@@ -139,15 +139,20 @@ def _fastest(call: AttentionCall) -> tuple[str, str]:
         reason += "; a wide value by one call per K columns, as no measurement on this chip is stored"
 
     if call.window is None:
-        kind = (chip, str(call.q.dtype).removeprefix("torch."), width, columns, call.layout is not None)
-        fitting = [row for row in ROWS if row[:5] == kind and row.min_tokens <= queries <= row.max_tokens]
-        row = max(fitting, key=lambda row: row.min_tokens, default=None)
+        row = measured(chip, str(call.q.dtype).removeprefix("torch."), width, columns, call.layout is not None, queries)
         if row is not None:
             unfit = missing(row.backend, device) or _why_not(row.backend, call)
             name, reason = (row.backend if unfit is None else name), f"fastest in {row.source}"
             if unfit is not None:
                 reason = f"{row.backend}, {reason}, {unfit}"
     return name, f"auto on {chip}: {reason}"
+
+
+def measured(chip: str, dtype: str, width: int, columns: int, packed: bool, queries: int) -> StoredChoice | None:
+    """Return the row of the table for calls of this kind; None where nothing was measured."""
+    kind = (chip, dtype, width, columns, packed)
+    fitting = [row for row in ROWS if row[:5] == kind and row.min_tokens <= queries <= row.max_tokens]
+    return max(fitting, key=lambda row: row.min_tokens, default=None)
 
 
 def missing(name: str, device_type: str) -> str | None:

@@ -62,16 +62,18 @@ class Rates:
     """Causal attention over long sequences, 128 columns a head."""
     packed: float
     """torch's call for packed sequences, which only has FlashAttention-2's kernel."""
+    chip: str
+    """As the table of attention backends names it."""
 
 
 # FlashAttention-2's own benchmark at 8,192 tokens, forward and backward (github.com/Dao-AILab/flash-attention, assets):
 # 182 TFLOP/s on an A100, 308 on an H100. cuDNN's, which torch prefers on Hopper: 529 and 518 (FlashAttention-3, Shah et
 # al. 2024, arXiv:2407.08608, figures 5 and 6). A V100 has neither: taken as a third of its peak, as xformers' reaches.
-_VOLTA = Rates(0.68, 0.3, 0.3)
-_AMPERE = Rates(0.72, 0.58, 0.58)
-_HOPPER = Rates(0.56, 0.53, 0.31)
+_VOLTA = Rates(0.68, 0.3, 0.3, "sm_70")
+_AMPERE = Rates(0.72, 0.58, 0.58, "sm_80")
+_HOPPER = Rates(0.56, 0.53, 0.31, "sm_90")
 # No published training step fits either: Ada's are Ampere's, Blackwell's Hopper's.
-_ADA, _BLACKWELL = _AMPERE, _HOPPER
+_ADA, _BLACKWELL = replace(_AMPERE, chip="sm_89"), replace(_HOPPER, chip="sm_100")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tape_ds import checkpoint
+from tape_ds.attention import backends
 from tape_ds.attention.shifted_groups import attention_span
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.extension import ExtensionRecipe
@@ -74,11 +75,18 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     span = None
     if method is not None and method.chosen.grouped:
         span = attention_span(recipe.window, method.group_tokens, config.num_attention_heads)
+    backend, sizes_of_model = recipe.model.attention_backend, shape.sizes(config)
+    if backend == "auto" and gpu is not None:  # as it will choose there
+        width = sizes_of_model.head_size
+        columns = width * (2 if sizes_of_model.carried else 1)
+        dtype = "bfloat16" if recipe.trainer_value("bf16") else "float16" if sixteen else "float32"
+        row = backends.measured(gpu.rates.chip, dtype, width, columns, has_borders, recipe.window)
+        backend = backend if row is None else row.backend
     # a plan for GPUs is often made on another machine: one without a GPU cannot tell whether theirs will have Liger
     there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
     liger = recipe.model.liger
     return Job(
-        model=shape.sizes(config),
+        model=sizes_of_model,
         trained=trained,
         length=recipe.window,
         global_batch=recipe.global_batch_size,
@@ -90,7 +98,7 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
         # without an engine a 16-bit run is under autocast, where the model's norm takes torch's operators
         fused_norms=gpu is not None and config.model_type == TAPE and (recipe.deepspeed is not None or not sixteen),
-        wide_attention=recipe.model.attention_backend == "triton",
+        wide_attention=backend == "triton",
         attention_span=span,
         documents=1 if has_borders else None,
         quantised=method is not None and method.load_in_4bit,

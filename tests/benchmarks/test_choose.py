@@ -48,6 +48,12 @@ def test_packed_rows_have_a_choice_of_their_own():
     assert found == [(False, "sdpa", "attention_h100.jsonl"), (True, "triton", "packed_h100.jsonl")]
 
 
+def test_a_document_may_fill_a_packed_sequence():
+    rows = [row("attend varlen", 2.0, shape="B1 H32 G32 T8192 K128 N16"), row("attend varlen", 13.0)]
+    rows += [row("attend triton", 2.1, shape="B1 H32 G32 T8192 K128 N16"), row("attend triton", 7.0)]
+    assert [(each["packed"], each["backend"]) for each in chosen(*rows)] == [(False, "triton"), (True, "triton")]
+
+
 def test_shapes_of_one_length_are_weighed_together():
     grouped = {"shape": "B1 H32 G8 T8192 K128"}
     first = [row("attend sdpa", 6.0), row("attend triton", 3.0), row("attend flex", 1.0)]
