@@ -1,17 +1,21 @@
 """Recipes as questions to the planner: what is trained, in which dtype, sharded how; and what the launch is told."""
 
 import contextlib
+import json
 from dataclasses import replace
 
 import pytest
 
 from tape_ds.checkpoint import Manifest
+from tape_ds.cli import plan
 from tape_ds.config import kinds
 from tape_ds.config.extension import ExtensionRecipe
 from tape_ds.config.files import shipped
 from tape_ds.errors import UserError
+from tape_ds.installation import ROOT
 from tape_ds.models.loading import model_folder
 from tape_ds.planning import hardware, memory, recipe_job, search, shape
+from tape_ds.planning.prediction import Plan
 from tape_ds.training import model_config
 from tape_ds.training.runs import assembly
 from tape_ds.training.runs.extension import Extension
@@ -164,3 +168,30 @@ def test_the_flags_of_a_search_make_the_plan_that_it_found(recipe, gpus, gpu):
     best = search.search(job)[0].job
     flags = best.layout.command_line(job.layout).split()
     assert asked("--recipe", recipe, *flags, world=gpus, gpu=hardware.find(gpu)) == best
+
+
+MEASURED = [
+    row
+    for row in map(json.loads, (ROOT / "benchmarks/results/recipe_nvidia_h200.jsonl").read_text().splitlines())
+    if row["encoding"] == "tape"
+]
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row['shape'].split()[-1]} {row['implementation']}")
+def test_a_step_of_an_h200_is_near_and_the_page_s(row):
+    backend, _, kept = row["implementation"].removeprefix("attend ").partition(", ")
+    fields = f"--deepspeed null --per_device_train_batch_size 1 --attention_backend {backend}"
+    words = [*fields.split(), "--activation_checkpointing", "false" if kept else "true"]
+    recipe = plan.load("llama2_7b_8k", words, 1)
+    job = recipe_job.job_of(recipe, model_config.planned_config(recipe), 1, hardware.find("h200"))
+    predicted = Plan(replace(job, documents=int(row["shape"].rpartition("N")[2]))).step.tokens_per_second
+    measured = 8192 / row["total_p50"] * 1e3
+    assert predicted / measured == pytest.approx(1, abs=0.07)
+    page = (ROOT / "docs/results/planner.md").read_text(encoding="utf-8")
+    assert f"| {measured:,.0f} | {predicted:,.0f} | {predicted / measured - 1:+.1%} |" in page
+
+
+@pytest.mark.parametrize("gpu, calls", [("h200", 1), ("h100-80", 1), ("a100-80", 2)])
+def test_auto_is_planned_as_the_stored_measurements_choose(gpu, calls):
+    """The fused kernel for packed sequences on Hopper; elsewhere, where nothing is measured, two calls."""
+    assert asked("--recipe", "llama2_7b_8k", gpu=hardware.find(gpu)).attention_calls == calls
