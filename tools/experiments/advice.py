@@ -1,4 +1,4 @@
-"""Decide which method to extend a model by, from the runs of parts 8 to 11 of docs/results/protocol.md.
+"""Decide which method to extend a model by, from the runs of parts 8 to 12 of docs/results/protocol.md.
 
     python -m tools.experiment advice                              the runs
     python -m tools.experiments.advice methods runs/advice --output docs/results/advice
@@ -67,6 +67,7 @@ PARTS = {
         reference="lora",
     ),
     "family": ProtocolPart(1024, 2048, (), (TRAINED,), FIRST),
+    "small": ProtocolPart(1024, 8192, (), ((*TRAINED, "theta", "tape", "tape+lora", "longlora"),), FIRST + LATER),
     "pose_small": ProtocolPart(
         native=1024,
         target=8192,
@@ -333,7 +334,7 @@ def draw(part: ProtocolPart, arms: dict[str, dict[int, MethodRun]], path: Path) 
 def main(argv: list[str] | None = None) -> int:
     typed = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="python -m tools.experiments.advice", description=__doc__)
-    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9, 10 and 11")
+    parser.add_argument("part", choices=PARTS, help="of the protocol: 8, 9, 10, 12 and 11")
     parser.add_argument("runs", help="the folder of the experiment's runs")
     parser.add_argument("--output", required=True, help="folder of the page")
     options = parser.parse_args(typed)
