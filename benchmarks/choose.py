@@ -6,8 +6,7 @@ The rows of every ``.jsonl`` of that folder become the tables of ``benchmarks/re
 device. Then, for every GPU, precision, width and length that was measured, of plain sequences and of packed ones:
 ``auto`` takes the ``attend`` backend that was right at all shapes of that length and fastest, forward and backward, by
 the geometric mean of its medians over them; of a step of decoding, forward alone. A plain sequence counts among the
-packed ones too: a document may fill one. A CPU needs no rows: ``auto`` takes
-torch's own attention there.
+packed ones too: a document may fill one. A CPU needs no rows: ``auto`` takes torch's own attention there.
 """
 
 import dataclasses

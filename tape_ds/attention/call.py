@@ -13,6 +13,9 @@ from tape_ds.attention import NEEDS
 from tape_ds.attention.document_layout import DocumentLayout
 from tape_ds.attention.score_bias import ContentBias, ScoreBias
 
+ALIGNED = 8
+"""Columns of queries, keys and values, and rows of their views, are multiples of it in 16 bits for fused kernels."""
+
 
 class AttentionCall(NamedTuple):
     """The arguments of :func:`tape_ds.attention.attend.attend`, defaults filled in."""

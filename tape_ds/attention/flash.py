@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from tape_ds.attention.call import AttentionCall, has_flash
+from tape_ds.attention.call import ALIGNED, AttentionCall, has_flash
 from tape_ds.attention.document_layout import PackedLayout
 from tape_ds.attention.documents import attention_by_documents, by_key_width, why_not
 
@@ -77,7 +77,11 @@ def why_not_varlen(call: AttentionCall) -> str | None:
     if not has_flash(call.q):
         return "needs a GPU of compute capability 8.0 or newer"
     width = call.q.shape[-1]
-    return f"takes heads of a multiple of 8 up to {_WIDEST}, not {width}" if width % 8 or width > _WIDEST else None
+    return (
+        f"takes heads of a multiple of {ALIGNED} up to {_WIDEST}, not {width}"
+        if width % ALIGNED or width > _WIDEST
+        else None
+    )
 
 
 class Release(NamedTuple):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tape_ds.attention.call import ALIGNED
 from tape_ds.encodings import base
 from tape_ds.encodings.catalogue import FoxOptions
 from tape_ds.encodings.documents import last_cached, running_sums
@@ -28,8 +29,6 @@ from tape_ds.kernels.reference import upcast
 UNIT = 64.0
 """What a query's column holds: a power of two, so that every dtype has it exactly."""
 _TERMS = {torch.bfloat16: 3, torch.float16: 3}
-_ALIGNED = 8
-"""Fused kernels take heads of a multiple of this number of columns."""
 
 
 class Gates(base.Parameters):
@@ -57,7 +56,7 @@ class FoxLayer(base.PositionLayer):
         self.head_dim = config.head_dim
         self.heads_per_group = config.num_attention_heads // config.num_key_value_heads
         columns = self.heads_per_group * _TERMS[torch.bfloat16]
-        self.added_columns = columns + -(self.head_dim + columns) % _ALIGNED
+        self.added_columns = columns + -(self.head_dim + columns) % ALIGNED
 
     def observe(self, x_BTD: Tensor, heads: slice = base.EVERY_HEAD) -> Tensor:
         """``log f``, at least fp32 [B, H, T]."""
@@ -125,9 +124,9 @@ class FoxLayer(base.PositionLayer):
         return -terms_BGTYR.sum(dim=-2).transpose(2, 3) * (UNIT / self.head_dim**0.5)
 
     def _padded(self, columns: Tensor) -> Tensor:
-        return F.pad(columns, (0, -(self.head_dim + columns.shape[-1]) % _ALIGNED))
+        return F.pad(columns, (0, -(self.head_dim + columns.shape[-1]) % ALIGNED))
 
     def multiplications_per_token(self, keys: float) -> float:
         heads, hidden = self.gates.weight.shape
-        columns = self.heads_per_group + -(self.head_dim + self.heads_per_group) % _ALIGNED
+        columns = self.heads_per_group + -(self.head_dim + self.heads_per_group) % ALIGNED
         return heads * hidden + heads * keys * columns

@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from tape_ds.attention.call import ALIGNED
 from tape_ds.encodings.on_device import refuse_above
 
 BASE = 256
 DIGITS = 3
 LARGEST = BASE**DIGITS - 1
-_ALIGNED = 8  # torch's fused kernels refuse 16-bit keys whose rows begin anywhere else
 
 
 def columns(integers: int) -> int:
-    """Return how many columns keep a token's integers."""
-    return DIGITS * integers + -DIGITS * integers % _ALIGNED
+    """Return how many columns keep a token's integers: fused kernels refuse a view of keys with rows of any length."""
+    return DIGITS * integers + -DIGITS * integers % ALIGNED
 
 
 def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
