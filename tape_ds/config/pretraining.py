@@ -10,7 +10,7 @@ from tape_ds.config import new_model
 from tape_ds.config.sections import DataCache, Mixture
 from tape_ds.data import sources
 from tape_ds.data.bad_rows import Skip
-from tape_ds.data.sources import KINDS, weights
+from tape_ds.data.sources import KINDS, TokenSource, weights
 from tape_ds.errors import Problem
 from tape_ds.fields import COMPARED, DERIVED, FREE, Section, Tokens, rule
 from tape_ds.models.loading import config_file
@@ -125,7 +125,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
             return
         for spec in weights.specs_of(data.train_data):
             kind = KINDS.get(spec.partition(":")[0])
-            if kind is not None and kind.tokenised:
+            if kind is not None and issubclass(kind, TokenSource) and not kind.streamed:
                 wrong = "holds token ids already, and is read from disk anyway"
                 yield Problem("train_data", spec, wrong, "set streaming: false")
         steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")

@@ -15,10 +15,10 @@ document read counts as progress for the watchdog.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,16 +26,18 @@ import torch
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.order import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, RunSamples, generator, packed_item
 from tape_ds.data.pack import PackedSequence, cut
-from tape_ds.data.sources import Document, Shard, parse_all
-from tape_ds.data.tokenized import FIELD_OF, encode
+from tape_ds.data.sources import Document, Shard, TokenShard, TokenSource, parse_all
+from tape_ds.data.tokenized import FIELD_OF, checked_ids, encode, made_for
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The limits of the shuffle buffer; both decide the order.
+# The limits of the shuffle buffer; both decide the order. Of token ids, an id counts as a character.
 BUFFER_DOCUMENTS = 4096
 BUFFER_CHARACTERS = 2**23
+
+Item = TypeVar("Item")
 
 _FIELD = FIELD_OF["train"]
 
@@ -44,7 +46,7 @@ _FIELD = FIELD_OF["train"]
 class Stream:
     """The settings that decide the sequences of a stream's workers."""
 
-    shards: list[Shard]
+    shards: list[Shard | TokenShard]
     tokenizer: "PreTrainedTokenizerBase"
     window: int  # tokens of a sequence
     seed: int
@@ -70,7 +72,7 @@ class Stream:
         for epoch, shard in self.visits(worker):
             before = passed
             rng = generator(self.seed, SHUFFLE_IN_SHARD, epoch, shard)
-            for _, ids in encode(shuffled(self.shards[shard].documents(), rng), self.tokenizer):
+            for ids in self._shuffled_ids(self.shards[shard], rng, skip - passed):
                 self.read.add_(1)
                 rest = ids[max(0, skip - passed) :]
                 passed += len(ids)
@@ -81,23 +83,43 @@ class Stream:
                 if len(empty) == len(self.shards):
                     return
 
+    def _shuffled_ids(self, shard: Shard | TokenShard, rng: np.random.Generator, skipped: int) -> Iterator[np.ndarray]:
+        """Yield the token ids of a shard's documents, int32 [n]; of stored ids those wholly among the first ``skipped``
+        tokens are not read, and keep their type."""
+        if isinstance(shard, Shard):
+            for _, ids in encode(shuffled(shard.documents(), rng), self.tokenizer):
+                yield ids
+            return
+        for name, ids in shuffled(shard.rows(), rng, lambda row: len(row[1])):
+            skipped -= len(ids)
+            if skipped >= 0:
+                yield ids
+            elif len(ids):
+                yield checked_ids(shard.source, name, ids, len(self.tokenizer))
 
-def shuffled(documents: Iterable[Document], rng: np.random.Generator) -> Iterator[Document]:
+
+def _characters(document: Document) -> int:
+    return len(document.text)
+
+
+def shuffled(
+    documents: Iterable[Item], rng: np.random.Generator, size: Callable[[Any], int] = _characters
+) -> Iterator[Item]:
     """Yield the documents in random order, each drawn from a buffer of bounded size."""
 
-    def draw() -> Document:
+    def draw() -> Item:
         at = int(rng.integers(len(held)))
         held[at], held[-1] = held[-1], held[at]  # so that pop moves nothing
         return held.pop()
 
-    held: list[Document] = []
+    held: list[Item] = []
     characters = 0
     for document in documents:
         held.append(document)
-        characters += len(document.text)
+        characters += size(document)
         while len(held) > BUFFER_DOCUMENTS or characters > BUFFER_CHARACTERS:
             drawn = draw()
-            characters -= len(drawn.text)
+            characters -= size(drawn)
             yield drawn
     while held:
         yield draw()
@@ -142,13 +164,19 @@ class StreamedSequences(RunSamples):
     ):
         """
         Args:
-            specs: of text; all their shards are mixed.
+            specs: of text, or of token ids that are read in parts; all their shards are mixed.
             workers: shards that are read at a time, 1 or more; at most all shards.
             skip_bad_rows: of the recipe; each process counts and logs those that it reads.
         """
         self.specs = list(specs)
         bad_rows = BadRows(skip_bad_rows, tell=True)
-        shards = [shard for source in parse_all(specs, _FIELD, bad_rows) for shard in source.shards("train")]
+        shards: list[Shard | TokenShard] = []
+        for source in parse_all(specs, _FIELD, bad_rows):
+            if isinstance(source, TokenSource):
+                made_for(source, tokenizer)
+                shards += source.token_shards()
+            else:
+                shards += source.shards("train")
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
         self.samples = samples
         # worker -> the number of its next sequence, and an iterator over the sequences from there on

@@ -25,7 +25,7 @@ from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.data.sources.arrow import is_prepared
-from tape_ds.errors import UserError
+from tape_ds.errors import UserError, redacted
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -61,6 +61,8 @@ def tokenize_source(
     """Return the documents of one source: a prepared folder in place, all else from the cache."""
     from datasets import load_from_disk
 
+    if isinstance(source, TokenSource):
+        made_for(source, tokenizer)
     if isinstance(source, TokenSource) and source.recorded_tokenizer() not in (None, identity):
         remedy = "prepare the text again with this model's tokenizer, or give the model the tokenizer it was made with"
         raise UserError(source.problem("its token ids are those of another tokenizer", remedy))
@@ -81,15 +83,34 @@ def tokenize_source(
         for name, ids in source.token_rows():
             if len(ids) == 0:
                 continue
-            lowest, highest = int(ids.min()), int(ids.max())
-            if lowest < 0 or highest >= len(tokenizer):
-                outside = f"outside the tokenizer's vocabulary of {len(tokenizer)}"
-                wrong = f"{name} has token ids {lowest} .. {highest}, {outside}"
-                raise UserError(source.problem(wrong, "tokenise the text again with this model's tokenizer"))
-            yield {"name": name, "input_ids": ids.astype(np.int32)}
+            yield {"name": name, "input_ids": checked_ids(source, name, ids, len(tokenizer))}
 
     none = source.problem("no document has any token", "name data that hold text")
     return cache.rows(cache_dir, key, document_features(), token_rows, source_bad_rows, none=none)
+
+
+def made_for(source: TokenSource, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Tell a source of token ids the EOS of the tokenizer that its ids are read with, before they are read."""
+    source.eos = tokenizer.eos_token_id
+    recorded = source.made_with()
+    if recorded not in (None, tokenizer.name_or_path):
+        logger.warning(
+            "%s: its ids were made with the tokenizer %s, as it records; they are read with %s",
+            redacted(source.spec),
+            recorded,
+            tokenizer.name_or_path,
+        )
+
+
+def checked_ids(source: TokenSource, name: str, ids: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Return the ids [n] of a document as int32; raise :class:`UserError` for ids that the tokenizer does not have."""
+    lowest = int(ids.min())
+    highest = int(ids.max())
+    if lowest >= 0 and highest < vocabulary:
+        return ids.astype(np.int32)
+    outside = f"outside the tokenizer's vocabulary of {vocabulary}"
+    wrong = f"{name} has token ids {lowest} .. {highest}, {outside}"
+    raise UserError(source.problem(wrong, source.other_ids))
 
 
 def document_features() -> "Features":

@@ -15,11 +15,12 @@ from tape_ds import paths
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.sources import files, weights
 from tape_ds.data.sources.arrow import ArrowFolder
-from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenSource
+from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenShard, TokenSource
 from tape_ds.data.sources.files import JsonLines, PackageText, ParquetFiles, TextFiles
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
 from tape_ds.data.sources.token_file import TokenFile
+from tape_ds.data.sources.tokens import TokenCorpus
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "RowSource",
     "Shard",
     "Source",
+    "TokenCorpus",
     "TokenFile",
+    "TokenShard",
     "TokenSource",
     "check_lists",
     "parse",
@@ -41,7 +44,10 @@ __all__ = [
 # in the order in which messages list them
 KINDS: dict[str, type[Source]] = {
     source.kind: source
-    for source in (StandardLibrary, TextFiles, PackageText, JsonLines, ParquetFiles, HubDataset, ArrowFolder, TokenFile)
+    for source in (
+        *(StandardLibrary, TextFiles, PackageText, JsonLines, ParquetFiles, HubDataset),
+        *(ArrowFolder, TokenFile, TokenCorpus),
+    )
 }
 
 

@@ -148,10 +148,19 @@ class ArrowFolder(TokenSource):
             info = json.loads((self.path / "dataset_info.json").read_text(encoding="utf-8"))
             columns = dict(info["features"])
             state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
-            absent = [name for each in state["_data_files"] if not (self.path / (name := each["filename"])).is_file()]
+            names = [str(each["filename"]) for each in state["_data_files"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = "write it with datasets' save_to_disk; of several splits name one, DIR/SPLIT"
             return [self.problem(f"not a saved dataset ({error!r})", remedy)]
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            wrong = f"its state.json names {', '.join(outside)}, and a file outside its folder is in no fingerprint"
+            return [self.problem(wrong, "put the files into the folder, or write it again with save_to_disk")]
+        if is_prepared(self.path) and names != [shard.file for shard in read_manifest(self.path).shards]:
+            return [
+                self.problem(f"its state.json names other shards than its {MANIFEST}", "copy the whole folder again")
+            ]
+        absent = [name for name in names if not (self.path / name).is_file()]
         if absent:
             return [self.problem(f"{', '.join(absent)} of it is missing", "copy the whole folder, or write it again")]
 
@@ -191,6 +200,9 @@ class ArrowFolder(TokenSource):
         """The manifest's, or the identities of all files (:func:`file_identity`)."""
         if is_prepared(self.path):
             return read_manifest(self.path).fingerprint
-        files = sorted(path for path in self.path.iterdir() if path.suffix in {".arrow", ".json"})
+        state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+        named = {each["filename"] for each in state["_data_files"]}
+        found = (path for path in self.path.iterdir() if path.suffix in {".arrow", ".json"} or path.name in named)
+        files = sorted(found)
         parts = [f"{path.name}={file_identity(path)}" for path in files]
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()

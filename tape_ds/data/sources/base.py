@@ -192,10 +192,14 @@ class TokenSource(Source):
     """Documents that are token ids already, in a file or a folder."""
 
     tokenised = True
+    streamed: ClassVar[bool] = False  # True: `token_shards` gives its parts
+    other_ids: ClassVar[str] = "tokenise the text again with this model's tokenizer"
+    """Remedy where ids are not in the vocabulary."""
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         self.path = paths.of(self.rest)
+        self.eos: int | None = None  # of the tokenizer, where documents end with it; set by readers, as `bad_rows`
 
     @abstractmethod
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -205,11 +209,29 @@ class TokenSource(Source):
     def recorded_tokenizer(self) -> str | None:
         """Return the :func:`tape_ds.data.tokenized.tokenizer_fingerprint` that the data record, if any."""
 
+    def made_with(self) -> str | None:
+        """Return the name of the tokenizer that the data record, if any."""
+        return None
+
+    def token_shards(self) -> "list[TokenShard]":
+        """Return the parts of :meth:`token_rows` in its order, unopened."""
+        raise TypeError(f"{self.spec} is not read in parts")
+
     def shards(self, split: str) -> list[Shard]:
         raise TypeError(f"{self.spec} holds token ids, not text")
 
     def identities(self, split: str) -> set[str]:
         return {self.path.resolve().as_posix()}
+
+
+@dataclass(frozen=True)
+class TokenShard:
+    """A part of a source of token ids that is read separately, as :class:`Shard` is of text. Picklable."""
+
+    name: str
+    source: TokenSource
+    rows: Callable[[], Iterator[tuple[str, np.ndarray]]]
+    """Read its documents, as :meth:`TokenSource.token_rows`."""
 
 
 def file_identity(path: Path) -> str:

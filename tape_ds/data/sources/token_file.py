@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tape_ds import storage
+from tape_ds.data.sources import token_headers
 from tape_ds.data.sources.base import TokenSource, file_identity
 from tape_ds.errors import Problem, UserError, redacted
 
@@ -25,9 +26,8 @@ WIDTHS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 BARE = "uint16"  # the width of a file without a record
 _CHECKED = 65_536  # ids at the beginning of a file that are checked before it is read
 _HIGH = 16  # upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries
-_HEAD = 256  # ids at the beginning that are checked for another format
-_PRINTED = frozenset(range(32, 127)) | {9, 10, 13}  # bytes of plain text
-_ENOUGH = 64  # ids that are not all below ``_HIGH`` by chance
+_ENOUGH = 64  # ids that are not mostly below ``_HIGH`` by chance
+_MOSTLY = 0.9  # a header of some other format may precede them
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,10 @@ class TokenFile(TokenSource):
     kind = "bin"
     form = "bin:FILE"
     stream = True
+    other_ids = (
+        "give the model of the tokenizer that made them, or tokenise the text again with this model's; "
+        "ids of 32 bits are tokens:FILE#uint32&end=file"
+    )
 
     def check(self) -> list[Problem]:
         """Also look for other formats, and for ids wider than 16 bits, in a file without a record."""
@@ -128,21 +132,34 @@ class TokenFile(TokenSource):
         if record is not None and size != record.tokens * width.itemsize:
             wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
             return [self.problem(wrong, "write it again")]
+        if record is None and (others := list(self._other_contents(size))):
+            return others
         if size == 0 or size % width.itemsize != 0:
             wrong = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
             return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
-        if record is None:  # of another format, or wider ids: read as 16 bits, these would be in many a vocabulary
-            ids = np.fromfile(self.path, width, _CHECKED)
-            head, seconds = ids[:_HEAD].tobytes(), ids[1::2]
-            highest = seconds.max() if len(seconds) else _HIGH
-            if (
-                head.startswith(b"PK\x03\x04")
-                or set(head) <= _PRINTED
-                or highest < (_HIGH if len(seconds) >= _ENOUGH else 1)
-            ):
-                wrong = "a text, an archive, or ids of 32 or 64 bits, and not unsigned 16-bit token ids"
-                return [self.problem(wrong, "write such ids, or use tape-ds prepare-test-set, which notes the width")]
         return []
+
+    def _other_contents(self, size: int) -> Iterator[Problem]:
+        """Yield a problem if a file without a record does not begin as 16-bit ids do: read so, other contents would be
+        in many a vocabulary."""
+        ids = np.fromfile(self.path, WIDTHS[BARE], _CHECKED)
+        head = ids[: token_headers.HEAD // 2].tobytes()
+        wanted = "not unsigned 16-bit token ids without a header"
+        other = token_headers.format_of(head, size)
+        if other in token_headers.READABLE:
+            remedy = f"read it with its header, and the ends of its documents: tokens:{self.path}"
+            yield self.problem(f"it begins as {other}, {wanted}", remedy)
+        elif beside := [file.name for file in token_headers.indexes(self.path) if file.is_file()]:
+            wrong = f"{', '.join(beside)} has the ends of its documents, which bin: does not read"
+            yield self.problem(wrong, f"name it tokens:{self.path}")
+        elif other is not None:
+            yield self.problem(f"it begins as {other}, {wanted}", "name a file of token ids, or its text")
+        elif _are_wide(ids):
+            remedy = f"read them as tokens:{self.path}#uint32&end=file (or uint64), or write them with numpy.save"
+            yield self.problem(f"ids of 32 or 64 bits, {wanted}", remedy)
+        elif header := token_headers.header_like(head, size):
+            remedy = "write the ids alone, or with numpy.save and name them tokens:FILE.npy"
+            yield self.problem(f"it has a header that is not known ({header}), {wanted}", remedy)
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
         record = read_record(self.path)
@@ -160,3 +177,11 @@ class TokenFile(TokenSource):
         record = read_record(self.path)
         parts = (record.width, record.sha256) if record else (BARE, file_identity(self.path))
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
+
+
+def _are_wide(ids: np.ndarray) -> bool:
+    """Return whether every second of ``ids``, uint16 [n], is the upper half of a wider id."""
+    seconds = ids[1::2]
+    if len(seconds) < _ENOUGH:
+        return len(seconds) > 0 and int(seconds.max()) == 0
+    return bool((seconds < _HIGH).mean() >= _MOSTLY)

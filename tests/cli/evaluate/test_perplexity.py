@@ -16,6 +16,7 @@ from tape_ds.cli.evaluate import perplexity
 from tape_ds.data.sources import token_file
 from tape_ds.data.tokenized import tokenizer_fingerprint
 from tape_ds.scoring import losses, models, window_jobs
+from tests.data.sources import token_writers
 from tests.models.helpers import VOCABULARY
 
 SIZES = {"a": 70, "b": 131, "c": 33, "d": 7}
@@ -259,3 +260,22 @@ def test_a_model_with_fewer_embeddings_than_the_tokenizer_is_refused(refused, sp
 def test_a_head_that_cannot_be_reproduced_is_refused(refused, spec, monkeypatch):
     monkeypatch.setattr("tape_ds.scoring.losses.unscorable", lambda config: "softcapping of this model")
     assert "softcapping of this model" in refused("--data", spec, "--lengths", 16)
+
+
+def test_each_document_of_a_token_file_scores_as_its_text(evaluate, spec, documents, base, tmp_path):
+    """The borders come from the file: the same windows, the same sums as the texts of these ids."""
+    (texts,) = evaluate("--data", spec, "--lengths", 32)["perplexity"]
+    ids = list(documents.values())
+    for path in (token_writers.megatron(tmp_path / "m", ids), token_writers.litdata(tmp_path / "l", ids, "uint16")):
+        (found,) = evaluate("--data", f"tokens:{path}", "--lengths", 32)["perplexity"]
+        for name in ("nll", "perplexity", "targets", "windows", "documents"):
+            assert found[name] == texts[name], (path, name)
+
+
+def test_a_header_is_not_scored(evaluate, documents, base, tmp_path, capsys):
+    """numpy's and llm.c's headers were 64 and 512 ids of the first window, with exit code 0."""
+    token_writers.numpy_file(tmp_path / "x.npy", documents.values())
+    token_writers.llm_c(tmp_path / "x.bin", documents.values())
+    for name in ("x.npy", "x.bin"):
+        code = perplexity.main([str(base), "--data", f"bin:{tmp_path}/{name}", "--lengths", "32"])
+        assert code == 2 and f"tokens:{tmp_path}/{name}" in capsys.readouterr().err

@@ -210,6 +210,25 @@ def test_a_damaged_arrow_folder_is_named(tmp_path):
         parse_all([f"arrow:{tmp_path}/ids"])
 
 
+def test_an_arrow_folder_reads_files_of_its_own_alone(tmp_path):
+    """state.json could name a file elsewhere, which was read and was in no fingerprint: a change of it was not seen."""
+    for name in ("ids", "other"):
+        datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]]}).save_to_disk(str(tmp_path / name))
+    (shard,) = (tmp_path / "other").glob("*.arrow")
+    state = tmp_path / "ids" / "state.json"
+    whole = json.loads(state.read_text())
+    for named in (f"../other/{shard.name}", str(shard)):
+        state.write_text(json.dumps({**whole, "_data_files": [{"filename": named}]}))
+        with pytest.raises(UserError, match=r"names .*, and a file outside its folder is in no fingerprint"):
+            parse_all([f"arrow:{tmp_path}/ids"])
+    shutil.copyfile(shard, tmp_path / "ids" / "moved.bin")
+    state.write_text(json.dumps({**whole, "_data_files": [{"filename": "moved.bin"}]}))
+    (source,) = parse_all([f"arrow:{tmp_path}/ids"])
+    before = source.fingerprint()
+    (tmp_path / "ids" / "moved.bin").write_bytes(shard.read_bytes() + b"\0")
+    assert source.fingerprint() != before
+
+
 @pytest.mark.parametrize(
     ("spec", "wrong"),
     [

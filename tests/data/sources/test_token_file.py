@@ -104,3 +104,29 @@ def test_what_fails_leaves_what_was_there(tmp_path):
     with pytest.raises(UserError, match="no document has a token"):
         write(tmp_path / "x.bin", [[], []])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [("x.bin", "x.idx"), ("x.ds", "x.ds.index"), ("x.npy", "x.csv.gz")],
+    ids=["megatron", "ds", "olmo"],
+)
+def test_a_file_whose_index_has_its_documents_is_not_one_document(name, index, tmp_path):
+    """Megatron's, datatrove's and OLMo's 16-bit files were read as one document, whatever their index said."""
+    np.arange(300, 900, dtype="<u2").tofile(tmp_path / name)
+    parse_all([f"bin:{tmp_path}/{name}"])
+    (tmp_path / index).write_bytes(b"")
+    with pytest.raises(
+        UserError, match=rf"{index} has the ends of its documents.*\n.*name it tokens:{tmp_path}/{name}"
+    ):
+        parse_all([f"bin:{tmp_path}/{name}"])
+
+
+def test_the_remedy_of_wide_ids_reads_them(tmp_path):
+    """It was told to write 16 bits, or to tokenise the text again."""
+    np.arange(60_000, 150_000, 97, dtype="<u4").tofile(tmp_path / "x.bin")
+    with pytest.raises(UserError, match="ids of 32 or 64 bits") as caught:
+        parse_all([f"bin:{tmp_path}/x.bin"])
+    (spec,) = (word for word in caught.value.problems[0].remedy.split() if word.startswith("tokens:"))
+    ((_, ids),) = parse_all([spec])[0].token_rows()
+    assert ids[:3].tolist() == [60_000, 60_097, 60_194]

@@ -1,0 +1,320 @@
+"""``tokens``: token ids as other programs of this field store them, with the borders of documents.
+
+A format's header decides the width of the ids and where documents end; what it does not record must be said, and is
+never guessed. Ids are taken as they are: a BOS or EOS that is among them stays, and none is added. The files are
+mapped, not copied, where a run streams; otherwise they are written into the cache as other data are.
+"""
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from tape_ds.data.sources import token_file, token_headers
+from tape_ds.data.sources.base import TokenShard, TokenSource, file_identity
+from tape_ds.data.sources.token_formats import (
+    WIDTHS,
+    Bare,
+    Datatrove,
+    LlmC,
+    Megatron,
+    Numpy,
+    RefusedError,
+    TokenFormat,
+    TokenOptions,
+)
+from tape_ds.data.sources.token_shards import INDEX, folder_format
+from tape_ds.data.sources.token_table import Border, TokenTable
+from tape_ds.errors import Problem, UserError
+
+_MEGATRON = Megatron()
+_DATATROVE = Datatrove()
+_LLM_C = LlmC()
+_NUMPY = Numpy()
+_BARE = Bare()
+_BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")
+_NAMED = 5  # files that messages list
+_ENDS = "end=eos (documents end with the tokenizer's EOS), end=ID, begin=ID or end=file (a file is one document)"
+# what a damaged file, or an index of other contents, raises
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, EOFError)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A file, or a file with its index, that holds rows of ids."""
+
+    name: str  # its path below the spec's fixed part
+    format: TokenFormat
+    path: Path
+
+
+class TokenCorpus(TokenSource):
+    """``tokens:PATH[#OPTION&OPTION]``: a file, a glob of files, a prefix of Megatron, or a folder.
+
+    Options: the width of ids without a header (a name of :data:`WIDTHS`), ``end=`` and ``begin=``, ``column=``.
+    """
+
+    kind = "tokens"
+    form = "tokens:PATH[#WIDTH&end=ID]"
+    streamed: ClassVar[bool] = True
+    other_ids: ClassVar[str] = (
+        "name ids of this model's tokenizer, or tokenise the text again with it; without a header, check the width too"
+    )
+
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
+        place, _, given = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
+        self.path = Path(os.path.expanduser(place))
+        self.given = given
+        self.width: str | None = None
+        self.named: dict[str, str] = {}
+        self.wrong: list[str] = []
+        for option in given.split("&") if given else []:
+            name, equals, value = option.partition("=")
+            if not equals and name in WIDTHS and self.width is None:
+                self.width = name
+            elif equals and value and name in ("end", "begin", "column") and name not in self.named:
+                self.named[name] = value
+            else:
+                self.wrong.append(option)
+
+    @property
+    def options(self) -> TokenOptions:
+        return TokenOptions(self.width, self.named.get("column"))
+
+    def check(self) -> list[Problem]:
+        """Also look at every header and size."""
+        problems = list(self._wrong_options())
+        if not self.rest or problems:
+            return problems or [self.problem("names no file", f"write {self.form}")]
+        try:
+            units = self.units()
+        except UserError as error:
+            return error.problems
+        for unit in units:
+            problems += self._check_unit(unit)
+            if len(problems) == _NAMED:
+                break
+        return problems
+
+    def _wrong_options(self) -> Iterator[Problem]:
+        for option in self.wrong:
+            remedy = f"write a width ({', '.join(WIDTHS)}), end=, begin= or column=, each once, joined by &"
+            yield self.problem(f"{option!r} is no option of it", remedy)
+        if "end" in self.named and "begin" in self.named:
+            yield self.problem("end and begin are given, and one of them divides documents", "remove one")
+        for name, words in {"end": ("eos", "file"), "begin": ()}.items():
+            value = self.named.get(name)
+            if value is not None and value not in words and not (value.isascii() and value.isdecimal()):
+                yield self.problem(f"{name}={value} is no token id", f"write {_ENDS}")
+
+    def _check_unit(self, unit: Unit) -> Iterator[Problem]:
+        kind = unit.format
+        for name, value in {"width": self.width, "column": self.named.get("column")}.items():
+            if value is not None and name not in kind.takes:
+                wrong = f"{unit.name} is {kind.name}, which has no {name} to choose"
+                yield self.problem(wrong, f"remove {value if name == 'width' else f'column={value}'}")
+                return
+        if kind is _BARE and self.width is None and kind.files(unit.path) == [unit.path]:
+            wrong = f"{unit.name} has no header that is known, and nothing says how wide its ids are"
+            remedy = f"if it holds ids alone, write {self.kind}:{self.path}#uint16&end=eos, or uint32, as they are"
+            yield self.problem(wrong, remedy)
+            return
+        try:
+            kind.check(unit.path, self.options)
+            undivided = not kind.has_documents(unit.path) and not self.named.keys() & {"end", "begin"}
+            if undivided and kind.border(unit.path) is None:
+                wrong = f"{unit.name} is {kind.name}, and nothing says where documents end"
+                if kind is _LLM_C:
+                    wrong = f"{unit.name} is {kind.name}, and its first documents do not begin as {kind.name}s do"
+                yield self.problem(wrong, f"add {_ENDS}: {self.kind}:{self._with_end()}")
+        except _DAMAGED as error:
+            yield self._unreadable(unit.name, error)
+
+    def _with_end(self) -> str:
+        return f"{self.path}#{'&'.join([*filter(None, [self.given]), 'end=eos'])}"
+
+    def _unreadable(self, name: str, error: BaseException) -> Problem:
+        if isinstance(error, RefusedError):
+            return self.problem(f"{name}: {error}", error.remedy)
+        said = str(error) if isinstance(error, OSError | ValueError) else f"its index is damaged ({error!r})"
+        return self.problem(f"{name} cannot be read: {said}", "repair the file, or leave it out of the glob")
+
+    def units(self) -> list[Unit]:
+        """Return all files in the order of their names; raise :class:`UserError` if there are none, or others."""
+        found: dict[Path, Unit] = {}
+        problems: list[Problem] = []
+        for name, path in self._matches():
+            try:
+                for unit in self._units_of(name, path):
+                    found.setdefault(unit.path, unit)
+            except UserError as error:
+                problems += error.problems
+            except _DAMAGED as error:
+                problems.append(self._unreadable(name, error))
+        if problems:
+            raise UserError(problems[:_NAMED])
+        return list(found.values())
+
+    def _matches(self) -> list[tuple[str, Path]]:
+        """Return (name, path) of the files and folders that the spec names, by name."""
+        place = self.path
+        if "://" in str(self.rest):
+            raise UserError(self.problem("token files are mapped into memory, and a URL cannot be", "copy them here"))
+        if os.path.exists(place):
+            return [(place.name, place)]
+        index = place.with_name(place.name + ".idx") if place.name else place
+        if place.name and os.path.isfile(index):
+            return [(index.name, index)]
+        root = next((parent for parent in place.parents if os.path.isdir(parent)), Path())
+        names = sorted(glob.glob(str(place.relative_to(root)), root_dir=root, recursive=True))
+        matches = [(name, root / name) for name in names]
+        files = [(name, path) for name, path in matches if path.is_file() or (path / INDEX).is_file()]
+        if not files:
+            wrong = "no file matches" if glob.has_magic(str(place)) else "no such file or folder"
+            raise UserError(self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}"))
+        return files
+
+    def _units_of(self, name: str, path: Path) -> Iterator[Unit]:
+        if not path.is_dir():
+            yield self._unit_of_file(name, path)
+        elif (path / INDEX).is_file():
+            kind = folder_format(path)
+            for shard in kind.shards(path):
+                yield Unit(f"{name}/{shard.relative_to(path).as_posix()}", kind, shard)
+        else:
+            files = sorted(file for file in path.iterdir() if file.suffix in (".ds", ".idx", ".bin", ".npy"))
+            kinds = {".bin" if file.suffix == ".idx" else file.suffix for file in files if file.is_file()}
+            if len(kinds) != 1:
+                wrong = f"a folder with token files of {len(kinds)} kinds, and without {INDEX}"
+                remedy = f"name files of one kind with a glob, {self.kind}:{self.path}/*.npy for example"
+                raise UserError(self.problem(wrong, remedy))
+            for file in files:
+                if file.is_file():
+                    yield self._unit_of_file(f"{name}/{file.name}", file)
+
+    def _unit_of_file(self, name: str, path: Path) -> Unit:
+        """Return the file with its format; an index stands for the file that it is of."""
+        for beside in _BESIDE:
+            if path.name.endswith(beside):
+                main = path.with_name(path.name.removesuffix(beside) + ".ds")
+                return Unit(_renamed(name, main), _DATATROVE, main)
+        if path.name.endswith(".csv.gz"):
+            main = path.with_name(path.name.removesuffix(".csv.gz") + ".npy")
+            if main.is_file():
+                return self._unit_of_file(_renamed(name, main), main)
+        index = path.with_suffix(".idx")
+        if path.suffix == ".idx" or (path.suffix == ".bin" and index.is_file()):
+            return Unit(_renamed(name, path.with_suffix(".bin")), _MEGATRON, index)
+        if path.suffix == ".ds":
+            return Unit(name, _DATATROVE, path)
+        if token_file.record_path(path).is_file():
+            remedy = f"write {token_file.TokenFile.kind}:{path}"
+            raise UserError(self.problem(f"{name} is a file of tape-ds prepare-test-set, with a record", remedy))
+        if not path.is_file():
+            raise ValueError("it is no file")
+        with path.open("rb") as file:
+            head = file.read(token_headers.HEAD)
+        if head.startswith(token_headers.NUMPY):
+            return Unit(name, _NUMPY, path)
+        if token_headers.llm_c_header(head) is not None:
+            return Unit(name, _LLM_C, path)
+        other = token_headers.format_of(head, path.stat().st_size)
+        if other is not None:
+            remedy = "name token ids: of Megatron, datatrove, OLMo, numpy, llm.c, MDS or litdata"
+            raise UserError(self.problem(f"{name} is no token file: it begins as {other}", remedy))
+        return Unit(name, _BARE, path)
+
+    def _table(self, unit: Unit) -> TokenTable:
+        try:
+            return _opened(unit.format, unit.path, self.options, _state(unit))
+        except _DAMAGED as error:
+            raise UserError(self._unreadable(unit.name, error)) from error
+
+    def _border(self, unit: Unit) -> Border | None:
+        """Return what divides the rows of a file into documents."""
+        end = self.named.get("end")
+        if "begin" in self.named:
+            return Border(int(self.named["begin"]), begins=True)
+        if end == "file":
+            return None
+        if end == "eos" and self.eos is None:
+            remedy = "write end=ID with the token that documents end with"
+            raise UserError(self.problem("end=eos is given, and the tokenizer has no EOS", remedy))
+        if end is not None:
+            return Border(int(self.eos if end == "eos" else end))  # type: ignore[arg-type]
+        return None if unit.format.has_documents(unit.path) else unit.format.border(unit.path)
+
+    def _rows(self, unit: Unit, part: int) -> Iterator[tuple[str, np.ndarray]]:
+        border = self._border(unit)
+        table = self._table(unit)
+        for at, ids in table.documents(part, border):
+            yield f"{unit.name}@{at}", ids
+
+    def token_shards(self) -> list[TokenShard]:
+        shards = []
+        for unit in self.units():
+            try:
+                parts = unit.format.parts(unit.path, self.options)
+            except _DAMAGED as error:
+                raise UserError(self._unreadable(unit.name, error)) from error
+            for part in range(parts):
+                name = f"{unit.name}:{part}" if parts > 1 else unit.name
+                shards.append(TokenShard(name, self, partial(self._rows, unit, part)))
+        return shards
+
+    def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
+        return chain.from_iterable(shard.rows() for shard in self.token_shards())
+
+    def recorded_tokenizer(self) -> str | None:
+        return None
+
+    def made_with(self) -> str | None:
+        found = {unit.format.tokenizer(unit.path) for unit in self.units()}
+        return ", ".join(sorted(name for name in found if name is not None)) or None
+
+    def fingerprint(self) -> str:
+        """Hash the options, and names, formats and identities (:func:`file_identity`) of all files and indexes."""
+        parts = [self.kind, self.width or ""]
+        parts += [f"{name}={value}" for name, value in sorted(self.named.items())]
+        for unit in self.units():
+            parts.append(f"{unit.name} {unit.format.name}")
+            parts += [f"{file.name}={file_identity(file)}" for file in unit.format.files(unit.path)]
+        for index in sorted({file for unit in self.units() for file in self._indexes(unit)}):
+            parts.append(f"{index.name}={file_identity(index)}")
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _indexes(self, unit: Unit) -> Iterator[Path]:
+        for folder in (self.path, unit.path.parent):
+            if (folder / INDEX).is_file():
+                yield (folder / INDEX).resolve()
+
+    def identities(self, split: str) -> set[str]:
+        return {file.resolve().as_posix() for unit in self.units() for file in unit.format.files(unit.path)}
+
+
+@lru_cache(maxsize=4)
+def _opened(kind: TokenFormat, path: Path, options: TokenOptions, state: tuple[int, ...]) -> TokenTable:
+    """Return an opened file; ``state``, of its files, is only the cache's."""
+    return kind.table(path, options)
+
+
+def _state(unit: Unit) -> tuple[int, ...]:
+    found: list[int] = []
+    for file in unit.format.files(unit.path):
+        status = file.stat()
+        found += [status.st_size, status.st_mtime_ns]
+    return tuple(found)
+
+
+def _renamed(name: str, path: Path) -> str:
+    """Return a file's name below the fixed part, for another file in its folder."""
+    folder = name.rpartition("/")[0]
+    return f"{folder}/{path.name}" if folder else path.name
