@@ -61,8 +61,9 @@ def select(
     """Return the documents of ``specs`` that are long enough, in their order.
 
     Args:
-        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file are one document each, their ids
-            checked against the vocabulary. A prepared folder is read in place.
+        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows, a ``bin:`` file and what a file of ``tokens:`` has
+            between borders are one document each, their ids checked against the vocabulary. A prepared folder is read
+            in place.
         tokenizer: any of transformers; with its special tokens, never truncating.
         min_tokens: shorter documents are left out.
         max_documents: reading ends at this number of long enough documents, so that a corpus too large to tokenise can

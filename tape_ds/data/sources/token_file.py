@@ -147,7 +147,8 @@ class TokenFile(TokenSource):
         wanted = "not unsigned 16-bit token ids without a header"
         other = token_headers.format_of(head, size)
         if other in token_headers.READABLE:
-            remedy = f"read it with its header, and the ends of its documents: tokens:{self.path}"
+            whole = "#end=file" if head.startswith(token_headers.NUMPY) else ""
+            remedy = f"read it with its header: tokens:{self.path}{whole}"
             yield self.problem(f"it begins as {other}, {wanted}", remedy)
         elif beside := [file.name for file in token_headers.indexes(self.path) if file.is_file()]:
             wrong = f"{', '.join(beside)} has the ends of its documents, which bin: does not read"

@@ -97,8 +97,9 @@ class Megatron(TokenFormat):
         """Return the type of an id, and the end of each document, int64 [documents]."""
         data = path.with_suffix(".bin")
         index = path.with_suffix(".idx")
-        if not data.is_file():
-            raise ValueError(f"{data.name} is missing")
+        for file in (data, index):
+            if not file.is_file():
+                raise ValueError(f"{file.name} is missing")
         head = _head(index)
         begin = 34
         if len(head) < begin or not head.startswith(token_headers.MEGATRON_INDEX):
@@ -280,7 +281,7 @@ class Bare(TokenFormat):
             wrong = f"its ids are not {dtype.name}: {size:,} bytes are not a multiple of {dtype.itemsize}"
             raise RefusedError(wrong, "give the width that it was written with")
         ids = np.fromfile(path, dtype, token_headers.HEAD // dtype.itemsize)
-        sign = _other_width(ids)
+        sign = _other_width(ids) or token_headers.many_zeros(ids)
         if sign is None and dtype.itemsize <= 2:
             sign = token_headers.header_like(_head(path), size)
         if sign is not None:

@@ -126,21 +126,27 @@ def header_like(head: bytes, size: int) -> str | None:
     formats are letters.
     """
     ids = np.frombuffer(head[: len(head) // 2 * 2], "<u2")
-    zeros = ids == 0
-    for first, most in ((8, 3), (16, 4)):
-        if len(ids) >= first and zeros[:first].sum() >= most:
-            return f"{int(zeros[:first].sum())} of its first {first} ids are 0"
+    if (sign := many_zeros(ids)) is not None:
+        return sign
     if 0 < _begins_with(head, "<Q") <= size:
         return "it begins with a number of 64 bits"
-    run = _longest_run(zeros)
-    if run >= 16:
-        return f"{run} ids in a row are 0 in its first {len(head):,} bytes"
     letters = 0
     while letters < len(head) and 32 <= head[letters] < 127:
         letters += 1
     if letters >= 12 or (letters >= 4 and head[letters : letters + 1] in (b"\x00", b"\n", b"\x1a")):
         return f"it begins with the text {head[: min(letters, 16)].decode('ascii')!r}"
     return None
+
+
+def many_zeros(ids: np.ndarray) -> str | None:
+    """Return how many of a file's first ids [n] are 0, if they are as many as in a header."""
+    zeros = ids == 0
+    for first, most in ((8, 3), (16, 4)):
+        count = int(zeros[:first].sum())
+        if len(ids) >= first and count >= most:
+            return f"{count} of its first {first} ids are 0"
+    run = _longest_run(zeros)
+    return f"{run} of its first ids are 0 in a row" if run >= 16 else None
 
 
 def llm_c_header(head: bytes) -> tuple[str, int, int] | None:

@@ -262,8 +262,14 @@ def _read(file: Path, changed: int) -> dict[str, Any]:
 
 def _entries(folder: Path, kind: _Shards) -> dict[str, dict[str, Any]]:
     """Return name -> entry of every shard, with all its names and its number."""
+    return _listed(folder / INDEX, (folder / INDEX).stat().st_mtime_ns, kind.name)
+
+
+@lru_cache(maxsize=8)  # every shard asks for its entry
+def _listed(file: Path, changed: int, name: str) -> dict[str, dict[str, Any]]:
+    (kind,) = (each for each in KINDS if each.name == name)
     try:
-        entries = kind.entries(_read(folder / INDEX, (folder / INDEX).stat().st_mtime_ns))
+        entries = kind.entries(_read(file, changed))
         found = {}
         for number, (names, entry) in enumerate(entries):
             for name in names:

@@ -100,7 +100,7 @@ class TokenCorpus(TokenSource):
             return error.problems
         for unit in units:
             problems += self._check_unit(unit)
-            if len(problems) == _NAMED:
+            if len(problems) >= _NAMED:
                 break
         return problems
 
@@ -132,14 +132,17 @@ class TokenCorpus(TokenSource):
             undivided = not kind.has_documents(unit.path) and not self.named.keys() & {"end", "begin"}
             if undivided and kind.border(unit.path) is None:
                 wrong = f"{unit.name} is {kind.name}, and nothing says where documents end"
+                remedy = f"add {_ENDS}: {self.kind}:{self._with('end=eos')}"
                 if kind is _LLM_C:
-                    wrong = f"{unit.name} is {kind.name}, and its first documents do not begin as {kind.name}s do"
-                yield self.problem(wrong, f"add {_ENDS}: {self.kind}:{self._with_end()}")
+                    wrong = f"{unit.name} is {kind.name}, and its first documents do not begin with its token"
+                    whole = f"{self.kind}:{self._with('end=file')}"
+                    remedy = f"add begin=ID, the token that each begins with, or read it as one: {whole}"
+                yield self.problem(wrong, remedy)
         except _DAMAGED as error:
             yield self._unreadable(unit.name, error)
 
-    def _with_end(self) -> str:
-        return f"{self.path}#{'&'.join([*filter(None, [self.given]), 'end=eos'])}"
+    def _with(self, option: str) -> str:
+        return f"{self.path}#{'&'.join([*filter(None, [self.given]), option])}"
 
     def _unreadable(self, name: str, error: BaseException) -> Problem:
         if isinstance(error, RefusedError):
@@ -158,18 +161,19 @@ class TokenCorpus(TokenSource):
             except UserError as error:
                 problems += error.problems
             except _DAMAGED as error:
-                problems.append(self._unreadable(name, error))
+                problems.append(self._unreadable(name or path.name, error))
         if problems:
             raise UserError(problems[:_NAMED])
         return list(found.values())
 
     def _matches(self) -> list[tuple[str, Path]]:
-        """Return (name, path) of the files and folders that the spec names, by name."""
+        """Return (name, path) of the files and folders that the spec names, by name; a single folder is "", so that names
+        are the same wherever it is copied."""
         place = self.path
         if "://" in str(self.rest):
             raise UserError(self.problem("token files are mapped into memory, and a URL cannot be", "copy them here"))
         if os.path.exists(place):
-            return [(place.name, place)]
+            return [("" if place.is_dir() else place.name, place)]
         index = place.with_name(place.name + ".idx") if place.name else place
         if place.name and os.path.isfile(index):
             return [(index.name, index)]
@@ -188,7 +192,7 @@ class TokenCorpus(TokenSource):
         elif (path / INDEX).is_file():
             kind = folder_format(path)
             for shard in kind.shards(path):
-                yield Unit(f"{name}/{shard.relative_to(path).as_posix()}", kind, shard)
+                yield Unit(_joined(name, shard.relative_to(path).as_posix()), kind, shard)
         else:
             files = sorted(file for file in path.iterdir() if file.suffix in (".ds", ".idx", ".bin", ".npy"))
             kinds = {".bin" if file.suffix == ".idx" else file.suffix for file in files if file.is_file()}
@@ -198,7 +202,7 @@ class TokenCorpus(TokenSource):
                 raise UserError(self.problem(wrong, remedy))
             for file in files:
                 if file.is_file():
-                    yield self._unit_of_file(f"{name}/{file.name}", file)
+                    yield self._unit_of_file(_joined(name, file.name), file)
 
     def _unit_of_file(self, name: str, path: Path) -> Unit:
         """Return the file with its format; an index stands for the file that it is of."""
@@ -215,7 +219,7 @@ class TokenCorpus(TokenSource):
             return Unit(_renamed(name, path.with_suffix(".bin")), _MEGATRON, index)
         if path.suffix == ".ds":
             return Unit(name, _DATATROVE, path)
-        if token_file.record_path(path).is_file():
+        if _has_record(path):
             remedy = f"write {token_file.TokenFile.kind}:{path}"
             raise UserError(self.problem(f"{name} is a file of tape-ds prepare-test-set, with a record", remedy))
         if not path.is_file():
@@ -300,6 +304,13 @@ class TokenCorpus(TokenSource):
         return {file.resolve().as_posix() for unit in self.units() for file in unit.format.files(unit.path)}
 
 
+def _has_record(path: Path) -> bool:
+    try:
+        return token_file.read_record(path) is not None
+    except (OSError, ValueError):  # of something else
+        return False
+
+
 @lru_cache(maxsize=4)
 def _opened(kind: TokenFormat, path: Path, options: TokenOptions, state: tuple[int, ...]) -> TokenTable:
     """Return an opened file; ``state``, of its files, is only the cache's."""
@@ -314,7 +325,10 @@ def _state(unit: Unit) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
 def _renamed(name: str, path: Path) -> str:
     """Return a file's name below the fixed part, for another file in its folder."""
-    folder = name.rpartition("/")[0]
-    return f"{folder}/{path.name}" if folder else path.name
+    return _joined(name.rpartition("/")[0], path.name)

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tape_ds.data.sources import check_lists, parse, parse_all, token_table
+from tape_ds.data.sources import check_lists, parse, parse_all, token_file, token_table
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer, tokenize
 from tests.data.sources import token_writers as write
@@ -65,7 +65,7 @@ def test_documents_of_llm_c_begin_with_their_token(dtype, token, tmp_path):
     spec = f"tokens:{write.llm_c(tmp_path / 'train_000001.bin', beginning(token), dtype)}"
     assert read(spec) == beginning(token)
     others = write.llm_c(tmp_path / "own.bin", beginning(7), dtype)
-    assert "its first documents do not begin as llm.c's token files do" in wrong(f"tokens:{others}")
+    assert "its first documents do not begin with its token" in wrong(f"tokens:{others}")
     assert read(f"tokens:{others}#begin=7") == beginning(7)
 
 
@@ -131,7 +131,7 @@ def test_files_of_a_glob_or_folder_are_read_in_the_order_of_their_names(tmp_path
     for place in ("", "/", "/*.ds", "/*", "/?.ds*"):
         assert read(f"tokens:{tmp_path}{place}") == expected, place
     (source,) = parse_all([f"tokens:{tmp_path}"])
-    names = [name.rpartition("/")[2] for name, _ in source.token_rows()]
+    names = [name for name, _ in source.token_rows()]
     assert names == ["a.ds@0", "a.ds@2", "b.ds@0", "c.ds@0"]
     write.numpy_file(tmp_path / "d.npy", [[5]])
     assert "token files of 2 kinds" in wrong(f"tokens:{tmp_path}")
@@ -277,13 +277,30 @@ def test_what_is_no_token_file_is_refused(place, said, tmp_path):
     write.datatrove(tmp_path / "loss.ds", ending())
     (tmp_path / "loss.ds.loss").write_bytes(b"\1")
     write.bare(tmp_path / "alone.ds", ending())
-    write.bare(tmp_path / "own.bin", ending())
-    (tmp_path / "own.bin.json").write_text("{}")
+    ids = map(np.array, ending())
+    token_file.write(tmp_path / "own.bin", ids, tokenizer="t", vocabulary=60_000, sources={}, choice={})
     np.save(tmp_path / "float.npy", np.ones(4))
     np.save(tmp_path / "objects.npy", np.array([{}, {}]), allow_pickle=True)
     root = tmp_path if (tmp_path / place).exists() else folder
     with pytest.raises(UserError, match=said):
         parse_all([f"tokens:{root}/{place}"])
+
+
+def test_a_header_of_wide_numbers_is_not_read_as_wide_ids(tmp_path):
+    """256 numbers of 32 bits in front, three of them set, as llm.c has them, of a program that is not known."""
+    header = np.zeros(256, "<u4")
+    header[:3] = 77, 1, 373
+    (tmp_path / "x.bin").write_bytes(header.tobytes() + write.joined(ending(), "<u4").tobytes())
+    assert "a header that is not known" in wrong(f"tokens:{tmp_path}/x.bin#uint32&end=2")
+
+
+def test_a_pipe_is_no_token_file(tmp_path):
+    """Opening one waits for a writer."""
+    write.megatron(tmp_path / "x", ending())
+    (tmp_path / "x.idx").unlink()
+    for name in ("x.idx", "y.bin"):
+        os.mkfifo(tmp_path / name)
+        assert "cannot be read" in wrong(f"tokens:{tmp_path}/{name}")
 
 
 def test_a_url_is_refused():
@@ -299,6 +316,8 @@ def test_the_fingerprint_follows_ids_borders_and_options_and_not_the_place(tmp_p
 
     first = fingerprint([[5, 6], [7]])
     assert fingerprint([[5, 6], [7]], "b") == first
+    folders = {parse(f"tokens:{tmp_path}/{name}").fingerprint() for name in "ab"}
+    assert len(folders) == 1, "of a folder too"
     others = [
         fingerprint([[5, 6], [8]]),
         fingerprint([[5], [6, 7]]),
