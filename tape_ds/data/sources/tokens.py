@@ -167,8 +167,8 @@ class TokenCorpus(TokenSource):
         return list(found.values())
 
     def _matches(self) -> list[tuple[str, Path]]:
-        """Return (name, path) of the files and folders that the spec names, by name; a single folder is "", so that names
-        are the same wherever it is copied."""
+        """Return (name, path) of the files and folders that the spec names, by name; a single folder is "", so that
+        names are the same wherever it is copied."""
         place = self.path
         if "://" in str(self.rest):
             raise UserError(self.problem("token files are mapped into memory, and a URL cannot be", "copy them here"))

@@ -8,6 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
+from tape_ds.data.pack import pack
+from tape_ds.data.selection import select
 from tape_ds.data.sources import check_lists, parse, parse_all, token_file, token_table
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer, tokenize
@@ -360,6 +362,19 @@ def test_documents_end_with_the_eos_of_the_tokenizer(tmp_path, tokenizer):
     other.eos_token = None
     with pytest.raises(UserError, match="end=eos is given, and the tokenizer has no EOS"):
         tokenize([spec], other, "train", tmp_path / "cache")
+
+
+def test_documents_are_selected_and_packed_as_those_of_a_text(tmp_path, tokenizer):
+    """Short ones are left out, and a document that ends with EOS is given no second one."""
+    eos = tokenizer.eos_token_id
+    documents = [[5, 6, 7, eos], [8, eos], [9, 10, 11]]
+    spec = f"tokens:{write.megatron(tmp_path / 'x', documents)}"
+    found = select([spec], tokenizer, "train", tmp_path / "cache", min_tokens=3)
+    assert list(found.documents["input_ids"]) == [documents[0], documents[2]]
+    assert (found.tokens, found.read_documents, found.read_tokens) == (7, 3, 9)
+    sequences = pack(found.documents, 8, tmp_path / "cache", "cut", eos)
+    assert list(sequences["input_ids"]) == [[5, 6, 7, eos, 9, 10, 11, eos]]
+    assert list(sequences["document_ids"]) == [[0, 0, 0, 0, 1, 1, 1, 1]]
 
 
 def test_a_changed_file_is_opened_again(tmp_path):

@@ -38,7 +38,7 @@ def changes(texts, output, **more):
     return given | more
 
 
-@pytest.mark.parametrize("streaming", ["false", "true"])
+@pytest.mark.parametrize("streaming", [pytest.param("false", marks=pytest.mark.slow), "true"])
 def test_a_run_trains_on_token_files_and_goes_on(texts, tmp_path, streaming):
     """Resumed at step 2 of 4 it has the losses of a run that was not stopped, to the last digit."""
     given = {"streaming": streaming, "eval_data": "", "max_steps": 4, "save_steps": 2}
