@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tape_ds import storage
+from tape_ds import standard_streams, storage
 from tape_ds.exit_codes import ExitCode
 
 GRACE_SECONDS = 5
@@ -175,10 +175,12 @@ def report(message: str, everywhere: bool = False) -> None:
 
 def command(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a command's ``main``: a :class:`UserError`, or a disk that refuses a write, is printed by rank 0 alone (or
-    where it was found) and becomes exit code 2. On a broken pipe, exit with 1 silently."""
+    where it was found) and becomes exit code 2. On a broken pipe, exit with 1 silently. A standard stream that is
+    closed is no error: what would go there is dropped."""
 
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
+        standard_streams.open_closed()
         try:
             code = main(*args, **kwargs) or 0
             sys.stdout.flush()

@@ -1,6 +1,7 @@
 """Messages of errors: a full disk, a broken pipe, and never a credential."""
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -119,3 +120,39 @@ raise SystemExit(main())
 def test_a_full_disk_without_a_file_s_name(capsys):
     assert run(OSError(errno.ENOSPC, "No space left on device")) == 2
     assert "no file (No space left on device)" in capsys.readouterr().err
+
+
+WRITES = """
+import os, subprocess, sys
+from tape_ds.errors import command
+
+@command
+def main():
+    with open("made", "w") as file:
+        file.write("whole")
+        print("a line")
+        os.write(1, b"of a library")
+        os.write(2, b"of a library")
+        assert sys.stdin.read() == ""
+        return subprocess.call("echo of a child; echo of a child >&2", shell=True)
+
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_without_its_streams_does_its_work_and_exits_with_0(tmp_path, closed):
+    """``sys.stdout`` was None: a command made its folder, and then failed in its last flush. And a file of the command
+    got the stream's number, so that a library's lines went into it."""
+    line = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, WRITES]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made").read_text() == "whole"
+    open_streams = {">&-", "2>&-"} - {*closed.split()}
+    assert ("a line" in done.stdout) == (">&-" in open_streams)
+    for stream, text in ((">&-", done.stdout), ("2>&-", done.stderr)):
+        assert ("of a library" in text and "of a child" in text) == (stream in open_streams)
+        assert bool(text) == (stream in open_streams)
