@@ -9,6 +9,7 @@ code 2, once per job, without a traceback. A disk that refuses a write (:class:`
 
 import contextlib
 import difflib
+import errno
 import functools
 import os
 import re
@@ -128,8 +129,13 @@ def disk_error(
     refused = storage.refusal(error)
     if refused is None:
         return None
-    permission = "" if refused.errno in storage.FULL else ", or let this user write to it"
-    remedy = f"make room on that disk{permission}; {remedy or 'or name another place, and start it again'}"
+    if refused.errno == errno.EFBIG:
+        first = "raise the limit (ulimit -f unlimited)"
+    elif refused.errno in storage.FULL:
+        first = "make room on that disk"
+    else:
+        first = "make room on that disk, or let this user write to it"
+    remedy = f"{first}; {remedy or 'or name another place, and start it again'}"
     file = Path(os.fsdecode(refused.filename)) if isinstance(refused.filename, str | bytes) else None
     if file is not None and (folder is None or storage.disk_of(file) != storage.disk_of(Path(folder))):
         folder = file.parent

@@ -8,13 +8,15 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk, a quota or a limit on a file's size (``ulimit -f``, or the file system's own) that is reached."""
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 HASHED_WHOLE = 64 * 2**20
@@ -166,7 +168,13 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def explain(error: OSError, folder: Path) -> str:
-    """Return why writing to ``folder`` failed, with the free space if the disk may be full."""
+    """Return why writing to ``folder`` failed, with the free space if the disk may be full, or the limit on a file."""
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        whose = "its file system does not allow larger ones"
+        if limit != resource.RLIM_INFINITY:
+            whose = f"this process may write files of {size(limit)} at most (ulimit -f)"
+        return f"a file in {folder} is too large: {whose}"
     if error.errno in FULL:
         with contextlib.suppress(OSError):
             return f"the disk of {folder} is full ({size(free_bytes(folder))} free)"

@@ -44,6 +44,13 @@ def test_a_disk_error_is_shown_by_its_rank_and_a_mistake_by_rank_0(monkeypatch, 
     assert capsys.readouterr().err == ""
 
 
+def test_the_remedy_of_a_file_that_is_too_large_is_its_limit(capsys):
+    """Room on the disk does not help."""
+    assert run(OSError(errno.EFBIG, "File too large", "/x/file")) == 2
+    said = capsys.readouterr().err
+    assert "a file in /x is too large" in said and "remedy: raise the limit (ulimit -f unlimited)" in said
+
+
 @pytest.mark.parametrize(
     "error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), BrokenPipeError("of a worker")]
 )

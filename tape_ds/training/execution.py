@@ -1,8 +1,8 @@
 """Carry out a run: announce, train, score, store, and leave the process group in order.
 
 It ends in one of these ways, each with its exit code (docs/staying_alive.md): done, or stopped on request with a
-committed checkpoint (0); stopped on request while a full disk prevented the save (1); stopped by a guard (3). Anything
-else is an error (1), or a problem that the user can fix (2).
+committed checkpoint (0); stopped on request while a full disk prevented the save (1); done while a disk prevented every
+save (2); stopped by a guard (3). Anything else is an error (1), or a problem that the user can fix (2).
 """
 
 import contextlib
@@ -115,11 +115,19 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         return 1
     finally:
         distributed_map.on_round(None)
+    is_unsaved = rank_sync.first(trainer.saver.failed > 0 and not checkpoint.committed(output))
     if started is not None:
         report.conclude(prepared, trainer, started)
-        run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
+        if is_unsaved:
+            say(
+                f"error: all {trainer.saver.failed} saves failed, so there is NO checkpoint and the run is not marked as "
+                f"finished; {output / run_folder.TRAINED} is whole. Make room on that disk before the next run"
+            )
+            exit_codes.leave(ExitCode.USER_ERROR)  # keep_alive would train from the beginning, to the same end
+        else:
+            run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
     _leave(output, rank_sync)
-    return 0
+    return ExitCode.USER_ERROR if is_unsaved else ExitCode.OK
 
 
 def _lost_peer(error: RuntimeError) -> str | None:
