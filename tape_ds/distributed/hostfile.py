@@ -1,8 +1,8 @@
 """The machines of a job: a hostfile and the options that choose among its lines, checked before DeepSpeed starts.
 
-:func:`check` reads the file line by line and imports nothing heavy. :func:`machines` then asks DeepSpeed's own functions
-which machines and slots a command gets, and :func:`check_reachable` asks each of those by ssh, all at once and with a
-time limit: DeepSpeed asks the first one alone, for as long as its network lets it.
+:func:`check` reads the file line by line and imports nothing heavy. :func:`machines` then asks DeepSpeed's own
+functions which machines and slots a command gets, and :func:`check_reachable` asks each of those by ssh, all at once
+and with a time limit: DeepSpeed asks the first one alone, for as long as its network lets it.
 """
 
 import logging
@@ -138,13 +138,17 @@ def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
         remedy = f"write node1@node2:0,1, of the machines in {name}: {', '.join(pool)}"
         if any("@" in host for host in pool):
             remedy += "; @ separates machines here: put a machine's user into ~/.ssh/config"
-        raise UserError(Problem("--include" if arguments.include else "--exclude", chosen, str(error), remedy)) from error
+        raise UserError(
+            Problem("--include" if arguments.include else "--exclude", chosen, str(error), remedy)
+        ) from error
     found = runner.apply_num_nodes_and_gpus(found, arguments.num_nodes, arguments.num_gpus)
     if not found:
         raise UserError(Problem("--exclude", chosen, "no machine is left", "exclude fewer"))
     if not arguments.no_ssh and (len(found) > 1 or arguments.force_multi) and shutil.which("pdsh") is None:
         remedy = "install it (apt install pdsh), or start each machine with --no_ssh (docs/cluster.md)"
-        problems.append(Problem("--hostfile", name, "DeepSpeed starts its machines with pdsh, not installed here", remedy))
+        problems.append(
+            Problem("--hostfile", name, "DeepSpeed starts its machines with pdsh, not installed here", remedy)
+        )
         raise_if_any(problems)
     if not arguments.no_ssh and not arguments.no_ssh_check:
         check_reachable(name, found, arguments.ssh_port)
@@ -159,7 +163,9 @@ def check_reachable(name: str, hosts: Mapping[str, object] | Sequence[str], port
     """
     if shutil.which("ssh") is None:
         remedy = "install it (apt install openssh-client), or start each machine with --no_ssh"
-        raise UserError(Problem("--hostfile", name, "DeepSpeed reaches its machines by ssh, not installed here", remedy))
+        raise UserError(
+            Problem("--hostfile", name, "DeepSpeed reaches its machines by ssh, not installed here", remedy)
+        )
     count = "1 machine" if len(hosts) == 1 else f"{len(hosts)} machines"
     waits = f"tape-ds: asking {count} of {name} by ssh, for {SECONDS:g} s at most"
     print(waits, file=sys.stderr, flush=True)

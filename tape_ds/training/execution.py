@@ -20,7 +20,7 @@ from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.training import device, library_checks, model_config, report, run
+from tape_ds.training import compiled_ops, device, library_checks, model_config, report, run
 from tape_ds.training.environment import expand_segments, say
 from tape_ds.training.runs import assembly
 from tape_ds.training.trainer import Stopped
@@ -33,6 +33,8 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
     known = model_config.known_config(recipe) if recipe.trains else None
     raise_if_any([*device.check(recipe, known), *library_checks.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
+    if recipe.trains:
+        compiled_ops.compile_all(recipe)  # minutes, in which a signal ends the process at once
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
@@ -120,8 +122,8 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         report.conclude(prepared, trainer, started)
         if is_unsaved:
             say(
-                f"error: all {trainer.saver.failed} saves failed, so there is NO checkpoint and the run is not marked as "
-                f"finished; {output / run_folder.TRAINED} is whole. Make room on that disk before the next run"
+                f"error: all {trainer.saver.failed} saves failed, so there is NO checkpoint and the run is not marked "
+                f"as finished; {output / run_folder.TRAINED} is whole. Make room on that disk before the next run"
             )
             exit_codes.leave(ExitCode.USER_ERROR)  # keep_alive would train from the beginning, to the same end
         else:

@@ -83,9 +83,9 @@ def test_what_is_malformed_is_refused_by_line(written, text, found):
     """DeepSpeed ended with a traceback, or asked a machine that has no such name."""
     options = written(text)
     problems = hostfile.check(options)
-    assert len(problems) == len(found) and all(map(str.startswith, [each.wrong for each in problems], found)) or (
-        found == ["a byte order mark"] and found[0] in problems[0].wrong
-    )
+    assert len(problems) == len(found)
+    for problem, beginning in zip(problems, found, strict=True):
+        assert beginning in problem.wrong and problem.field == "--hostfile"
     if text in WRONG:
         with pytest.raises(ValueError, match="Hostfile"):
             runner._parse_hostfile(text.splitlines())
@@ -106,7 +106,10 @@ def test_a_remedy_can_be_followed(written):
         (["--exclude", "n1@n2:0"], {"n2": [1]}),
         (["--num_nodes", "1"], {"n1": [0, 1]}),
         (["--num_gpus=1"], {"n1": [0], "n2": [0]}),
-        (["--include", "n3"], "--include = 'n3': Hostname 'n3' not found in hostfile\n.*node1@node2:0,1, of .*: n1, n2"),
+        (
+            ["--include", "n3"],
+            "--include = 'n3': Hostname 'n3' not found in hostfile\n.*node1@node2:0,1, of .*: n1, n2",
+        ),
         (["--include", "n1:7"], "No slot '7' specified on host 'n1'"),
         (["--include", "n1:a"], "--include = 'n1:a'"),
         (["--include", "n1", "--num_gpus", "2"], "not with a number"),
