@@ -13,6 +13,7 @@ import errno
 import functools
 import os
 import re
+import resource
 import select
 import sys
 import time
@@ -145,6 +146,16 @@ def disk_error(
     return DiskError(Problem(field, str(folder), storage.explain(refused, Path(folder)), remedy))
 
 
+def too_many_files(error: BaseException) -> DiskError | None:
+    """Return the error to raise if the limit on a process's open files caused ``error``, else None."""
+    for cause in storage.causes(error):
+        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            wrong = f"too many open files ({cause.filename or cause.strerror})"
+            return DiskError(Problem("ulimit -n", limit, wrong, "raise it, for example: ulimit -n 4096"))
+    return None
+
+
 def redacted(text: str) -> str:
     """Return ``text`` with ``<redacted>`` for credentials: values of environment variables such as ``HF_TOKEN``, keys
     of known forms, and passwords and signatures in URLs."""
@@ -180,8 +191,8 @@ def report(message: str, everywhere: bool = False) -> None:
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap a command's ``main``: a :class:`UserError`, or a disk that refuses a write, is printed by rank 0 alone (or
-    where it was found) and becomes exit code 2. On a broken pipe, exit with 1 silently. A standard stream that is
+    """Wrap a command's ``main``: a :class:`UserError`, or a limit of the disk or the system, is printed by rank 0 alone
+    (or where it was found) and becomes exit code 2. On a broken pipe, exit with 1 silently. A standard stream that is
     closed is no error: what would go there is dropped."""
 
     @functools.wraps(main)
@@ -199,7 +210,7 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
             return ExitCode.FAILURE
         except Exception as error:
-            mistake = error if isinstance(error, UserError) else disk_error(error)
+            mistake = error if isinstance(error, UserError) else disk_error(error) or too_many_files(error)
             if mistake is None:
                 raise
             report(str(mistake), mistake.on_one_rank)

@@ -142,7 +142,7 @@ def refusal(error: BaseException) -> OSError | None:
     Libraries wrap it, or repeat its text alone: causes are followed and their texts searched. A file that may not be
     *read* is no refusal.
     """
-    for cause in _causes(error):
+    for cause in causes(error):
         if not isinstance(cause, OSError) or cause.errno is None:
             if found := _ANY_MESSAGE.search(str(cause)):
                 return OSError(*_MESSAGES[found.group()])
@@ -156,7 +156,8 @@ def refusal(error: BaseException) -> OSError | None:
     return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all that caused it."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -187,7 +188,7 @@ def explain(error: OSError, folder: Path) -> str:
 
 def trouble(error: BaseException, folder: Path) -> str | None:
     """:func:`explain` the system error that caused ``error``; None if there is none."""
-    found = refusal(error) or next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
+    found = refusal(error) or next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
     return None if found is None else explain(found, folder)
 
 

@@ -51,6 +51,12 @@ def test_the_remedy_of_a_file_that_is_too_large_is_its_limit(capsys):
     assert "a file in /x is too large" in said and "remedy: raise the limit (ulimit -f unlimited)" in said
 
 
+def test_a_limit_on_open_files_is_a_message(capsys):
+    assert run(OSError(errno.EMFILE, "Too many open files", "/x/file")) == 2
+    said = capsys.readouterr().err
+    assert "ulimit -n = " in said and "too many open files (/x/file)" in said and "ulimit -n 4096" in said
+
+
 @pytest.mark.parametrize(
     "error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), BrokenPipeError("of a worker")]
 )

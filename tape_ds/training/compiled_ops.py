@@ -46,7 +46,7 @@ _OF_ONE_MACHINE = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", 
 
 
 @dataclass(frozen=True)
-class Extension:
+class CompiledOp:
     """An extension that a run's DeepSpeed JSON needs."""
 
     name: str
@@ -75,7 +75,7 @@ class Extension:
         return (self.folder() / f"{self.name}.so").is_file()
 
 
-def needed(config: Mapping[str, Any] | None) -> list[Extension]:
+def needed(config: Mapping[str, Any] | None) -> list[CompiledOp]:
     """Return what DeepSpeed compiles for this JSON."""
     if not config:
         return []
@@ -87,19 +87,19 @@ def needed(config: Mapping[str, Any] | None) -> list[Extension]:
     if own is not None:
         without = 'remove the block, or give its params "torch_adam": true: torch\'s AdamW needs no compiler'
         if not deepspeed_config.lookup(config, "optimizer.params.torch_adam"):
-            found.append(Extension(adam, "deepspeed.optimizer", own, without))
+            found.append(CompiledOp(adam, "deepspeed.optimizer", own, without))
     elif is_offloaded and config.get("zero_force_ds_cpu_optimizer") is not False:
         key = "zero_force_ds_cpu_optimizer"
         without = f'give "{key}": false: torch\'s AdamW needs no compiler'
-        found.append(Extension(adam, f"deepspeed.{key}", config.get(key), without))
+        found.append(CompiledOp(adam, f"deepspeed.{key}", config.get(key), without))
     for block in ("offload_optimizer", "offload_param"):
         name = f"zero_optimization.{block}.device"
         if deepspeed_config.lookup(config, name) == "nvme":
-            found.append(Extension("async_io", f"deepspeed.{name}", "nvme", 'give "device": "cpu"'))
+            found.append(CompiledOp("async_io", f"deepspeed.{name}", "nvme", 'give "device": "cpu"'))
             break
     for key in ("zero_quantized_weights", "zero_quantized_gradients"):
         if deepspeed_config.lookup(config, f"zero_optimization.{key}"):
-            found.append(Extension("quantizer", f"deepspeed.zero_optimization.{key}", True, "remove it"))
+            found.append(CompiledOp("quantizer", f"deepspeed.zero_optimization.{key}", True, "remove it"))
             break
     return found
 
@@ -137,7 +137,7 @@ def check(recipe: Recipe) -> list[Problem]:
     return found
 
 
-def _lacking(extension: Extension) -> str | None:
+def _lacking(extension: CompiledOp) -> str | None:
     """Return what this machine lacks to compile an extension."""
     from deepspeed.accelerator import get_accelerator
 

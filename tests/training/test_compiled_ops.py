@@ -54,7 +54,7 @@ def test_the_shipped_files_need_none():
 
 def test_the_classes_that_compile_are_the_installed_deepspeed_s():
     for name in compiled_ops._BUILDERS.keys() - {"quantizer"}:  # on GPUs alone
-        assert compiled_ops.Extension(name, "field", None, "remove it").builder().name == name
+        assert compiled_ops.CompiledOp(name, "field", None, "remove it").builder().name == name
 
 
 def test_it_is_said_before_it_is_compiled_and_after(folder):
@@ -116,7 +116,7 @@ class Builder:
 
 @pytest.fixture
 def builder(folder, monkeypatch):
-    monkeypatch.setattr(compiled_ops.Extension, "builder", lambda extension: Builder(extension.folder()))
+    monkeypatch.setattr(compiled_ops.CompiledOp, "builder", lambda extension: Builder(extension.folder()))
     monkeypatch.setattr(compiled_ops, "_QUEUE_SECONDS", 0.05)
     folder.mkdir()
     return folder
