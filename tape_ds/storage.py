@@ -142,17 +142,22 @@ def refusal(error: BaseException) -> OSError | None:
     Libraries wrap it, or repeat its text alone: causes are followed and their texts searched. A file that may not be
     *read* is no refusal.
     """
-    for cause in causes(error):
-        if not isinstance(cause, OSError) or cause.errno is None:
-            if found := _ANY_MESSAGE.search(str(cause)):
-                return OSError(*_MESSAGES[found.group()])
-        elif cause.errno in (*FULL, errno.EROFS):
+    found = list(causes(error))
+    for cause in found:
+        if not isinstance(cause, OSError):
+            continue
+        if cause.errno in (*FULL, errno.EROFS):
             return cause
-        elif cause.errno in READ_ONLY and isinstance(cause.filename, str | bytes):
+        if cause.errno in READ_ONLY and isinstance(cause.filename, str | bytes):
             # a missing permission to write: the file can be read, or does not exist yet
             path = Path(os.fsdecode(cause.filename))
             if os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK)):
                 return cause
+    for cause in found:  # after the system's own errors: torch raises its own words over them
+        is_system = isinstance(cause, OSError) and cause.errno is not None
+        words = None if is_system else _ANY_MESSAGE.search(str(cause))
+        if words is not None:
+            return OSError(*_MESSAGES[words.group()])
     return None
 
 
@@ -170,20 +175,22 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def explain(error: OSError, folder: Path) -> str:
     """Return why writing to ``folder`` failed, with the free space if the disk may be full, or the limit on a file."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limited = ""
+    if limit != resource.RLIM_INFINITY:
+        limited = f"this process may write files of {size(limit)} at most (ulimit -f)"
     if error.errno == errno.EFBIG:
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        whose = "its file system does not allow larger ones"
-        if limit != resource.RLIM_INFINITY:
-            whose = f"this process may write files of {size(limit)} at most (ulimit -f)"
-        return f"a file in {folder} is too large: {whose}"
+        return f"a file in {folder} is too large: {limited or 'its file system does not allow larger ones'}"
     if error.errno in FULL:
         with contextlib.suppress(OSError):
             return f"the disk of {folder} is full ({size(free_bytes(folder))} free)"
         return f"the disk of {folder} is full"
     if error.errno in READ_ONLY:
         return f"{error.filename or folder} cannot be written ({error.strerror})"
-    free = f" ({size(free_bytes(folder))} free)" if error.errno == errno.EIO else ""
-    return f"{error.filename or folder}: {error.strerror or error}{free}"
+    known = ""
+    if error.errno == errno.EIO:  # torch's words, perhaps for a limit
+        known = f" ({size(free_bytes(folder))} free{'; ' + limited if limited else ''})"
+    return f"{error.filename or folder}: {error.strerror or error}{known}"
 
 
 def trouble(error: BaseException, folder: Path) -> str | None:

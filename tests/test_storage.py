@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from tape_ds import storage
+from tape_ds.checkpoint import saving
 from tests.disks import files, mounted, small_files
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -112,8 +113,9 @@ def tokenizer_of(words):
         lambda path: path.write_bytes(bytes(2**20)),
         lambda path: save_file({"x": torch.zeros(2**18)}, path),
         lambda path: tokenizer_of(10_000).save(str(path)),
+        lambda path: saving.save(torch.zeros(2**18), path),
     ],
-    ids=["python", "safetensors", "tokenizers"],
+    ids=["python", "safetensors", "tokenizers", "torch"],
 )
 def test_a_limit_on_a_file_s_size_is_recognised_and_named(tmp_path, write):
     """It ended a training run in its save, with a traceback."""

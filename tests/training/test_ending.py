@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import math
+import resource
 import time
 
 import pytest
@@ -134,6 +135,22 @@ def test_a_person_asks_for_a_checkpoint(train, monkeypatch, text, kept):
     steps = [checkpoint.step_of(each) for each in checkpoint.committed(folder)]
     assert steps == ([1] if kept else []) + [3, 4, 6]
     assert not (folder / run_folder.SAVE_NOW).exists()
+
+
+def test_a_limit_on_files_costs_the_save_and_not_the_run(train, monkeypatch, capsys):
+    """EFBIG, as of ``ulimit -f``: training ended in its save, with a traceback."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    at_step(monkeypatch, 1, lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, usual[1])))
+    at_step(monkeypatch, 4, lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, usual))
+    try:
+        assert train() == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    printed = capsys.readouterr().out
+    assert printed.count("CHECKPOINT NOT SAVED") == 1
+    assert "this process may write files of 4.00 KiB at most (ulimit -f)" in printed
+    steps = [checkpoint.step_of(folder) for folder in checkpoint.committed(train.folder / "run")]
+    assert steps == [4, 6] and (train.folder / "run" / run_folder.FINISHED).exists()
 
 
 def test_a_run_without_one_checkpoint_is_not_finished(train, monkeypatch, capsys):
