@@ -9,9 +9,11 @@ code 2, once per job, without a traceback. A disk that refuses a write (:class:`
 
 import contextlib
 import difflib
+import errno
 import functools
 import os
 import re
+import resource
 import select
 import sys
 import time
@@ -20,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tape_ds import storage
+from tape_ds import standard_streams, storage
 from tape_ds.exit_codes import ExitCode
 
 GRACE_SECONDS = 5
@@ -128,8 +130,13 @@ def disk_error(
     refused = storage.refusal(error)
     if refused is None:
         return None
-    permission = "" if refused.errno in storage.FULL else ", or let this user write to it"
-    remedy = f"make room on that disk{permission}; {remedy or 'or name another place, and start it again'}"
+    if refused.errno == errno.EFBIG:
+        first = "raise the limit (ulimit -f unlimited)"
+    elif refused.errno in storage.FULL:
+        first = "make room on that disk"
+    else:
+        first = "make room on that disk, or let this user write to it"
+    remedy = f"{first}; {remedy or 'or name another place, and start it again'}"
     file = Path(os.fsdecode(refused.filename)) if isinstance(refused.filename, str | bytes) else None
     if file is not None and (folder is None or storage.disk_of(file) != storage.disk_of(Path(folder))):
         folder = file.parent
@@ -137,6 +144,16 @@ def disk_error(
         wrong = f"it refused a write, and the error names no file ({refused.strerror or refused})"
         return DiskError(Problem(field, None, wrong, remedy))
     return DiskError(Problem(field, str(folder), storage.explain(refused, Path(folder)), remedy))
+
+
+def too_many_files(error: BaseException) -> DiskError | None:
+    """Return the error to raise if the limit on a process's open files caused ``error``, else None."""
+    for cause in storage.causes(error):
+        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            wrong = f"too many open files ({cause.filename or cause.strerror})"
+            return DiskError(Problem("ulimit -n", limit, wrong, "raise it, for example: ulimit -n 4096"))
+    return None
 
 
 def redacted(text: str) -> str:
@@ -174,11 +191,13 @@ def report(message: str, everywhere: bool = False) -> None:
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap a command's ``main``: a :class:`UserError`, or a disk that refuses a write, is printed by rank 0 alone (or
-    where it was found) and becomes exit code 2. On a broken pipe, exit with 1 silently."""
+    """Wrap a command's ``main``: a :class:`UserError`, or a limit of the disk or the system, is printed by rank 0 alone
+    (or where it was found) and becomes exit code 2. On a broken pipe, exit with 1 silently. A standard stream that is
+    closed is no error: what would go there is dropped."""
 
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
+        standard_streams.open_closed()
         try:
             code = main(*args, **kwargs) or 0
             sys.stdout.flush()
@@ -191,7 +210,7 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
             return ExitCode.FAILURE
         except Exception as error:
-            mistake = error if isinstance(error, UserError) else disk_error(error)
+            mistake = error if isinstance(error, UserError) else disk_error(error) or too_many_files(error)
             if mistake is None:
                 raise
             report(str(mistake), mistake.on_one_rank)

@@ -8,13 +8,15 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk, a quota or a limit on a file's size (``ulimit -f``, or the file system's own) that is reached."""
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 HASHED_WHOLE = 64 * 2**20
@@ -140,21 +142,27 @@ def refusal(error: BaseException) -> OSError | None:
     Libraries wrap it, or repeat its text alone: causes are followed and their texts searched. A file that may not be
     *read* is no refusal.
     """
-    for cause in _causes(error):
-        if not isinstance(cause, OSError) or cause.errno is None:
-            if found := _ANY_MESSAGE.search(str(cause)):
-                return OSError(*_MESSAGES[found.group()])
-        elif cause.errno in (*FULL, errno.EROFS):
+    found = list(causes(error))
+    for cause in found:
+        if not isinstance(cause, OSError):
+            continue
+        if cause.errno in (*FULL, errno.EROFS):
             return cause
-        elif cause.errno in READ_ONLY and isinstance(cause.filename, str | bytes):
+        if cause.errno in READ_ONLY and isinstance(cause.filename, str | bytes):
             # a missing permission to write: the file can be read, or does not exist yet
             path = Path(os.fsdecode(cause.filename))
             if os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK)):
                 return cause
+    for cause in found:  # after the system's own errors: torch raises its own words over them
+        is_system = isinstance(cause, OSError) and cause.errno is not None
+        words = None if is_system else _ANY_MESSAGE.search(str(cause))
+        if words is not None:
+            return OSError(*_MESSAGES[words.group()])
     return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all that caused it."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -166,20 +174,28 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def explain(error: OSError, folder: Path) -> str:
-    """Return why writing to ``folder`` failed, with the free space if the disk may be full."""
+    """Return why writing to ``folder`` failed, with the free space if the disk may be full, or the limit on a file."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limited = ""
+    if limit != resource.RLIM_INFINITY:
+        limited = f"this process may write files of {size(limit)} at most (ulimit -f)"
+    if error.errno == errno.EFBIG:
+        return f"a file in {folder} is too large: {limited or 'its file system does not allow larger ones'}"
     if error.errno in FULL:
         with contextlib.suppress(OSError):
             return f"the disk of {folder} is full ({size(free_bytes(folder))} free)"
         return f"the disk of {folder} is full"
     if error.errno in READ_ONLY:
         return f"{error.filename or folder} cannot be written ({error.strerror})"
-    free = f" ({size(free_bytes(folder))} free)" if error.errno == errno.EIO else ""
-    return f"{error.filename or folder}: {error.strerror or error}{free}"
+    known = ""
+    if error.errno == errno.EIO:  # torch's words, perhaps for a limit
+        known = f" ({size(free_bytes(folder))} free{'; ' + limited if limited else ''})"
+    return f"{error.filename or folder}: {error.strerror or error}{known}"
 
 
 def trouble(error: BaseException, folder: Path) -> str | None:
     """:func:`explain` the system error that caused ``error``; None if there is none."""
-    found = refusal(error) or next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
+    found = refusal(error) or next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
     return None if found is None else explain(found, folder)
 
 

@@ -1,5 +1,6 @@
 """Disks that refuse, for tests: a small one that fills up and one that is read-only, where this user may mount them."""
 
+import resource
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,17 @@ def mounted(folder: Path, size: str = "256k"):
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def small_files(limit: int):
+    """A limit in bytes on the files that this process writes, as of ``ulimit -f``; Python ignores the signal for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def make_read_only(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Messages of errors: a full disk, a broken pipe, and never a credential."""
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -41,6 +42,19 @@ def test_a_disk_error_is_shown_by_its_rank_and_a_mistake_by_rank_0(monkeypatch, 
     assert "/x/file cannot be written" in capsys.readouterr().err
     assert run(UserError(Problem("window", 0, "too small", "1 or more"))) == 2
     assert capsys.readouterr().err == ""
+
+
+def test_the_remedy_of_a_file_that_is_too_large_is_its_limit(capsys):
+    """Room on the disk does not help."""
+    assert run(OSError(errno.EFBIG, "File too large", "/x/file")) == 2
+    said = capsys.readouterr().err
+    assert "a file in /x is too large" in said and "remedy: raise the limit (ulimit -f unlimited)" in said
+
+
+def test_a_limit_on_open_files_is_a_message(capsys):
+    assert run(OSError(errno.EMFILE, "Too many open files", "/x/file")) == 2
+    said = capsys.readouterr().err
+    assert "ulimit -n = " in said and "too many open files (/x/file)" in said and "ulimit -n 4096" in said
 
 
 @pytest.mark.parametrize(
@@ -119,3 +133,39 @@ raise SystemExit(main())
 def test_a_full_disk_without_a_file_s_name(capsys):
     assert run(OSError(errno.ENOSPC, "No space left on device")) == 2
     assert "no file (No space left on device)" in capsys.readouterr().err
+
+
+WRITES = """
+import os, subprocess, sys
+from tape_ds.errors import command
+
+@command
+def main():
+    with open("made", "w") as file:
+        file.write("whole")
+        print("a line")
+        os.write(1, b"of a library")
+        os.write(2, b"of a library")
+        assert sys.stdin.read() == ""
+        return subprocess.call("echo of a child; echo of a child >&2", shell=True)
+
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_without_its_streams_does_its_work_and_exits_with_0(tmp_path, closed):
+    """``sys.stdout`` was None: a command made its folder, and then failed in its last flush. And a file of the command
+    got the stream's number, so that a library's lines went into it."""
+    line = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, WRITES]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made").read_text() == "whole"
+    open_streams = {">&-", "2>&-"} - {*closed.split()}
+    assert ("a line" in done.stdout) == (">&-" in open_streams)
+    for stream, text in ((">&-", done.stdout), ("2>&-", done.stderr)):
+        assert ("of a library" in text and "of a child" in text) == (stream in open_streams)
+        assert bool(text) == (stream in open_streams)

@@ -19,6 +19,7 @@ SCRIPTS = ("launchers", "evaluation", "tools", "benchmarks")
 ORDER = (
     *(
         "exit_codes",
+        "standard_streams",
         "storage",
         "numbers",
         "markdown_table",

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
 
 from tape_ds import storage
-from tests.disks import files, mounted
+from tape_ds.checkpoint import saving
+from tests.disks import files, mounted, small_files
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -99,6 +101,33 @@ def test_a_full_disk_keeps_the_old_file_and_is_recognised(tmp_path, write):
         assert refused is not None and "free" in storage.explain(refused, disk)
         assert (disk / "file").read_text() == "old"
         assert files(disk) == ["file"]
+
+
+def tokenizer_of(words):
+    return Tokenizer(models.WordLevel({f"word {number}": number for number in range(words)}, unk_token="word 0"))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(bytes(2**20)),
+        lambda path: save_file({"x": torch.zeros(2**18)}, path),
+        lambda path: tokenizer_of(10_000).save(str(path)),
+        lambda path: saving.save(torch.zeros(2**18), path),
+    ],
+    ids=["python", "safetensors", "tokenizers", "torch"],
+)
+def test_a_limit_on_a_file_s_size_is_recognised_and_named(tmp_path, write):
+    """It ended a training run in its save, with a traceback."""
+    storage.write_text(tmp_path / "file", "old")
+    with small_files(64 * 2**10):
+        with pytest.raises(Exception) as caught:  # each library raises its own
+            storage.write_file(tmp_path / "file", write)
+        refused = storage.refusal(caught.value)
+        assert refused is not None and refused.errno == errno.EFBIG
+        assert "this process may write files of 64.00 KiB at most (ulimit -f)" in storage.explain(refused, tmp_path)
+    assert "file system does not allow" in storage.explain(refused, tmp_path)
+    assert (tmp_path / "file").read_text() == "old" and files(tmp_path) == ["file"]
 
 
 def wrapped(cause):

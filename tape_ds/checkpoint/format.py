@@ -83,6 +83,8 @@ def read(folder: Path) -> Manifest:
         files = {name: Entry(**entry) for name, entry in content.pop("files").items()}
         if unsafe := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
             raise ValueError(f"its {MANIFEST} names files outside of it: {', '.join(unsafe)}")
+        if _COMMITTED.fullmatch(folder.name) and step_of(folder) != content["step"]:
+            raise ValueError(f"its {MANIFEST} is of step {content['step']}: it belongs to another checkpoint")
         return Manifest(files=files, **content)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"its {MANIFEST} is damaged ({type(error).__name__}: {error})") from error

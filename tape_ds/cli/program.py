@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from tape_ds import installation
 from tape_ds.arguments import without_local_rank
-from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, check_hostfile, split
-from tape_ds.errors import Problem, UserError, command, did_you_mean, raise_if_any
+from tape_ds.distributed import hostfile
+from tape_ds.distributed.launch_command import DEEPSPEED_OPTIONS, TRAINING, split
+from tape_ds.errors import Problem, UserError, command, did_you_mean
 
 # A command's module below ``tape_ds.cli``, and the line that describes it
 GROUPS = {
@@ -105,7 +106,8 @@ def usage() -> str:
 
 
 def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] | None:
-    """Return the command line of DeepSpeed's launcher that a command needs; None: this process does the work."""
+    """Return the command line of DeepSpeed's launcher that a command needs, once the machines that it names have
+    answered; None: this process does the work."""
     if name not in TRAINING and name != "evaluate":
         return None
     options, arguments = split(words)
@@ -114,7 +116,7 @@ def deepspeed_line(name: str, words: Sequence[str], has_gpu: bool) -> list[str] 
         print("tape-ds: CUDA's driver shows no GPU: this is for the CPU", file=sys.stderr, flush=True)
     if not options and not (by_itself and has_gpu):
         return None
-    raise_if_any(check_hostfile(options))
+    hostfile.machines(options)
     return [sys.executable, "-m", "deepspeed.launcher.runner", *options, "--module", "tape_ds", name, *arguments]
 
 

@@ -43,7 +43,7 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.planning import recipe_job
-    from tape_ds.training import device, library_checks, model_config
+    from tape_ds.training import compiled_ops, device, library_checks, model_config
 
     problems = library_checks.check(recipe)
     with collecting(problems):
@@ -79,6 +79,8 @@ def describe(recipe: Recipe) -> str:
             lines["memory"] = recipe_job.memory_line(recipe, config)
         except (RuntimeError, TypeError) as error:  # torch's message for a tensor of more numbers than it can count
             lines["memory"] = f"beyond counting ({str(error).splitlines()[0]})"
+    if recipe.trains and (compiled := compiled_ops.outline(recipe)) is not None:
+        lines["compiled"] = compiled
     lines["output"] = str(recipe.trainer_value("output_dir"))
 
     width = max(map(len, lines))

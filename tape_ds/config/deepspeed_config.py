@@ -6,68 +6,24 @@ loads, and so is an offload or a part of ZeRO++ that would silently do nothing, 
 """
 
 import copy
-import importlib
 import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
-
-from pydantic import BaseModel, ValidationError, create_model
+from typing import Any
 
 from tape_ds import paths
-from tape_ds.config import library
-from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import Section
+from tape_ds.config import deepspeed_keys, library
+from tape_ds.config.deepspeed_keys import lookup
+from tape_ds.errors import Problem, did_you_mean, is_main_process
 from tape_ds.installation import DS_CONFIGS
+
+logger = logging.getLogger(__name__)
 
 FOLDER = DS_CONFIGS
 _SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 """Keys at the top whose values are the trainer's."""
-_TYPES: dict[Any, str] = {
-    int: "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps sequence_parallel_size "
-    "steps_per_print",
-    float: "gradient_clipping gradient_predivide_factor",
-    bool: "managed_gradient_accumulation prescale_gradients disable_allgather dataloader_drop_last disable_python_gc "
-    "wall_clock_breakdown memory_breakdown dump_state zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
-    str: "log_level",
-    Literal["mean", "sum"]: "gradient_allreduce_op",
-    Literal["fp32", "fp16", "bf16"]: "communication_data_type seq_parallel_communication_data_type",
-    dict[str, Any]: "optimizer scheduler tensor_parallel zero_optimization bf16 fp16 torch_autocast data_types "
-    "activation_checkpointing checkpoint aio compile flops_profiler comms_logger tensorboard wandb comet csv_monitor",
-}
-"""Type -> keys at the top that have a part in this training. DeepSpeed silently ignores any other, so that a run with
-``gradient_cliping`` would train without clipping."""
-_TOP: dict[str, Any] = {name: (kind | None, None) for kind, names in _TYPES.items() for name in names.split()}
-_Top: type[Section] = create_model("_Top", __base__=Section, **_TOP)
-
-_MODELS = {
-    "zero_optimization": ("runtime.zero.config", "DeepSpeedZeroConfig"),
-    "bf16": ("runtime.precision_config", "DeepSpeedBF16Config"),
-    "fp16": ("runtime.precision_config", "DeepSpeedFP16Config"),
-    "comms_logger": ("comm.config", "CommsLoggerConfig"),
-    "tensorboard": ("monitor.config", "TensorBoardConfig"),
-    "wandb": ("monitor.config", "WandbConfig"),
-    "csv_monitor": ("monitor.config", "CSVConfig"),
-    "comet": ("monitor.config", "CometConfig"),
-    "compile": ("compile.config", "CompileConfig"),
-}
-"""Blocks that DeepSpeed checks with a pydantic model."""
-_KEYS = {
-    "optimizer": "type params legacy_fusion",
-    "optimizer.params": "lr betas eps weight_decay bias_correction amsgrad foreach torch_adam adam_w_mode "
-    "fp32_optimizer_states",
-    "scheduler": "type params",
-    "scheduler.params": "warmup_num_steps warmup_type warmup_min_lr warmup_max_lr total_num_steps warmup_min_ratio "
-    "cos_min_ratio",
-    "torch_autocast": "enabled dtype lower_precision_safe_modules",
-    "data_types": "grad_accum_dtype param_dtype buffer_dtype keep_in_fp32_modules",
-    "checkpoint": "tag_validation load_universal use_node_local_storage checkpoint_serialization parallel_write writer",
-    "aio": "block_size queue_depth intra_op_parallelism single_submit overlap_events use_gds",
-    "flops_profiler": "enabled recompute_fwd_factor profile_step module_depth top_modules detailed output_file",
-}
-"""Keys of blocks in which DeepSpeed ignores any other."""
 _AUTO_IS_A_VALUE = (
     "data_types.keep_in_fp32_modules",
     "zero_optimization.zenflow.select_strategy",
@@ -104,9 +60,19 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
             problems.append(Problem("deepspeed", value, "no such DeepSpeed configuration", remedy))
             return None
         try:
-            config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+            config = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
+        except json.JSONDecodeError as error:
+            wrong = f"not readable as JSON ({error})"
+            remedy = "correct the JSON there"
+            if error.doc[error.pos : error.pos + 1] in ("/", "#"):
+                wrong = f"a comment in line {error.lineno}, and JSON has none"
+                remedy = "remove the comments there"
+            elif error.doc[error.pos : error.pos + 1] in ("}", "]") or "trailing comma" in error.msg:
+                remedy = f"remove the comma before line {error.lineno} column {error.colno}"
+            problems.append(Problem("deepspeed", str(path), wrong, remedy))
+            return None
         except (OSError, ValueError, RecursionError) as error:
-            remedy = "correct the JSON there (UTF-8, no comments, no trailing commas)"
+            remedy = "correct the JSON there (UTF-8)"
             problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
             return None
         if not isinstance(config, dict):
@@ -118,6 +84,10 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     problems += found
     broken = {problem.field.removeprefix("deepspeed.").split(".")[0] for problem in found}
     config = {key: block for key, block in config.items() if key not in broken}
+    if not shipped:
+        config, renamed = deepspeed_keys.with_present_names(config)
+        for line in renamed if is_main_process() else ():
+            logger.warning("%s", line)
     left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
     return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
 
@@ -128,23 +98,7 @@ def _check(config: Mapping[str, Any]) -> Iterator[Problem]:
     for name in autos:
         wrong = "nothing fills this in: DeepSpeed would fall back to its default or fail"
         yield Problem(f"deepspeed.{name}", "auto", wrong, "write the value, or remove the key for DeepSpeed's default")
-    broken = set()
-    for each in _Top.check(without_autos):
-        broken.add(each.field)
-        wrong, remedy = each.wrong, each.remedy
-        if wrong == "unknown field":
-            wrong, remedy = "unknown key, or one without a part in this training", f"{remedy} Or remove it"
-        elif each.field in _TYPES[dict[str, Any]].split():
-            wrong, remedy = "not a block", 'write { "key": value, ... }'
-        yield Problem(f"deepspeed.{each.field}", each.value, wrong, remedy)
-
-    for name, names in _KEYS.items():
-        block, known = lookup(without_autos, name), names.split()
-        for key, value in block.items() if isinstance(block, Mapping) else ():
-            if key not in known:
-                yield Problem(f"deepspeed.{name}.{key}", value, "unknown key", did_you_mean(key, known))
-    for name in _MODELS.keys() & without_autos.keys() - broken:
-        yield from _check_block(name, without_autos[name])
+    yield from deepspeed_keys.check(without_autos)
 
 
 def _without_autos(block: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[str]]:
@@ -165,52 +119,6 @@ def _without_autos(block: Mapping[str, Any], path: str) -> tuple[dict[str, Any],
 def filled() -> list[str]:
     """Return the dotted names of keys whose "auto" transformers replaces."""
     return re.findall(r'fill_(?:match|only)\(\s*"([\w.]+)"', library.source("transformers.integrations.deepspeed"))
-
-
-def _check_block(name: str, block: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what DeepSpeed's own model of a block refuses; importing it takes seconds."""
-    logging.disable(logging.WARNING)  # DeepSpeed prints which accelerator it found
-    try:
-        module, kind = _MODELS[name]
-        model = getattr(importlib.import_module(f"deepspeed.{module}"), kind)
-        for key, value in block.items():
-            if not isinstance(value, Mapping | None) and _block_of(model, key) is not None:  # would be a TypeError
-                yield Problem(f"deepspeed.{name}.{key}", value, "not a block", 'write { "key": value, ... }')
-                return
-        model(**block)
-    except ValidationError as error:
-        for each in error.errors(include_url=False):
-            *path, key = map(str, each["loc"] or ("",))
-            field = ".".join(("deepspeed", name, *path, key)).rstrip(".")
-            wrong, remedy = "wrong type or value", each["msg"]
-            if each["type"] == "extra_forbidden":
-                inner: Any = model
-                for part in path:
-                    inner = _block_of(inner, part)
-                known = [name for own, at in inner.model_fields.items() for name in (own, at.alias) if name]
-                wrong, remedy = "unknown key", f"{did_you_mean(key, known)} Or remove it"
-            yield Problem(field, each["input"], wrong, remedy)
-    except (AssertionError, TypeError, ValueError) as error:
-        yield Problem(f"deepspeed.{name}", dict(block), f"DeepSpeed refuses it: {error}", "change what it names")
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def _block_of(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """Return the model of the block under a key of another one; None where the key has a plain value."""
-    kind = model.model_fields[key].annotation if key in model.model_fields else None
-    kinds = (each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel))
-    return next(kinds, None)
-
-
-def lookup(config: Mapping[str, Any], name: str) -> Any:
-    """Return the value under a dotted name, or None."""
-    place: Any = config
-    for part in name.split("."):
-        if not isinstance(place, Mapping) or part not in place:
-            return None
-        place = place[part]
-    return place
 
 
 def stage(config: Mapping[str, Any] | None) -> int:

@@ -1,10 +1,6 @@
 """The training commands of ``tape-ds``, and which of their words DeepSpeed's launcher takes."""
 
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
-
-from tape_ds.errors import Problem
 
 TRAINING = {
     "extend": "extend_llama",
@@ -35,11 +31,3 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if DEEPSPEED_OPTIONS[name] and not equals and waiting:
             options.append(waiting.pop(0))
     return options, rest
-
-
-def check_hostfile(words: Sequence[str]) -> list[Problem]:
-    """Check that a hostfile among a command's words exists: without it DeepSpeed would use this machine alone."""
-    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--hostfile=") else [word])]
-    remedy = "write a line for each machine, such as 'node1 slots=8'"
-    given = [(option, name) for option, name in pairwise(parts) if option in ("--hostfile", "-H")]
-    return [Problem(option, name, "no such file", remedy) for option, name in given if not Path(name).is_file()]

@@ -19,7 +19,8 @@ from pathlib import Path, PurePath
 import psutil
 
 from tape_ds import checkpoint, exit_codes, paths, run_folder
-from tape_ds.distributed.launch_command import TRAINING, check_hostfile
+from tape_ds.distributed import hostfile
+from tape_ds.distributed.launch_command import TRAINING
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.exit_codes import ExitCode
 from tape_ds.resilience import run_lock
@@ -95,7 +96,7 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
 
     launcher, arguments = found[0]
-    problems = check_hostfile(command)
+    problems = hostfile.check(command)
     flags = command_line.read(arguments, problems)  # options of DeepSpeed's runner too, which decide nothing here
     name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
     kind = kinds.taken(launcher, name)

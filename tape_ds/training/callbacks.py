@@ -16,7 +16,7 @@ from tape_ds.checkpoint.trained import replace_trained
 from tape_ds.config.sections import Memory
 from tape_ds.data.mix import MixedSequences
 from tape_ds.distributed import processes
-from tape_ds.errors import redacted
+from tape_ds.errors import disk_error, redacted
 from tape_ds.methods.memory_savings import MemorySavings
 from tape_ds.scoring.inspection import measure_updates
 from tape_ds.scoring.losses import bare
@@ -166,4 +166,10 @@ class SaveTrained(TrainerCallback):
         if state.is_world_process_zero:
             self.outdated.unlink(missing_ok=True)
         trainer = self.trainer
-        replace_trained(self.folder, trainer.model, trainer.record, trainer.processing_class)
+        try:
+            replace_trained(self.folder, trainer.model, trainer.record, trainer.processing_class)
+        except Exception as error:
+            refused = disk_error(error, "output_dir", self.folder)
+            if refused is None:
+                raise
+            raise refused from error

@@ -1,8 +1,8 @@
 """Carry out a run: announce, train, score, store, and leave the process group in order.
 
 It ends in one of these ways, each with its exit code (docs/staying_alive.md): done, or stopped on request with a
-committed checkpoint (0); stopped on request while a full disk prevented the save (1); stopped by a guard (3). Anything
-else is an error (1), or a problem that the user can fix (2).
+committed checkpoint (0); stopped on request while a full disk prevented the save (1); done while a disk prevented every
+save (2); stopped by a guard (3). Anything else is an error (1), or a problem that the user can fix (2).
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.training import device, library_checks, model_config, report, run
+from tape_ds.training import compiled_ops, device, library_checks, model_config, report, run
 from tape_ds.training.environment import expand_segments, say
 from tape_ds.training.runs import assembly
 from tape_ds.training.trainer import Stopped
@@ -33,6 +33,8 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run] = assembly.assemble)
     known = model_config.known_config(recipe) if recipe.trains else None
     raise_if_any([*device.check(recipe, known), *library_checks.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
+    if recipe.trains:
+        compiled_ops.compile_all(recipe)  # minutes, in which a signal ends the process at once
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
@@ -115,11 +117,19 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         return 1
     finally:
         distributed_map.on_round(None)
+    is_unsaved = rank_sync.first(trainer.saver.failed > 0 and not checkpoint.committed(output))
     if started is not None:
         report.conclude(prepared, trainer, started)
-        run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
+        if is_unsaved:
+            say(
+                f"error: all {trainer.saver.failed} saves failed, so there is NO checkpoint and the run is not marked "
+                f"as finished; {output / run_folder.TRAINED} is whole. Make room on that disk before the next run"
+            )
+            exit_codes.leave(ExitCode.USER_ERROR)  # keep_alive would train from the beginning, to the same end
+        else:
+            run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
     _leave(output, rank_sync)
-    return 0
+    return ExitCode.USER_ERROR if is_unsaved else ExitCode.OK
 
 
 def _lost_peer(error: RuntimeError) -> str | None:

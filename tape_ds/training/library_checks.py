@@ -21,6 +21,7 @@ from tape_ds.config import trainer
 from tape_ds.config.recipe import Recipe
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.kernels import jit
+from tape_ds.training import compiled_ops
 
 UNKNOWN = 10**9
 """Steps of a run over epochs of data that are not counted yet: more than any warm-up or decay."""
@@ -75,6 +76,7 @@ def check(recipe: Recipe) -> list[Problem]:
         if recipe.trainer_value("bf16") and on_gpu and not is_torch_bf16_gpu_available():
             wrong = "the GPU here does not have it (Ampere or newer)"
             found.append(Problem("bf16", True, wrong, "give fp16: true instead"))
+    found += compiled_ops.check(recipe)
     steps = recipe.trainer_value("max_steps")
     return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
 

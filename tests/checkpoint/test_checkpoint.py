@@ -84,6 +84,16 @@ def test_a_manifest_that_was_changed_is_none(tmp_path, change, wrong):
         checkpoint.read(file.parent)
 
 
+def test_a_manifest_of_another_step_is_none(tmp_path):
+    """It was resumed, at a step that its folder does not name."""
+    sealed(tmp_path, 3)
+    (tmp_path / "checkpoint-3").rename(tmp_path / "checkpoint-2")
+    with pytest.raises(ValueError, match=r"its manifest\.json is of step 3: it belongs to another checkpoint"):
+        checkpoint.read(tmp_path / "checkpoint-2")
+    (tmp_path / "checkpoint-2").rename(tmp_path / "best")
+    assert checkpoint.read(tmp_path / "best").step == 3, "a name of a person's"
+
+
 def test_an_incomplete_folder_is_not_committed(tmp_path):
     aside = tmp_path / "checkpoint-3.writing"
     aside.mkdir()

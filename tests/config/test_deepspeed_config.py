@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds.config import deepspeed_config
+from tape_ds.config import deepspeed_config, deepspeed_keys
 from tests.config.loads import extension as load
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
@@ -113,12 +113,10 @@ def test_every_key_that_is_taken_is_read_by_the_installed_deepspeed():
     import deepspeed
 
     source = "".join(path.read_text() for path in Path(deepspeed.__file__).parent.rglob("*.py"))
-    own = [key for keys in deepspeed_config._KEYS.values() for key in keys.split()]
-    for name in (*deepspeed_config._Top.model_fields, *own):
+    own = [key for keys in deepspeed_keys.KEYS.values() for key in keys]
+    for name in (*deepspeed_keys.Top.model_fields, *own):
         assert f'"{name}"' in source or f"'{name}'" in source, name
-    assert (
-        not deepspeed_config._Top.model_fields.keys() & deepspeed.runtime.config._REMOVED_TOP_LEVEL_CONFIG_KEYS.keys()
-    )
+    assert not deepspeed_keys.Top.model_fields.keys() & deepspeed.runtime.config._REMOVED_TOP_LEVEL_CONFIG_KEYS.keys()
 
 
 def test_parameters_of_schedulers_are_those_of_the_installed_deepspeed():
@@ -127,7 +125,7 @@ def test_parameters_of_schedulers_are_those_of_the_installed_deepspeed():
     known = set()
     for kind in deepspeed_config._SCHEDULERS:
         known |= {*inspect.signature(getattr(lr_schedules, kind).__init__).parameters}
-    taken = {*deepspeed_config._KEYS["scheduler.params"].split()}
+    taken = {*deepspeed_keys.KEYS["scheduler.params"]}
     assert taken == known - {"self", "optimizer", "last_batch_iteration"}
 
 
@@ -143,3 +141,109 @@ def test_a_value_of_another_type_is_refused_and_a_whole_number_with_a_point_is_t
         deepspeed_config.read(given, problems)
         assert [each.field for each in problems] == [f"deepspeed.{path}"] * wrong
         assert all(each.value == value and "wrong type" in each.wrong for each in problems)
+
+
+def read(zero, caplog, **top):
+    """The block zero_optimization as it is read, what is wrong with it, and the lines that are said."""
+    problems = []
+    caplog.clear()
+    config = deepspeed_config.read({"zero_optimization": zero, **top}, problems)
+    return config.get("zero_optimization"), problems, [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("older", "value", "present"),
+    [
+        ("cpu_offload", True, {"offload_optimizer": {"device": "cpu"}}),
+        ("cpu_offload", False, {}),
+        ("cpu_offload_param", True, {"offload_param": {"device": "cpu"}}),
+        (
+            "stage3_gather_fp16_weights_on_model_save",
+            True,
+            {"stage3_gather_16bit_weights_on_model_save": True},
+        ),
+        ("prefetch_bucket_size", 5, {"stage3_prefetch_bucket_size": 5}),
+    ],
+)
+def test_older_names_are_read_as_the_present_ones(older, value, present, caplog):
+    """DeepSpeed reads them, and no check and no memory line saw ``cpu_offload``: a run loaded everything and ended."""
+    zero, problems, said = read({"stage": 3, older: value}, caplog)
+    assert problems == [] and zero == {"stage": 3} | present
+    assert len(said) == 1 and older in said[0] and str(*(present or {None: None})) in said[0]
+
+
+def test_the_table_of_older_names_is_the_installed_deepspeed_s():
+    """A name that DeepSpeed will forget has a test above."""
+    found = set()
+
+    def look(model):
+        for name, field in model.model_fields.items():
+            if (field.json_schema_extra or {}).get("deprecated"):
+                found.add(name)
+            if (inner := deepspeed_keys._block_of(model, name)) is not None:
+                look(inner)
+
+    for name in deepspeed_keys._MODELS:
+        look(deepspeed_keys._model(name))
+    assert found == {
+        "cpu_offload",
+        "cpu_offload_param",
+        "cpu_offload_use_pin_memory",
+        "stage3_gather_fp16_weights_on_model_save",
+    }
+
+
+def test_what_is_offloaded_by_an_older_name_is_checked_and_counted(tmp_path, caplog):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "cpu_offload": true}}')
+    recipe = load(["--max_steps", "3", "--deepspeed", str(tmp_path / "ds.json")], 1)
+    assert recipe.layout().offload_optimizer == "cpu"
+    zero, problems, _ = read({"stage": 2, "cpu_offload_param": True}, caplog)
+    (wrong,) = deepspeed_config.check_sharding({"zero_optimization": zero}, 1, use_cpu=True)
+    assert problems == [] and (wrong.field, wrong.remedy) == (
+        "deepspeed.zero_optimization.offload_param.device",
+        "use stage 3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("zero", "wrong"),
+    [
+        ({"cpu_offload_use_pin_memory": True}, "an older name, which DeepSpeed ignores; its place is in offload_param"),
+        ({"cpu_offload": True, "offload_optimizer": {"device": "cpu"}}, "Cannot provide deprecated parameter"),
+        ({"_comment": "of mine"}, "a comment, which JSON has no place for"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(zero, wrong, caplog):
+    _, (problem,), said = read({"stage": 2} | zero, caplog)
+    assert wrong in problem.wrong and said == []
+
+
+@pytest.mark.parametrize("name", ["_comment", "//", "comment"])
+def test_a_comment_is_called_one(name, caplog):
+    """Its remedy was: did you mean 'comet'?"""
+    _, (problem,), _ = read({"stage": 2}, caplog, **{name: "of mine"})
+    assert (problem.field, problem.remedy) == (f"deepspeed.{name}", "remove it")
+    assert "a comment" in problem.wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "remedy"),
+    [
+        ('{\n  // of mine\n  "steps_per_print": 5\n}', "a comment in line 2", "remove the comments"),
+        ('{\n  "steps_per_print": 5 # of mine\n}', "a comment in line 2", "remove the comments"),
+        ('{\n  "steps_per_print": 5,\n}', "not readable as JSON", "remove the comma before line"),
+    ],
+)
+def test_a_file_that_is_no_json_says_where_and_how(tmp_path, text, wrong, remedy):
+    problems = []
+    (tmp_path / "ds.json").write_text(text)
+    assert deepspeed_config.read(str(tmp_path / "ds.json"), problems) is None
+    (problem,) = problems
+    assert wrong in problem.wrong and remedy in problem.remedy
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    """Editors of Windows write one."""
+    (tmp_path / "ds.json").write_bytes(b"\xef\xbb\xbf" + b'{"steps_per_print": 5}')
+    problems = []
+    assert deepspeed_config.read(str(tmp_path / "ds.json"), problems)["steps_per_print"] == 5 and problems == []

@@ -295,9 +295,12 @@ def test_what_cannot_be_kept_alive(words, wrong):
 
 
 @pytest.mark.parametrize("program", [["/env/bin/tape-ds"], ["python", "-m", "tape_ds"]])
-def test_a_command_of_tape_ds_is_kept_alive(program):
+def test_a_command_of_tape_ds_is_kept_alive(program, tmp_path):
     """DeepSpeed's options may be anywhere in it."""
-    words = ["extend", "--recipe", "demo", "--hostfile", __file__, "--no_ssh", "--output_dir", "here", "--num_gpus=2"]
+    machines = tmp_path / "machines"
+    machines.write_text("node1 slots=2")
+    hosts = ["--hostfile", str(machines), "--no_ssh"]
+    words = ["extend", "--recipe", "demo", *hosts, "--output_dir", "here", "--num_gpus=2"]
     kept = keep_alive.prepare([*program, *words])
     assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
     assert kept.output == Path("here")

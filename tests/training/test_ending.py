@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import math
+import resource
 import time
 
 import pytest
@@ -12,9 +13,10 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 from tape_ds import checkpoint, run_folder, storage
+from tape_ds.checkpoint import saving
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.distributed import distributed_map
-from tape_ds.errors import UserError
+from tape_ds.errors import DiskError, UserError
 from tape_ds.resilience import spikes
 from tape_ds.resilience.stopping import LAUNCHER, StopRequest
 from tape_ds.training import execution
@@ -133,6 +135,53 @@ def test_a_person_asks_for_a_checkpoint(train, monkeypatch, text, kept):
     steps = [checkpoint.step_of(each) for each in checkpoint.committed(folder)]
     assert steps == ([1] if kept else []) + [3, 4, 6]
     assert not (folder / run_folder.SAVE_NOW).exists()
+
+
+def test_a_limit_on_files_costs_the_save_and_not_the_run(train, monkeypatch, capsys):
+    """EFBIG, as of ``ulimit -f``: training ended in its save, with a traceback."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    at_step(monkeypatch, 1, lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, usual[1])))
+    at_step(monkeypatch, 4, lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, usual))
+    try:
+        assert train() == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    printed = capsys.readouterr().out
+    assert printed.count("CHECKPOINT NOT SAVED") == 1
+    assert "this process may write files of 4.00 KiB at most (ulimit -f)" in printed
+    steps = [checkpoint.step_of(folder) for folder in checkpoint.committed(train.folder / "run")]
+    assert steps == [4, 6] and (train.folder / "run" / run_folder.FINISHED).exists()
+
+
+def test_a_run_without_one_checkpoint_is_not_finished(train, monkeypatch, capsys):
+    """It ended with 0 and the marker ``finished``, though every save had failed."""
+
+    def too_large(content, path):
+        raise OSError(errno.EFBIG, "File too large", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "save", too_large)
+        assert train() == 2
+    printed = capsys.readouterr().out
+    assert printed.count("CHECKPOINT NOT SAVED") == 3 and "all 3 saves failed, so there is NO checkpoint" in printed
+    output = train.folder / "run"
+    assert (output / "trained" / "trained.json").is_file() and not (output / run_folder.FINISHED).exists()
+
+    with monkeypatch.context() as patched:  # once is enough
+        at_step(patched, 4, lambda _: patched.setattr(saving, "save", too_large))
+        assert train(output="other") == 0
+    assert [folder.name for folder in checkpoint.committed(train.folder / "other")] == ["checkpoint-2"]
+    assert (train.folder / "other" / run_folder.FINISHED).exists()
+
+
+def test_weights_that_cannot_be_written_are_a_message(train, monkeypatch):
+    def too_large(*arguments, **settings):
+        raise RuntimeError("File too large (os error 27)")  # as tokenizers has it
+
+    monkeypatch.setattr("tape_ds.training.callbacks.replace_trained", too_large)
+    with pytest.raises(DiskError, match=r"output_dir = .*/run/trained'.* too large"):
+        train()
+    assert not (train.folder / "run" / run_folder.FINISHED).exists()
 
 
 def poison(trainer):

@@ -138,7 +138,7 @@ class TextFiles(_Files):
         self, name: str, file: File, *, only: str | None = None, peek: bool = False
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         with file.open() as stream:
-            raw = stream.read(_HEAD if peek else -1)
+            raw = stream.read(_HEAD) if peek else opening.whole(stream)
         try:
             # strictly, since replacement characters would be trained on
             text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, final=not peek)
@@ -198,7 +198,7 @@ class JsonLines(_Files):
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (``file:line``, object) of every line that is not blank and has the column and the values asked for."""
         with file.open() as stream:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(opening.lines(stream), 1):
                 if not line.strip():
                     continue
                 place = f"{name}:{number}"
@@ -246,6 +246,7 @@ class ParquetFiles(_Files):
 
         with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
             self.require_column(table.schema_arrow, name)
+            opening.check_columns(table.metadata)
             if not peek:
                 batches = table.iter_batches(batch_size=256, columns=None if only is None else [only])
                 yield from self.arrow_rows(batches, name)

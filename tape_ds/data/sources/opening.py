@@ -3,6 +3,10 @@
 A pattern with ``://`` is a URL of fsspec: ``hf://datasets/NAME[@REVISION]/PATH`` is a file of a repository of the
 Hugging Face hub, ``zip://MEMBER::hf://...`` a file inside an archive there. Only what is read is downloaded. All other
 patterns are local paths.
+
+What a file grows to is counted while it is read, so that a small one cannot fill the memory or take for ever: more than
+:data:`GROWN` bytes that are also :data:`TIMES` its stored size are refused, and so is one line, or one text, of more
+than :data:`LONGEST` bytes.
 """
 
 import bz2
@@ -19,12 +23,15 @@ from typing import IO, Any, cast
 
 import pyarrow
 from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
+from fsspec.core import OpenFile, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from tape_ds import paths
+from tape_ds import paths, storage
 
+GROWN, TIMES = 2**30, 1000
+LONGEST = 2**30
 _HEAD = 512  # bytes that identify a file's format
+_BLOCK = 2**17  # bytes that are decompressed at a time
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,9 @@ class File:
         """Open for reading, decompressed if its name or its first bytes are those of gzip, bzip2, xz or zstd.
 
         Raises:
-            ValueError: it is a git-lfs pointer.
+            ValueError: it is a git-lfs pointer, no file, or grows beyond all measure, also while it is read.
         """
-        with self.filesystem.open(self.path, "rb") as raw:
+        with self._raw() as raw:
             head = b""
             if raw.seekable():  # others are identified by their names alone
                 head = raw.read(_HEAD)
@@ -50,9 +57,108 @@ class File:
                 raise ValueError(": ".join(paths.LFS))
             for suffix, (magic, decompressed) in _COMPRESSED.items():
                 if self.path.endswith(suffix) or head.startswith(magic):
-                    yield cast(IO[bytes], io.BufferedReader(decompressed(raw)))
+                    packed = Counted(raw)
+                    size = self._size(raw)
+                    grown = Counted(decompressed(io.BufferedReader(packed, _BLOCK)), size or packed.tell)
+                    yield io.BufferedReader(grown, _BLOCK)
                     return
-            yield raw
+            yield io.BufferedReader(Counted(raw, self._stored()), _BLOCK)
+
+    def _raw(self) -> Any:
+        try:
+            return self.filesystem.open(self.path, "rb")
+        except (KeyError, AttributeError) as error:  # of tarfile
+            raise ValueError("a link to what is not in the archive, or no file") from error
+
+    def _size(self, raw: Any) -> int | None:
+        if raw.seekable():
+            size = raw.seek(0, os.SEEK_END)
+            raw.seek(0)
+            return cast(int, size)
+        return cast(int | None, self.filesystem.info(self.path).get("size"))
+
+    def _stored(self) -> int | None:
+        """Return the bytes of an archive's member in the archive; of a tar's those of the whole archive, since it is
+        compressed as a whole and its sparse members are not stored at all. None for what grows not at all."""
+        archive = getattr(self.filesystem, "of", None)
+        if not isinstance(archive, OpenFile):
+            return None
+        own = self.filesystem.info(self.path).get("compress_size")
+        return cast(int | None, archive.fs.info(archive.path).get("size") if own is None else own)
+
+
+class Counted(io.RawIOBase):
+    """A stream whose position is held against the bytes that it was ``stored`` in: a number, or what returns it as far
+    as it is read; None: any length is right."""
+
+    def __init__(self, inner: Any, stored: int | Callable[[], int] | None = None):
+        self._inner = inner
+        self._stored = stored
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._inner.seekable())
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = self._inner.seek(offset, whence)
+        self._check()
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._inner.read(len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        self._check()
+        return len(data)
+
+    def _check(self) -> None:
+        if self._position <= GROWN or self._stored is None:
+            return
+        stored = self._stored() if callable(self._stored) else self._stored
+        if self._position > TIMES * stored:
+            wrong = f"it grows to more than {storage.size(GROWN)} and {TIMES:,} times"
+            wrong += f" the {storage.size(stored)} that it is stored in (if that is right, decompress it yourself)"
+            raise ValueError(wrong)
+
+
+def lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stream. Raises ValueError at one of more than :data:`LONGEST` bytes."""
+    number = 0
+    while line := stream.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST:
+            raise ValueError(f"line {number:,} has more than {storage.size(LONGEST)}")
+        yield line
+
+
+def whole(stream: IO[bytes]) -> bytes:
+    """Return what a stream holds. Raises ValueError if that is more than :data:`LONGEST` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    while part := stream.read(_BLOCK):
+        parts.append(part)
+        size += len(part)
+        if size > LONGEST:
+            raise ValueError(f"one document of more than {storage.size(LONGEST)}")
+    return b"".join(parts)
+
+
+def check_columns(table: Any) -> None:
+    """Check a Parquet file's metadata. Raises ValueError for a column's part that grows beyond all measure."""
+    for group in range(table.num_row_groups):
+        for index in range(table.num_columns):
+            column = table.row_group(group).column(index)
+            grown = column.total_uncompressed_size
+            stored = column.total_compressed_size
+            if grown > GROWN and grown > TIMES * stored:
+                wrong = f"column {column.path_in_schema!r} grows to {storage.size(grown)} from {storage.size(stored)}"
+                raise ValueError(wrong)
 
 
 # suffix -> how such a file begins, and its reader

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import lzma
+import tarfile
 import zipfile
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub import get_session
 
-from tape_ds.data.sources import parse, parse_all
+from tape_ds.data.sources import opening, parse, parse_all
 from tape_ds.errors import UserError
 from tests.data.local_hub import LocalHub, local_hub
 
@@ -151,6 +152,94 @@ def test_compressed_files_are_known_by_their_contents(tmp_path, pack):
     file = tmp_path / "x.jsonl"
     file.write_bytes(pack(lines({"text": "a"}, {"text": "b"})))
     assert [text for _, text in read(f"jsonl:{file}#text")] == ["a", "b"]
+
+
+def packed(tmp_path, how, contents):
+    """Writes ``contents`` in some form; returns the pattern that reads them."""
+    if how == "zip":
+        with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr("x.jsonl", contents)
+        return f"zip://x.jsonl::file://{tmp_path}/x.zip"
+    if how == "tar.gz":
+        with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as file:
+            member = tarfile.TarInfo("x.jsonl")
+            member.size = len(contents)
+            file.addfile(member, io.BytesIO(contents))
+        return f"tar://x.jsonl::file://{tmp_path}/x.tar.gz"
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}[how]
+    (tmp_path / f"x.jsonl.{how}").write_bytes(pack(contents))
+    return f"{tmp_path}/x.jsonl.{how}"
+
+
+@pytest.mark.parametrize("how", ["gz", "bz2", "xz", "zst", "zip", "tar.gz"])
+def test_a_file_that_grows_beyond_all_measure_is_refused(tmp_path, monkeypatch, how):
+    """docs/staying_alive.md promised it, and no code counted: gigabytes were read from some hundred kilobytes."""
+    monkeypatch.setattr(opening, "GROWN", 2**16)
+    monkeypatch.setattr(opening, "TIMES", 20)
+    usual = lines(*({"text": f"{number} {number**3}"} for number in range(10_000)))  # 300 KB, 4 to 1
+    assert len(read(f"jsonl:{packed(tmp_path, how, usual)}#text")) == 10_000
+    one = lines({"text": "again and again"})
+    with pytest.raises(UserError, match=r"grows to more than 64\.00 KiB and 20 times the .* that it is stored in"):
+        read(f"jsonl:{packed(tmp_path, how, one * 10_000)}#text")
+    assert len(read(f"jsonl:{packed(tmp_path, how, one * 2000)}#text")) == 2000, "of less than that, any share"
+
+
+def test_a_repeated_text_that_is_stored_as_it_is_may_be_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "GROWN", 2**10)
+    monkeypatch.setattr(opening, "TIMES", 2)
+    (tmp_path / "x.jsonl").write_bytes(lines(*({"text": "again"} for _ in range(1000))))
+    assert len(read(f"jsonl:{tmp_path}/x.jsonl#text")) == 1000
+
+
+def test_one_document_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "LONGEST", 1000)
+    (tmp_path / "x.jsonl").write_bytes(lines({"text": "one"}, {"text": "a" * 1000}))
+    with pytest.raises(UserError, match=r"x\.jsonl cannot be read: line 2 has more than 1000 bytes"):
+        read(f"jsonl:{tmp_path}/x.jsonl#text")
+    (tmp_path / "x.txt").write_text("a" * 1000)
+    assert [len(text) for _, text in read(f"text:{tmp_path}/x.txt")] == [1000]
+    (tmp_path / "x.txt").write_text("a" * 1001)
+    with pytest.raises(UserError, match=r"x\.txt cannot be read: one document of more than 1000 bytes"):
+        read(f"text:{tmp_path}/x.txt")
+
+
+def test_a_column_that_grows_beyond_all_measure_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "GROWN", 2**18)
+    monkeypatch.setattr(opening, "TIMES", 20)
+    file = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pa.table({"text": ["a" * 2**19]}), file, compression="zstd", use_dictionary=False)
+    with pytest.raises(UserError, match=r"column 'text' grows to 512\.\d+ KiB from"):
+        read(f"parquet:{file}#text")
+    pyarrow.parquet.write_table(pa.table({"text": ["a" * 2**19]}), file, compression="none", use_dictionary=False)
+    assert len(read(f"parquet:{file}#text")) == 1
+
+
+def test_a_parquet_file_in_an_archive(tmp_path):
+    """Its reader moves back and forth."""
+    (tmp_path / "x.zip").write_bytes(archive("x.parquet", table("a", "b")))
+    assert [text for _, text in read(f"parquet:zip://x.parquet::file://{tmp_path}/x.zip#text")] == ["a", "b"]
+
+
+def test_members_of_an_archive_that_are_no_files(tmp_path):
+    """A link to what is not in the archive was a KeyError, a pipe an AttributeError."""
+    contents = lines({"text": "one"})
+    with tarfile.open(tmp_path / "x.tar", "w") as file:
+        member = tarfile.TarInfo("a.jsonl")
+        member.size = len(contents)
+        file.addfile(member, io.BytesIO(contents))
+        for name, kind, target in (
+            ("inside", tarfile.SYMTYPE, "a.jsonl"),
+            ("outside", tarfile.SYMTYPE, "/etc/hostname"),
+            ("pipe", tarfile.FIFOTYPE, ""),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            file.addfile(member)
+    place = f"file://{tmp_path}/x.tar#text"
+    assert read(f"jsonl:tar://inside::{place}") == [("inside:1", "one")]
+    for name in ("outside", "pipe"):
+        with pytest.raises(UserError, match=f"{name} cannot be read: a link to what is not in the archive, or no file"):
+            read(f"jsonl:tar://{name}::{place}")
 
 
 @pytest.mark.parametrize(

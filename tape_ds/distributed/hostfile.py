@@ -1,0 +1,200 @@
+"""The machines of a job: a hostfile and the options that choose among its lines, checked before DeepSpeed starts.
+
+:func:`check` reads the file line by line and imports nothing heavy. :func:`machines` then asks DeepSpeed's own
+functions which machines and slots a command gets, and :func:`check_reachable` asks each of those by ssh, all at once
+and with a time limit: DeepSpeed asks the first one alone, for as long as its network lets it.
+"""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+from tape_ds import exit_codes
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.exit_codes import ExitCode
+
+DEFAULT = "/job/hostfile"
+"""The file that DeepSpeed reads if none is named and this one exists."""
+SECONDS = 20.0
+"""How long a machine may take to answer."""
+_CONNECT_SECONDS = 10
+_AT_ONCE = 64
+_REMEDY = "write a line for each machine, such as 'node1 slots=8'"
+# DeepSpeed's own pattern, to the end of the line: it passes over what follows the number
+_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>\d+)(?P<rest>.*)")
+_HOST = re.compile(r"([\w.-]+@)?[\w.:%\[\]-]+", re.ASCII)
+
+
+class UnreachableError(UserError):
+    """Raised for machines that do not answer: a mistake, but under keep_alive perhaps one that is starting again."""
+
+    def __init__(self, problems: list[Problem]):
+        super().__init__(problems)
+        if exit_codes.FILE in os.environ:
+            self.exit_code = ExitCode.FAILURE
+
+
+def named(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the hostfiles among a command's words, each with its option."""
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--hostfile=") else [word])]
+    return [(option, name) for option, name in pairwise(parts) if option in ("--hostfile", "-H")]
+
+
+def check(words: Sequence[str]) -> list[Problem]:
+    """Check that every hostfile among a command's words exists, without which DeepSpeed would use this machine alone,
+    and that DeepSpeed will be able to read it."""
+    problems: list[Problem] = []
+    for option, name in named(words):
+        if Path(name).is_file():
+            problems += _check_lines(option, name)
+        else:
+            problems.append(Problem(option, name, "no such file", _REMEDY))
+    return problems
+
+
+def _check_lines(option: str, name: str) -> list[Problem]:
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        return [Problem(option, name, f"cannot be read as text ({error})", _REMEDY)]
+    if text.startswith("\ufeff"):
+        wrong = "it begins with a byte order mark, which would be part of the first machine's name"
+        return [Problem(option, name, wrong, f"save it as UTF-8 without one: sed -i '1s/^\\xef\\xbb\\xbf//' {name}")]
+    problems = []
+    lines: dict[str, int] = {}
+    for number, line in enumerate(map(str.strip, text.split("\n")), 1):
+        if not line or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line)
+        if found is None:
+            wrong = f"line {number} is {line!r}: not a name, a space, and slots= with a number"
+            problems.append(Problem(option, name, wrong, f"write it as {_as_meant(line)!r}"))
+            continue
+        host = found["host"]
+        if not _HOST.fullmatch(host):
+            wrong = f"line {number}: {host!r} is no name of a machine"
+            problems.append(Problem(option, name, wrong, "write its name or address, without a port (--ssh_port)"))
+        if int(found["slots"]) == 0 or found["rest"][:1].strip():
+            wrong = f"line {number} is {line!r}: no number of processes of a machine"
+            problems.append(Problem(option, name, wrong, f"write it as '{host} slots=8', or remove the line"))
+        if host in lines:
+            wrong = f"line {number}: {host} is in line {lines[host]} already"
+            problems.append(Problem(option, name, wrong, "give a machine one line, with all its slots"))
+        lines.setdefault(host, number)
+    if not lines and not problems:
+        problems.append(Problem(option, name, "no line names a machine", _REMEDY))
+    return problems
+
+
+def _as_meant(line: str) -> str:
+    """Return a line that DeepSpeed reads, with the name and the number of one that it does not."""
+    host = re.split(r"[\s:=,]", line)[0] or "node1"
+    numbers = re.findall(r"\d+", line[len(host) :])
+    return f"{host} slots={numbers[-1] if numbers else 8}"
+
+
+def machines(options: Sequence[str]) -> dict[str, list[int]]:
+    """Return the slots of each machine that DeepSpeed's launcher would use with these options of its own, by its own
+    functions; none where it would use this machine without a hostfile. Importing them takes seconds.
+
+    Raises:
+        UserError: the hostfile cannot be read, or the options name what is not in it.
+    """
+    raise_if_any(check(options))
+    given = named(options)
+    name = given[-1][1] if given else DEFAULT
+    if not Path(name).is_file():
+        return {}
+    if not given:
+        raise_if_any(check(["--hostfile", name]))
+    logging.disable(logging.ERROR)  # DeepSpeed prints the file, and what it found on this machine
+    try:
+        return _chosen(name, options)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
+    from deepspeed.launcher import runner
+
+    arguments = runner.parse_args([*options, "a script"])
+    problems = []
+    chosen = arguments.include or arguments.exclude
+    if chosen and (arguments.num_nodes >= 0 or arguments.num_gpus >= 0):
+        remedy = "give --num_nodes and --num_gpus, or --include or --exclude"
+        problems.append(Problem("--include" if arguments.include else "--exclude", chosen, "not with a number", remedy))
+        raise_if_any(problems)
+    try:
+        pool = runner.fetch_hostfile(name)
+        found = runner.parse_inclusion_exclusion(pool, arguments.include, arguments.exclude)
+    except ValueError as error:
+        remedy = f"write node1@node2:0,1, of the machines in {name}: {', '.join(pool)}"
+        if any("@" in host for host in pool):
+            remedy += "; @ separates machines here: put a machine's user into ~/.ssh/config"
+        raise UserError(
+            Problem("--include" if arguments.include else "--exclude", chosen, str(error), remedy)
+        ) from error
+    found = runner.apply_num_nodes_and_gpus(found, arguments.num_nodes, arguments.num_gpus)
+    if not found:
+        raise UserError(Problem("--exclude", chosen, "no machine is left", "exclude fewer"))
+    if not arguments.no_ssh and (len(found) > 1 or arguments.force_multi) and shutil.which("pdsh") is None:
+        remedy = "install it (apt install pdsh), or start each machine with --no_ssh (docs/cluster.md)"
+        problems.append(
+            Problem("--hostfile", name, "DeepSpeed starts its machines with pdsh, not installed here", remedy)
+        )
+        raise_if_any(problems)
+    if not arguments.no_ssh and not arguments.no_ssh_check:
+        check_reachable(name, found, arguments.ssh_port)
+    return dict(found)
+
+
+def check_reachable(name: str, hosts: Mapping[str, object] | Sequence[str], port: int | None = None) -> None:
+    """Ask every machine for its name by ssh, at most :data:`SECONDS` in all.
+
+    Raises:
+        UnreachableError: some do not answer; with ssh's own words.
+    """
+    if shutil.which("ssh") is None:
+        remedy = "install it (apt install openssh-client), or start each machine with --no_ssh"
+        raise UserError(
+            Problem("--hostfile", name, "DeepSpeed reaches its machines by ssh, not installed here", remedy)
+        )
+    count = "1 machine" if len(hosts) == 1 else f"{len(hosts)} machines"
+    waits = f"tape-ds: asking {count} of {name} by ssh, for {SECONDS:g} s at most"
+    print(waits, file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = pool.map(lambda host: _why_not(host, port), hosts)
+        problems = []
+        for host, wrong in zip(hosts, answers, strict=True):
+            if wrong is not None:
+                asked = " ".join(_question(host, port))
+                remedy = f"make this print a name: {asked} (docs/cluster.md has ssh's messages), or leave it out"
+                problems.append(Problem("--hostfile", name, f"{host} does not answer ({wrong})", remedy))
+    if problems:
+        raise UnreachableError(problems)
+
+
+def _question(host: str, port: int | None) -> list[str]:
+    chosen = [] if port is None else ["-p", str(port)]
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", *chosen, host, "hostname"]
+
+
+def _why_not(host: str, port: int | None) -> str | None:
+    """Return why a machine does not answer, or None."""
+    try:
+        asked = subprocess.run(
+            _question(host, port), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"nothing within {SECONDS:g} s"
+    if asked.returncode == 0:
+        return None
+    words = asked.stderr.strip().splitlines() or [f"ssh ended with {asked.returncode}"]
+    return words[-1].strip()
