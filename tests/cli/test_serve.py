@@ -20,6 +20,8 @@ from tape_ds.checkpoint import source_model
 from tape_ds.cli import serve
 from tape_ds.export import folder
 from tape_ds.scoring import models
+from tape_ds.serving.app import application
+from tape_ds.serving.served import Served
 from tests.export.conftest import YARN, base, run  # noqa: F401  (fixtures)
 
 openai = pytest.importorskip("openai")
@@ -50,7 +52,7 @@ def serving(name_or_path, name="tiny", template=None, length=LENGTH):
     model = found(name_or_path)
     tokenizer = model.tokenizer()
     tokenizer.chat_template = template
-    app = serve.application(model.load(), tokenizer, name, length)
+    app = application(Served(model.load(), tokenizer, name, length))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -147,7 +149,7 @@ def test_other_requests_that_cannot_be_answered_are_refused(folders):
             client.completions.create(model="tiny", prompt="", max_tokens=4)
         with pytest.raises(openai.BadRequestError, match="ask for 1 token or more"):
             client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0)
-        with pytest.raises(openai.BadRequestError, match="pinned to 'tiny'"):
+        with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
             client.completions.create(model="another", prompt=PROMPT)
         with pytest.raises(openai.BadRequestError, match="chat_template is not set"):
             client.chat.completions.create(model="tiny", messages=message)
