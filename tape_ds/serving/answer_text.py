@@ -63,7 +63,7 @@ class AnswerText:
 
     def _settled(self) -> str:
         end = len(self._ids)
-        while end > self._start and self._ids[end - 1] in self._texts.byte_tokens:
+        while end > self._start and self._ids[end - 1] in self._texts.run_tokens:
             end -= 1
         text = self._decode(self._ids[self._start : end]).rstrip(UNREADABLE)
         return text[: len(text) - self._texts.unsettled] if self._texts.unsettled else text
@@ -93,7 +93,7 @@ class AnswerText:
         whole = self._decode(self._ids[self._start :])
         rest = self._decode(self._ids[start:])
         first = whole.removesuffix(rest)
-        cut_through = rest.startswith(UNREADABLE) or first.endswith(UNREADABLE) or self._ids[start] in self._texts.byte_tokens
+        cut_through = rest.startswith(UNREADABLE) or first.endswith(UNREADABLE) or self._ids[start] in self._texts.run_tokens
         if rest and whole.endswith(rest) and not cut_through and self._before + len(first) <= self._sent:
             self._start = start
             self._before += len(first)

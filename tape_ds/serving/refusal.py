@@ -44,10 +44,11 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Refusal:
             place = place[1:]
         path = _path(place, body)
         if not path:
-            # of several fields: the message begins with one
+            # of several fields: the message names one
             message = error["msg"].removeprefix("Value error, ")
-            named = message.split()[0]
-            wrong.setdefault(named if isinstance(body, dict) and named in body else "", []).append(message)
+            named, _, rest = message.partition(": ")
+            is_field = isinstance(body, dict) and named in body
+            wrong.setdefault(named if is_field else "", []).append(rest if is_field else message)
             continue
         # a field that may have one of several forms has errors of each; the deepest fits best what was written
         top = path[0]
@@ -57,7 +58,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Refusal:
             depths[top] = len(path)
             for field in [each for each in wrong if each.split(".")[0] == top]:
                 del wrong[field]
-        message = "not a field that this server knows here" if error["type"] == "extra_forbidden" else error["msg"]
+        message = "not a field that this server knows here" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
         messages = wrong.setdefault(".".join(path), [])
         if message not in messages:
             messages.append(message)

@@ -82,7 +82,7 @@ class Sampled(Request):
     @model_validator(mode="after")
     def _stream_options_of_streams(self) -> "Sampled":
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options are for stream = true")
+            raise ValueError("stream_options: only with stream = true")
         return self
 
     @property
@@ -129,11 +129,11 @@ class CompletionRequest(Sampled):
     def _what_fits_together(self) -> "CompletionRequest":
         answers = self.n or 1
         if self.best_of not in (None, answers):
-            raise ValueError(f"best_of = {self.best_of}: this server gives all answers, so best_of must be n ({answers})")
+            raise ValueError(f"best_of: {self.best_of} is not n = {answers}, and this server gives all answers it writes")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens = 0: ask for 1 token or more, or for echo")
+            raise ValueError("max_tokens: ask for 1 token or more, or for echo")
         if len(self.prompts) * answers > MOST_ANSWERS:
-            raise ValueError(f"{len(self.prompts)} prompts, n = {answers}: {MOST_ANSWERS} answers at most")
+            raise ValueError(f"n: {answers} for each of {len(self.prompts)} prompts are more than {MOST_ANSWERS} answers")
         return self
 
     @property
@@ -204,9 +204,9 @@ class ChatRequest(Sampled):
     @model_validator(mode="after")
     def _what_fits_together(self) -> "ChatRequest":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens and max_completion_tokens are one thing: give one of them")
+            raise ValueError("max_tokens: the same as max_completion_tokens, so give one of them")
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs = true")
+            raise ValueError("top_logprobs: only with logprobs = true")
         return self
 
 

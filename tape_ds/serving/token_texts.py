@@ -24,8 +24,11 @@ class TokenTexts:
         vocabulary = tokenizer.get_vocab()
         self.longest = max((len(token) for token in vocabulary), default=1)
         """Characters of the longest token; a byte at least."""
-        self.byte_tokens = frozenset(index for token, index in vocabulary.items() if _BYTE.fullmatch(token))
-        """Tokens of one byte each. Their decoder writes a run of them as text only if the whole run is UTF-8."""
+        special = set(tokenizer.all_special_ids)
+        single_bytes = {index for token, index in vocabulary.items() if _BYTE.fullmatch(token)}
+        self.run_tokens = frozenset(single_bytes | special) if single_bytes else frozenset()
+        """Tokens of one byte each, whose decoder writes a run of them as text only if the whole run is UTF-8, and
+        special tokens, which interrupt no run since an answer's text leaves them out."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)
         state = b"" if decoder is None else bytes(decoder.__getstate__())
@@ -35,8 +38,7 @@ class TokenTexts:
         self._bytes_of = {}
         if b'"ByteLevel"' in state:
             self._bytes_of = {character: byte for byte, character in bytes_to_unicode().items()}
-        special = set(tokenizer.all_special_ids)
-        ordinary = (index for index in range(len(tokenizer)) if index not in special | self.byte_tokens)
+        ordinary = (index for index in range(len(tokenizer)) if index not in special | single_bytes)
         self._first = next(index for index in ordinary if self.decode([index]).strip(f" {UNREADABLE}"))
         self.of = lru_cache(maxsize=65_536)(self._of)
 
