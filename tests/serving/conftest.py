@@ -65,9 +65,24 @@ def client(served):
         yield client
 
 
-@pytest.fixture
-def held():
-    """A server whose model waits before each forward pass until it is let go; its port, and how many there were."""
+class Held:
+    """A server whose model waits before each forward pass until it is let go."""
+
+    port = 0
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.entered = threading.Event()
+        self.passes = 0
+
+    def wait(self):
+        self.passes += 1
+        self.entered.set()
+        assert self.go.wait(60)
+
+
+@contextmanager
+def holding():
     from tape_ds.serving.app import application
 
     held = Held()
@@ -81,15 +96,7 @@ def held():
             held.go.set()
 
 
-class Held:
-    port = 0
-
-    def __init__(self):
-        self.go = threading.Event()
-        self.entered = threading.Event()
-        self.passes = 0
-
-    def wait(self):
-        self.passes += 1
-        self.entered.set()
-        assert self.go.wait(60)
+@pytest.fixture
+def held():
+    with holding() as held:
+        yield held
