@@ -4,7 +4,7 @@
 
 MODEL is what ``tape-ds evaluate`` takes: a run, an adapter, an exported folder, any model that transformers loads.
 It answers /v1/completions, /v1/chat/completions and /v1/responses, streaming or not, one request after another. What a
-request asks is done, or refused by its field's name. SIGTERM lets running answers end for 5 seconds.
+request asks is done, or refused by its field's name. SIGTERM lets running answers end for 4 seconds.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from tape_ds.arguments import Parser, add_model, length
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 NEEDED = ("fastapi", "uvicorn")
-ENDING_SECONDS = 5
+ENDING_SECONDS = 4
 """For running answers, after SIGTERM or Ctrl-C."""
 
 
@@ -95,8 +95,8 @@ def main(argv: list[str] | None = None) -> int:
             app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=ENDING_SECONDS
         )
     if app.state.engine.is_alive:
-        # Ctrl-C came during a forward pass (SIGTERM has ended the process by now). Nothing can interrupt it, and Python's
-        # own end would take its modules away under it
+        # Ctrl-C came during a forward pass (SIGTERM has ended the process by now). Nothing can interrupt it, and
+        # Python's own end would take its modules away under it
         sys.stdout.flush()
         os._exit(0)
     return 0

@@ -1,9 +1,9 @@
 """A server with OpenAI's protocol for one model: completions, chat completions and responses.
 
-Why not ``transformers serve``: it samples only if generation_config says so, drops fields of a request in silence,
+Why not ``transformers serve``: it samples only if generation_config says so, drops fields of a request silently,
 tokenises and renders templates on the event loop, has endpoints that load other models, and knows neither ``logprobs``
 nor ``echo``. Its handlers are private classes that change with every version, so all of this would be overridden method
-by method. vLLM, SGLang and llama.cpp cannot compute TAPE (docs/export.md). LitServe's form of OpenAI's protocol has chat
+by method. vLLM, SGLang and llama.cpp cannot compute TAPE (docs/export.md). LitServe has of OpenAI's protocol chat
 completions alone. Here FastAPI, pydantic and uvicorn carry the protocol, and transformers' ``generate`` the model.
 
 From a request to its answer:

@@ -1,7 +1,7 @@
 """The text of an answer while its tokens come: pieces that together are the text of all tokens, up to a stop string.
 
-A piece is given once no later token can change it: a token may end in the middle of a character, and a text may be the
-beginning of a stop string. Only the last tokens are decoded each time, from a place where the text before them is known.
+A piece is given once no later token can change it: a token may end in the middle of a character, and a text may begin
+a stop string. Only the last tokens are decoded each time, from a place where the text before them is known.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,7 +93,9 @@ class AnswerText:
         whole = self._decode(self._ids[self._start :])
         rest = self._decode(self._ids[start:])
         first = whole.removesuffix(rest)
-        cut_through = rest.startswith(UNREADABLE) or first.endswith(UNREADABLE) or self._ids[start] in self._texts.run_tokens
+        cut_through = (
+            rest.startswith(UNREADABLE) or first.endswith(UNREADABLE) or self._ids[start] in self._texts.run_tokens
+        )
         if rest and whole.endswith(rest) and not cut_through and self._before + len(first) <= self._sent:
             self._start = start
             self._before += len(first)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tape_ds.serving.answer_text import AnswerText
-from tape_ds.serving.engine import Job
+from tape_ds.serving.engine import AnswerJob
 from tape_ds.serving.generation import Scored, continue_prompt, scored
 from tape_ds.serving.prompt_scores import score_prompt
-from tape_ds.serving.prompts import Prompt
+from tape_ds.serving.prompts import PromptTokens
 from tape_ds.serving.served import Served
-from tape_ds.serving.settings import Settings
+from tape_ds.serving.settings import AnswerSettings
 
 _CONTEXT = 8  # tokens of a prompt that show whether its answer begins with a space
 
@@ -36,7 +36,9 @@ class Piece:
     """Tokens of the whole answer, the one that ends it included; of the last piece."""
 
 
-def write(served: Served, job: Job, choice: int, prompt: Prompt, settings: Settings, *, echo: bool = False) -> None:
+def write(
+    served: Served, job: AnswerJob, choice: int, prompt: PromptTokens, settings: AnswerSettings, *, echo: bool = False
+) -> None:
     """Write one choice into its job: the prompt, if it is echoed, then the answer."""
     next_logits_V = None
     if echo:
@@ -58,7 +60,9 @@ def write(served: Served, job: Job, choice: int, prompt: Prompt, settings: Setti
 class _Writer:
     """Turns the tokens of an answer into pieces."""
 
-    def __init__(self, served: Served, job: Job, choice: int, prompt: Prompt, settings: Settings, echo: bool):
+    def __init__(
+        self, served: Served, job: AnswerJob, choice: int, prompt: PromptTokens, settings: AnswerSettings, echo: bool
+    ):
         self.served = served
         self.job = job
         self.choice = choice
@@ -106,7 +110,7 @@ class Whole:
     drawn: int = 0
 
 
-async def gather(job: Job, choices: int) -> list[Whole]:
+async def gather(job: AnswerJob, choices: int) -> list[Whole]:
     """Return the choices of a job when it is done."""
     texts: list[list[str]] = [[] for _ in range(choices)]
     whole = [Whole() for _ in range(choices)]

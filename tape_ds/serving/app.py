@@ -16,18 +16,20 @@ from tape_ds.serving import requests
 from tape_ds.serving.answers import gather, write
 from tape_ds.serving.chat_form import ChatForm
 from tape_ds.serving.completion_form import CompletionForm
-from tape_ds.serving.engine import Engine, Job
+from tape_ds.serving.engine import AnswerEngine, AnswerJob
 from tape_ds.serving.forms import Form
 from tape_ds.serving.guard import Guard
-from tape_ds.serving.prompts import Prompt, Prompts
-from tape_ds.serving.refusal import Refusal, of_validation
+from tape_ds.serving.prompts import Prompts, PromptTokens
+from tape_ds.serving.refusal import RefusalError, of_validation
 from tape_ds.serving.response_form import ResponseForm
 from tape_ds.serving.served import Served
-from tape_ds.serving.settings import Settings
+from tape_ds.serving.settings import AnswerSettings
 
 COMPLETION_TOKENS = 16
 """Of an answer of /v1/completions whose request names no max_tokens; OpenAI's."""
 CLOSING_SECONDS = 2.0
+MANY_TOKENS = 64
+"""Of a piece whose probabilities are written in a thread."""
 T = TypeVar("T")
 
 
@@ -47,7 +49,7 @@ class Server:
 
     def __init__(self, served: Served):
         self.served = served
-        self.engine = Engine()
+        self.engine = AnswerEngine()
         self.prompts = Prompts(served)
         self._reading = ThreadPoolExecutor(1, "tape-ds prompts")
 
@@ -62,7 +64,7 @@ class Server:
     def check_model(self, name: str) -> None:
         if name != self.served.name:
             wrong = f"model = {name[:200]!r}: this server has {self.served.name!r}."
-            raise Refusal(wrong, "model", status=404, code="model_not_found")
+            raise RefusalError(wrong, "model", status=404, code="model_not_found")
 
     async def complete(self, asked: requests.CompletionRequest, request: Request) -> Any:
         self.check_model(asked.model)
@@ -73,7 +75,7 @@ class Server:
         answers = asked.n or 1
         settings = self.settings(asked, most, asked.logprobs)
 
-        def work(job: Job) -> None:
+        def work(job: AnswerJob) -> None:
             for number, prompt in enumerate(read):
                 for each in range(answers):
                     choice = number * answers + each
@@ -98,7 +100,7 @@ class Server:
             wants_usage=asked.wants_usage,
         )
 
-        def work(job: Job) -> None:
+        def work(job: AnswerJob) -> None:
             for choice in range(answers):
                 write(self.served, job, choice, prompt, self.fitted(settings, prompt, choice))
 
@@ -110,12 +112,12 @@ class Server:
         settings = self.settings(asked, asked.max_output_tokens, None)
         form = ResponseForm(self.served, len(prompt.ids), asked, settings)
 
-        def work(job: Job) -> None:
+        def work(job: AnswerJob) -> None:
             write(self.served, job, 0, prompt, self.fitted(settings, prompt, 0))
 
         return await self.answer(work, form, request, 1, asked.stream)
 
-    def settings(self, asked: requests.Request, most: int | None, likeliest: int | None) -> Settings:
+    def settings(self, asked: requests.Request, most: int | None, likeliest: int | None) -> AnswerSettings:
         """Return what a request says about its answers, else the defaults; ``most`` tokens, None: as there is room."""
         usual = self.served.defaults
         sampled: dict[str, Any] = {}
@@ -124,7 +126,7 @@ class Server:
             outside = [token for token in biases if token >= self.served.rows]
             if outside:
                 wrong = f"logit_bias: token {outside[0]} is outside of the model's vocabulary of {self.served.rows:,}."
-                raise Refusal(wrong, "logit_bias")
+                raise RefusalError(wrong, "logit_bias")
             sampled = {
                 "presence_penalty": asked.presence_penalty or 0.0,
                 "frequency_penalty": asked.frequency_penalty or 0.0,
@@ -134,7 +136,7 @@ class Server:
             }
         if most is None:
             most = usual.max_new_tokens or self.served.length
-        return Settings(
+        return AnswerSettings(
             temperature=usual.temperature if asked.temperature is None else asked.temperature,
             top_p=usual.top_p if asked.top_p is None else asked.top_p,
             max_tokens=most,
@@ -145,14 +147,14 @@ class Server:
             **sampled,
         )
 
-    def fitted(self, settings: Settings, prompt: Prompt, choice: int) -> Settings:
+    def fitted(self, settings: AnswerSettings, prompt: PromptTokens, choice: int) -> AnswerSettings:
         """Return the settings of one choice: within the model's length, and with a seed of its own."""
         room = self.served.length - len(prompt.ids)
         seed = None if settings.seed is None else (settings.seed + choice) % 2**63
         return settings.__class__(**{**vars(settings), "max_tokens": min(settings.max_tokens, room), "seed": seed})
 
     async def answer(
-        self, work: Callable[[Job], None], form: Form, request: Request, choices: int, stream: bool | None
+        self, work: Callable[[AnswerJob], None], form: Form, request: Request, choices: int, stream: bool | None
     ) -> Any:
         job = self.engine.submit(work)
         if stream:
@@ -163,12 +165,15 @@ class Server:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
                 return JSONResponse({}, 499)  # nobody reads it
-            return JSONResponse(form.whole(gathering.result()))
+            # in a thread: the probabilities of a long text are much to write
+            return JSONResponse(await asyncio.to_thread(form.whole, gathering.result()))
+        except asyncio.CancelledError:
+            raise RefusalError("The server is told to end.", status=503, code="server_ending") from None
         finally:
             job.leave()
             for task in (gathering, leaving):
                 task.cancel()
-                with suppress(asyncio.CancelledError, Refusal):
+                with suppress(asyncio.CancelledError, RefusalError):
                     await task
 
 
@@ -178,7 +183,7 @@ async def left(request: Request) -> None:
         pass
 
 
-async def events(job: Job, form: Form) -> AsyncIterator[str]:
+async def events(job: AnswerJob, form: Form) -> AsyncIterator[str]:
     """Stream a job's pieces; it is dropped if the client leaves."""
     try:
         for each in form.begin():
@@ -187,11 +192,13 @@ async def events(job: Job, form: Form) -> AsyncIterator[str]:
             piece = await job.next()
             if piece is None:
                 break
-            for each in form.piece(piece):
+            is_long = len(piece.tokens) > MANY_TOKENS
+            written = await asyncio.to_thread(form.piece, piece) if is_long else form.piece(piece)
+            for each in written:
                 yield each
         for each in form.end():
             yield each
-    except Refusal as refusal:
+    except RefusalError as refusal:
         for each in form.failed(refusal):
             yield each
     finally:
@@ -218,10 +225,10 @@ def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
     app.state.engine = server.engine
     app.add_middleware(Guard, most_bytes=served.most_bytes, loopback_only=loopback_only)
 
-    def refused(refusal: Refusal) -> JSONResponse:
+    def refused(refusal: RefusalError) -> JSONResponse:
         return JSONResponse({"error": refusal.error}, refusal.status)
 
-    @app.exception_handler(Refusal)
+    @app.exception_handler(RefusalError)
     async def of_refusal(_: Request, error: Any) -> JSONResponse:
         return refused(error)
 
@@ -232,13 +239,13 @@ def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def of_path(request: Request, error: Any) -> JSONResponse:
         wrong = f"{request.method} {request.url.path[:200]}: {error.detail}."
-        response = refused(Refusal(wrong, status=error.status_code))
+        response = refused(RefusalError(wrong, status=error.status_code))
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
     async def of_fault(_: Request, error: Any) -> JSONResponse:
-        return refused(Refusal(f"The server failed: {type(error).__name__}.", status=500, code="server_failed"))
+        return refused(RefusalError(f"The server failed: {type(error).__name__}.", status=500, code="server_failed"))
 
     @app.post("/v1/completions")
     async def completions(asked: requests.CompletionRequest, request: Request) -> Any:
@@ -266,7 +273,7 @@ def application(served: Served, *, loopback_only: bool = True) -> FastAPI:
     @app.get("/health")
     async def health() -> JSONResponse:
         if not server.engine.is_alive:
-            return refused(Refusal("The thread that answers has ended.", status=503))
+            return refused(RefusalError("The thread that answers has ended.", status=503))
         return JSONResponse({"status": "ok", "waiting": server.engine.waiting})
 
     return app

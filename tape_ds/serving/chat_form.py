@@ -5,7 +5,7 @@ from typing import Any
 
 from tape_ds.serving.answers import Piece, Token, Whole
 from tape_ds.serving.forms import DONE, event, finite, new_id, now, usage
-from tape_ds.serving.refusal import Refusal
+from tape_ds.serving.refusal import RefusalError
 from tape_ds.serving.served import Served
 
 
@@ -56,7 +56,7 @@ class ChatForm:
         counts = usage(self.prompt_tokens, self.drawn)
         return [event({**self.head, "object": "chat.completion.chunk", "choices": [], "usage": counts}), DONE]
 
-    def failed(self, refusal: Refusal) -> list[str]:
+    def failed(self, refusal: RefusalError) -> list[str]:
         return [event({"error": refusal.error}), DONE]
 
     def _chunk(self, index: int, delta: dict[str, Any], logprobs: Any, finish: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tape_ds.errors import redacted
-from tape_ds.serving.refusal import Refusal
+from tape_ds.serving.refusal import RefusalError
 
 MOST_WAITING = 256
 """Requests that wait for their turn."""
@@ -21,14 +21,14 @@ class ClientLeftError(Exception):
     """Raised in the thread of a job that nobody waits for."""
 
 
-class Job:
+class AnswerJob:
     """A request's work, and the way of its results to the event loop.
 
     Args:
         work: is called in the engine's thread with the job; it calls :meth:`put` and :meth:`check`.
     """
 
-    def __init__(self, work: Callable[["Job"], None]):
+    def __init__(self, work: Callable[["AnswerJob"], None]):
         self.work = work
         self._loop = asyncio.get_running_loop()
         self._results: asyncio.Queue[Any] = asyncio.Queue()
@@ -57,12 +57,12 @@ class Job:
             raise ClientLeftError
 
 
-class Engine:
+class AnswerEngine:
     """The thread. Start it once, close it once."""
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[Job] = queue.Queue(maxsize=MOST_WAITING)
-        self._running: Job | None = None
+        self._jobs: queue.Queue[AnswerJob] = queue.Queue(maxsize=MOST_WAITING)
+        self._running: AnswerJob | None = None
         self._closed = threading.Event()
         # a daemon: nothing can interrupt a forward pass, and a server that is told to end must not wait for a long one
         self._thread = threading.Thread(target=self._answer, name="tape-ds serve", daemon=True)
@@ -78,14 +78,14 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, work: Callable[[Job], None]) -> Job:
+    def submit(self, work: Callable[[AnswerJob], None]) -> AnswerJob:
         """Return the job of some work, which waits for its turn."""
-        job = Job(work)
+        job = AnswerJob(work)
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
             wrong = f"{MOST_WAITING} requests are waiting already: try again later."
-            raise Refusal(wrong, status=503, code="server_overloaded") from None
+            raise RefusalError(wrong, status=503, code="server_overloaded") from None
         return job
 
     def close(self, seconds: float) -> bool:
@@ -110,7 +110,7 @@ class Engine:
                 job.put(None)
             except ClientLeftError:
                 pass
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 job.put(refusal)
             except Exception as error:  # of one request: the next one may be answered
                 log.exception("a request failed")
@@ -120,8 +120,8 @@ class Engine:
                 del job
 
 
-def _failed(error: Exception) -> Refusal:
+def _failed(error: Exception) -> RefusalError:
     if isinstance(error, torch.OutOfMemoryError):
-        return Refusal("The device's memory is not enough for this request.", status=500, code="out_of_memory")
+        return RefusalError("The device's memory is not enough for this request.", status=500, code="out_of_memory")
     what = " ".join(redacted(str(error)).split())[:300]
-    return Refusal(f"The model failed: {type(error).__name__}: {what}", status=500, code="model_failed")
+    return RefusalError(f"The model failed: {type(error).__name__}: {what}", status=500, code="model_failed")

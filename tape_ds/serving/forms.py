@@ -1,7 +1,7 @@
 """What OpenAI's three forms of an answer have in common: server-sent events, numbers of tokens, probabilities.
 
-The forms are written as plain objects: which fields the ``openai`` package's types require changes with its versions. The
-tests read all of them with its client and its types.
+The forms are plain objects: which fields the ``openai`` package's types require changes with its versions. The tests
+read all of them with its client and its types.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tape_ds.serving.answers import Piece, Whole
-from tape_ds.serving.refusal import Refusal
+from tape_ds.serving.refusal import RefusalError
 
 DONE = "data: [DONE]\n\n"
 UNLIKELY = -9999.0
@@ -34,7 +34,7 @@ class Form(Protocol):
     def end(self) -> list[str]:
         """Return the events after the last piece."""
 
-    def failed(self, refusal: Refusal) -> list[str]:
+    def failed(self, refusal: RefusalError) -> list[str]:
         """Return the events of an error after the stream began."""
 
 

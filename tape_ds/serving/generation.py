@@ -11,9 +11,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.passkey import reads_in_pieces
-from tape_ds.serving.refusal import Refusal
+from tape_ds.serving.refusal import RefusalError
 from tape_ds.serving.served import Served
-from tape_ds.serving.settings import Settings
+from tape_ds.serving.settings import AnswerSettings
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def require_finite(logits: Tensor) -> None:
     largest = logits.max(dim=-1).values  # NaN if one is
     if not bool(largest.isfinite().all()):
         wrong = "The model's logits are not finite numbers: its weights or its configuration are damaged."
-        raise Refusal(wrong, status=500, code="logits_not_finite")
+        raise RefusalError(wrong, status=500, code="logits_not_finite")
 
 
 class _Seen(LogitsProcessor):
@@ -63,7 +63,7 @@ class _Seen(LogitsProcessor):
 class _Told(StoppingCriteria):
     """Tells each token, and stops where it is answered with True."""
 
-    def __init__(self, seen: _Seen, settings: Settings, tell: Callable[[Scored], bool]):
+    def __init__(self, seen: _Seen, settings: AnswerSettings, tell: Callable[[Scored], bool]):
         self.seen = seen
         self.settings = settings
         self.tell = tell
@@ -80,7 +80,11 @@ class _Told(StoppingCriteria):
 
 @torch.no_grad()
 def continue_prompt(
-    served: Served, ids: Sequence[int], settings: Settings, tell: Callable[[Scored], bool], check: Callable[[], None]
+    served: Served,
+    ids: Sequence[int],
+    settings: AnswerSettings,
+    tell: Callable[[Scored], bool],
+    check: Callable[[], None],
 ) -> None:
     """Draw the tokens that follow a prompt.
 

@@ -1,15 +1,17 @@
 """What is refused before a request is parsed: foreign hosts, bodies that are no JSON, and those that are too large."""
 
+import asyncio
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from tape_ds.serving.refusal import Refusal
+from tape_ds.serving.refusal import RefusalError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -47,14 +49,14 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            headers = Headers(scope=scope)  # type: ignore[arg-type]
+            headers = Headers(scope=scope)
             self._check_headers(headers, scope["method"])
             received = await self._body(receive)
             if received is not None:
                 check_surrogates(received["body"])
-        except Refusal as refusal:
+        except RefusalError as refusal:
             response = JSONResponse({"error": refusal.error}, refusal.status)
-            await response(scope, receive, send)  # type: ignore[arg-type]
+            await response(scope, receive, send)
             return
         if received is None:
             return  # the client left
@@ -63,19 +65,21 @@ class Guard:
         async def replay() -> Message:
             return waiting.pop() if waiting else await receive()
 
-        await self.app(scope, replay, send)
+        # cancelled when the server is told to end: a stream that has begun just ends, without a traceback in the log
+        with suppress(asyncio.CancelledError):
+            await self.app(scope, replay, send)
 
     def _check_headers(self, headers: Headers, method: str) -> None:
         if self.loopback_only:
             host = headers.get("host", "")
             if not is_loopback(_without_port(host)):
                 wrong = f"Host = {host[:100]!r}: this server answers to localhost, 127.0.0.1 and [::1] alone."
-                raise Refusal(wrong, status=421)
+                raise RefusalError(wrong, status=421)
         if method != "POST":
             return
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refusal(f"Content-Type = {kind[:100]!r}: send application/json.", status=415)
+            raise RefusalError(f"Content-Type = {kind[:100]!r}: send application/json.", status=415)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.most_bytes:
             raise self._too_large()
@@ -95,9 +99,9 @@ class Guard:
             if not message.get("more_body", False):
                 return {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> RefusalError:
         wrong = f"The body is larger than {self.most_bytes:,} bytes, with no room for an answer to it."
-        return Refusal(wrong, status=413, code="request_too_large")
+        return RefusalError(wrong, status=413, code="request_too_large")
 
 
 def check_surrogates(body: bytes) -> None:
@@ -107,7 +111,7 @@ def check_surrogates(body: bytes) -> None:
     try:
         from_json(body)
     except ValueError as error:
-        raise Refusal(f"The body is no JSON that can be read: {error}.") from error
+        raise RefusalError(f"The body is no JSON that can be read: {error}.") from error
 
 
 def _without_port(host: str) -> str:

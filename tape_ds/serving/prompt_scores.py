@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tape_ds.scoring.losses import head_of
 from tape_ds.serving.generation import Scored, require_finite, scored
-from tape_ds.serving.refusal import Refusal
+from tape_ds.serving.refusal import RefusalError
 from tape_ds.serving.served import Served
 
 CHUNK = 1024
@@ -29,7 +29,7 @@ def score_prompt(
     try:
         head = head_of(served.model)
     except ValueError as error:
-        raise Refusal(f"echo with logprobs: {error}.", "echo") from error
+        raise RefusalError(f"echo with logprobs: {error}.", "echo") from error
     check()
     ids_1T = torch.tensor([ids], device=served.device)
     hidden_TD = served.model.base_model(input_ids=ids_1T, use_cache=False).last_hidden_state[0]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """Raised where a request cannot be answered.
 
     Args:
@@ -27,7 +27,7 @@ class Refusal(Exception):
         return {"message": self.message, "type": kind, "param": self.field, "code": self.code}
 
 
-def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Refusal:
+def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalError:
     """Return the refusal of a body that is not what its endpoint takes, with every field that is wrong.
 
     Args:
@@ -39,7 +39,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Refusal:
     for error in errors:
         place = tuple(error["loc"])
         if error["type"] == "json_invalid":
-            return Refusal(f"The body is no JSON: {error.get('ctx', {}).get('error', error['msg'])}.")
+            return RefusalError(f"The body is no JSON: {error.get('ctx', {}).get('error', error['msg'])}.")
         if place and place[0] == "body":
             place = place[1:]
         path = _path(place, body)
@@ -58,7 +58,11 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Refusal:
             depths[top] = len(path)
             for field in [each for each in wrong if each.split(".")[0] == top]:
                 del wrong[field]
-        message = "not a field that this server knows here" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
+        message = (
+            "not a field that this server knows here"
+            if error["type"] == "extra_forbidden"
+            else error["msg"].removeprefix("Value error, ")
+        )
         messages = wrong.setdefault(".".join(path), [])
         if message not in messages:
             messages.append(message)
@@ -67,7 +71,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> Refusal:
         said.append(f"{field or 'The body'}: {' or '.join(messages)}.")
     first = next(iter(wrong), "") or None
     codes = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
-    return Refusal(" ".join(said), first, code=codes.get(errors[0]["type"], "invalid_value"))
+    return RefusalError(" ".join(said), first, code=codes.get(errors[0]["type"], "invalid_value"))
 
 
 def _path(place: Sequence[Any], body: Any) -> list[str]:
@@ -75,10 +79,9 @@ def _path(place: Sequence[Any], body: Any) -> list[str]:
     path = []
     inner = body
     for step in place:
-        if isinstance(inner, dict) and step in inner:
-            path.append(str(step))
-            inner = inner[step]
-        elif isinstance(inner, list) and isinstance(step, int) and step < len(inner):
+        if (isinstance(inner, dict) and step in inner) or (
+            isinstance(inner, list) and isinstance(step, int) and step < len(inner)
+        ):
             path.append(str(step))
             inner = inner[step]
         elif isinstance(inner, dict) and step == place[-1]:

@@ -1,14 +1,16 @@
-"""What the endpoints take: every field of OpenAI's that is done here, and of the others the values that ask for nothing.
+"""What the endpoints take: every field of OpenAI's that is done here, and of the others the values that ask nothing.
 
 The types are strict: "5" is no number, true is no 1, and a field that is not listed is refused by its name. They are
 also what ``/openapi.json`` shows.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -21,7 +23,8 @@ MOST_ANSWERS = 128
 MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
 MOST_MESSAGES = 4096
-MOST_BIASES = 1024
+MOST_ENTRIES = 1024
+"""Of an object; OpenAI's own limit of logit_bias."""
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -35,6 +38,13 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 Name = Annotated[str, Field(max_length=512)]
 
 
+def _few(given: Any) -> Any:
+    """Refuse what has too many entries before each of them is looked at, and each named in the refusal."""
+    if isinstance(given, dict) and len(given) > MOST_ENTRIES:
+        raise ValueError(f"{len(given):,} entries, and {MOST_ENTRIES:,} at most")
+    return given
+
+
 def _only_ids(biases: dict[str, float]) -> dict[str, float]:
     for key in biases:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
@@ -42,23 +52,28 @@ def _only_ids(biases: dict[str, float]) -> dict[str, float]:
     return biases
 
 
-Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), AfterValidator(_only_ids)]
+Biases = Annotated[dict[str, Bias], BeforeValidator(_few), AfterValidator(_only_ids)]
 
 
-class Part(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        return _few(given)
 
-class StreamOptions(Part):
+
+class StreamOptions(StrictModel):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class TextFormat(Part):
+class TextFormat(StrictModel):
     type: Literal["text"]
 
 
-class Request(Part):
+class Request(StrictModel):
     """What the three endpoints have in common."""
 
     model: str
@@ -129,23 +144,27 @@ class CompletionRequest(Sampled):
     def _what_fits_together(self) -> "CompletionRequest":
         answers = self.n or 1
         if self.best_of not in (None, answers):
-            raise ValueError(f"best_of: {self.best_of} is not n = {answers}, and this server gives all answers it writes")
+            raise ValueError(
+                f"best_of: {self.best_of} is not n = {answers}, and this server gives all answers it writes"
+            )
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: ask for 1 token or more, or for echo")
         if len(self.prompts) * answers > MOST_ANSWERS:
-            raise ValueError(f"n: {answers} for each of {len(self.prompts)} prompts are more than {MOST_ANSWERS} answers")
+            raise ValueError(
+                f"n: {answers} for each of {len(self.prompts)} prompts are more than {MOST_ANSWERS} answers"
+            )
         return self
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> Sequence[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return self.prompt  # type: ignore[return-value]
+            return [self.prompt]
+        return self.prompt
 
 
-class TextPart(Part):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
@@ -153,14 +172,14 @@ class TextPart(Part):
 Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
 
 
-class GivenMessage(Part):
+class GivenMessage(StrictModel):
     """Of a person, or an instruction."""
 
     role: Literal["system", "developer", "user"]
     content: Content
 
 
-class AnswerMessage(Part):
+class AnswerMessage(StrictModel):
     """An earlier answer, as it came from here: with fields that are null or empty."""
 
     role: Literal["assistant"]
@@ -184,7 +203,7 @@ class ChatRequest(Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
     tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None  # of no tools
@@ -210,14 +229,14 @@ class ChatRequest(Sampled):
         return self
 
 
-class ResponseTextPart(Part):
+class ResponseTextPart(StrictModel):
     type: Literal["input_text", "output_text"]
     text: str
     annotations: Nothing | None = None
     logprobs: Nothing | None = None
 
 
-class ResponseMessage(Part):
+class ResponseMessage(StrictModel):
     """A message; earlier answers come as ``/v1/responses`` gave them."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -228,7 +247,10 @@ class ResponseMessage(Part):
     phase: None = None
 
 
-class ResponseText(Part):
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16), BeforeValidator(_few)]
+
+
+class ResponseText(StrictModel):
     format: TextFormat | None = None
     verbosity: None = None
 
@@ -239,7 +261,7 @@ class ResponseRequest(Request):
     input: str | Annotated[list[ResponseMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     text: ResponseText | None = None
     truncation: Literal["disabled"] | None = None
     store: Literal[False] | None = None

@@ -5,16 +5,16 @@ from typing import Any
 
 from tape_ds.serving.answers import Piece, Whole
 from tape_ds.serving.forms import DONE, event, new_id, now
-from tape_ds.serving.refusal import Refusal
+from tape_ds.serving.refusal import RefusalError
 from tape_ds.serving.requests import ResponseRequest
 from tape_ds.serving.served import Served
-from tape_ds.serving.settings import Settings
+from tape_ds.serving.settings import AnswerSettings
 
 
 class ResponseForm:
     """Of one request, whose answer is one message."""
 
-    def __init__(self, served: Served, prompt_tokens: int, request: ResponseRequest, settings: Settings):
+    def __init__(self, served: Served, prompt_tokens: int, request: ResponseRequest, settings: AnswerSettings):
         self.served = served
         self.prompt_tokens = prompt_tokens
         self.request = request
@@ -60,7 +60,7 @@ class ResponseForm:
             DONE,
         ]
 
-    def failed(self, refusal: Refusal) -> list[str]:
+    def failed(self, refusal: RefusalError) -> list[str]:
         error = refusal.error
         told = self._event("error", code=error["code"], message=error["message"], param=error["param"])
         failed = self._response("failed", [])

@@ -72,7 +72,7 @@ def of_model(config: GenerationConfig) -> tuple[Defaults, list[Problem]]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AnswerSettings:
     """Of one answer."""
 
     temperature: float
@@ -147,5 +147,3 @@ class Biased(LogitsProcessor):
         changed = scores.clone()
         changed[:, self.ids.to(scores.device)] += self.biases.to(scores)
         return changed
-
-

@@ -120,8 +120,9 @@ def test_several_prompts_and_answers(client, served):
     ids = ids_of(served, "Twice")
     found = post(client, prompt=["Once", "Twice"], n=2, temperature=0)["choices"]
     assert [choice["index"] for choice in found] == [0, 1, 2, 3]
-    assert [choice["text"] for choice in found] == [text_of(client, prompt=text, temperature=0) for text in
-                                                    ("Once", "Once", "Twice", "Twice")]
+    assert [choice["text"] for choice in found] == [
+        text_of(client, prompt=text, temperature=0) for text in ("Once", "Once", "Twice", "Twice")
+    ]
     assert text_of(client, prompt=ids, temperature=0) == found[2]["text"]
     assert post(client, prompt=[ids, ids[:3]], temperature=0)["choices"][0]["text"] == found[2]["text"]
     assert len({choice["text"] for choice in post(client, n=3, best_of=3, seed=1)["choices"]}) == 3
@@ -231,7 +232,10 @@ def test_the_three_endpoints_write_the_same_answer_whole_and_as_a_stream(client)
     assert [each["sequence_number"] for each in streamed] == [*range(len(streamed))]
     deltas = [each["delta"] for each in streamed if each["type"] == "response.output_text.delta"]
     assert "".join(deltas) == chat and len(deltas) > 4
-    assert streamed[-1]["type"] == "response.incomplete" and streamed[-1]["response"]["output"][0]["content"][0]["text"] == chat
+    assert (
+        streamed[-1]["type"] == "response.incomplete"
+        and streamed[-1]["response"]["output"][0]["content"][0]["text"] == chat
+    )
 
 
 def test_messages_and_instructions_reach_the_template(client):
@@ -245,7 +249,10 @@ def test_messages_and_instructions_reach_the_template(client):
     text = "[system] Be short.\n[user] On\nce\n[assistant] a\n[user] more\n[assistant] "
     found = post(client, CHATS, messages=turns, temperature=0)
     assert found["usage"]["prompt_tokens"] == len(text)
-    said = [{"role": "user", "content": [{"type": "input_text", "text": "On\nce"}]}, {"role": "assistant", "content": "a"}]
+    said = [
+        {"role": "user", "content": [{"type": "input_text", "text": "On\nce"}]},
+        {"role": "assistant", "content": "a"},
+    ]
     again = post(client, RESPONSES, instructions="Be short.", input=[*said, turns[3]], temperature=0)
     assert again["output"][0]["content"][0]["text"] == found["choices"][0]["message"]["content"]
     assert again["instructions"] == "Be short."
@@ -363,7 +370,9 @@ def test_values_that_ask_for_nothing_are_taken(client):
 
 
 def test_only_documented_endpoints_answer(client):
-    routes = {(path, method.upper()) for path, each in client.get("/openapi.json").json()["paths"].items() for method in each}
+    routes = {
+        (path, method.upper()) for path, each in client.get("/openapi.json").json()["paths"].items() for method in each
+    }
     posted = {(path, "POST") for path in BASES}
     assert routes == posted | {("/v1/models", "GET"), ("/v1/models/{name}", "GET"), ("/health", "GET")}
     for path in ("/load_model", "/reset", "/v1/audio/transcriptions", "/docs", "/redoc"):
@@ -412,7 +421,7 @@ def test_a_template_that_refuses_its_messages():
     served.tokenizer.chat_template = "{{ raise_exception('roles must \"alternate\"') }}"
     with asking(served) as client:
         said = post(client, CHATS, 400)["error"]
-    assert "must \"alternate\"" in said["message"] and said["param"] == "messages"
+    assert 'must "alternate"' in said["message"] and said["param"] == "messages"
 
 
 def test_a_model_without_a_template():
@@ -441,6 +450,7 @@ def test_an_error_in_a_stream_is_json_whatever_its_words(monkeypatch):
     """The words were put between quotes as they were."""
     served = new_served()
     with asking(served) as client:
+
         def fail(*_, **__):
             raise ValueError('it said "no"\nand\\ended')
 

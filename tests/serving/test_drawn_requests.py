@@ -1,4 +1,4 @@
-"""Requests drawn from the server's OpenAPI: none ends in an error of the server, and nothing that is asked is ignored."""
+"""Requests drawn from the server's OpenAPI: none ends in an error of the server, and nothing asked is ignored."""
 
 import json
 import random

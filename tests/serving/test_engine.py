@@ -73,12 +73,11 @@ def test_others_are_answered_while_a_prompt_is_tokenised(monkeypatch):
         return real(self, *given, **named)
 
     monkeypatch.setattr(type(served.tokenizer), "__call__", slow)
-    with listening(app) as port:
-        with sent(port) as connection:
-            assert entered.wait(30)
-            assert get(port, "/health")["status"] == "ok"
-            go.set()
-            assert b"200 OK" in connection.recv(1 << 16)
+    with listening(app) as port, sent(port) as connection:
+        assert entered.wait(30)
+        assert get(port, "/health")["status"] == "ok"
+        go.set()
+        assert b"200 OK" in connection.recv(1 << 16)
 
 
 @pytest.mark.parametrize("stream", [False, True])

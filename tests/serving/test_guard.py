@@ -44,8 +44,10 @@ def test_this_machine_is_answered(port, host):
     assert ask(port, Host=host)[0] == 200
 
 
-@pytest.mark.parametrize("host", ["elsewhere.example", "elsewhere.example:8000", "127.0.0.1.example", "localhost.example",
-                                  "10.0.0.1", "[::2]", ""])
+@pytest.mark.parametrize(
+    "host",
+    ["elsewhere.example", "elsewhere.example:8000", "127.0.0.1.example", "localhost.example", "10.0.0.1", "[::2]", ""],
+)
 def test_other_hosts_are_refused(port, host):
     """A page whose name was bound to 127.0.0.1 could read answers."""
     for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/health")):
@@ -93,5 +95,7 @@ def test_a_prompt_is_refused_by_its_characters_before_it_is_tokenised(monkeypatc
         status, said = ask(port, body=json.dumps(ASKED | {"prompt": "word " * 20_000}).encode())
         assert status == 400 and "100,000 characters, with no room" in said["error"]["message"]
         many = [{"role": "user", "content": "word " * 1_000} for _ in range(20)]
-        status, said = ask(port, path="/v1/chat/completions", body=json.dumps({"model": "tiny", "messages": many}).encode())
+        status, said = ask(
+            port, path="/v1/chat/completions", body=json.dumps({"model": "tiny", "messages": many}).encode()
+        )
         assert status == 400 and "characters" in said["error"]["message"]

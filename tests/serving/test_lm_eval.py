@@ -63,7 +63,9 @@ def evaluated(model, tasks):
     for task in TASKS:
         ordered = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
         samples[task] = [sample["filtered_resps"] for sample in ordered]
-    figures = {name: value for task in TASKS for name, value in results["results"][task].items() if "stderr" not in name}
+    figures = {
+        name: value for task in TASKS for name, value in results["results"][task].items() if "stderr" not in name
+    }
     return samples, figures
 
 

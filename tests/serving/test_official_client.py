@@ -1,5 +1,7 @@
 """OpenAI's own client reads every kind of answer as the type that its package declares."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from tape_ds.serving.app import application
@@ -13,11 +15,18 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Once"}], "max
 RESPONSE = {"model": "tiny", "input": "Once", "max_output_tokens": 6, "temperature": 0}
 
 
+@contextmanager
+def asked_by_openai(served):
+    with listening(application(served)) as port:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        with client:
+            yield client
+
+
 @pytest.fixture(scope="module")
 def client():
-    with listening(application(new_served())) as port:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
-            yield client
+    with asked_by_openai(new_served()) as client:
+        yield client
 
 
 def typed(answer, kind):
@@ -55,8 +64,11 @@ def test_a_response(client):
 
     whole = typed(client.responses.create(**RESPONSE), Response)
     assert len(whole.output_text) == 6 and whole.incomplete_details.reason == "max_output_tokens"
-    again = client.responses.create(model="tiny", input=[{"role": "user", "content": "Once"}, *whole.output, *[
-        {"role": "user", "content": "more"}]], max_output_tokens=2)
+    again = client.responses.create(
+        model="tiny",
+        input=[{"role": "user", "content": "Once"}, *whole.output, *[{"role": "user", "content": "more"}]],
+        max_output_tokens=2,
+    )
     assert len(again.output_text) == 2
     events = [typed(event, type(event)) for event in client.responses.create(**RESPONSE, stream=True)]
     assert [event.type for event in events if "delta" not in event.type] == [
@@ -76,12 +88,11 @@ def test_a_response(client):
 def test_a_response_that_the_model_ends():
     served = new_served()
     served.model.lm_head.bias.data[1] = 2  # </s>
-    with listening(application(served)) as port:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
-            whole = client.responses.create(model="tiny", input="Once", temperature=0)
-            with client.responses.stream(model="tiny", input="Once", temperature=0) as stream:
-                stream.until_done()
-                assert stream.get_final_response().output_text == whole.output_text
+    with asked_by_openai(served) as client:
+        whole = client.responses.create(model="tiny", input="Once", temperature=0)
+        with client.responses.stream(model="tiny", input="Once", temperature=0) as stream:
+            stream.until_done()
+            assert stream.get_final_response().output_text == whole.output_text
     assert whole.status == "completed" and whole.incomplete_details is None
 
 
