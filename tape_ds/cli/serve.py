@@ -94,9 +94,9 @@ def main(argv: list[str] | None = None) -> int:
         uvicorn.run(
             app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=ENDING_SECONDS
         )
-    if app.state.engine.is_alive:
-        # Ctrl-C came during a forward pass (SIGTERM has ended the process by now). Nothing can interrupt it, and
-        # Python's own end would take its modules away under it
+    if app.state.engine.has_started:
+        # Ctrl-C (SIGTERM has ended the process by now). A forward pass may still run: nothing can interrupt it, and
+        # Python's own end would take its modules away under it. That end also takes seconds, and nothing is unwritten
         sys.stdout.flush()
         os._exit(0)
     return 0

@@ -72,6 +72,10 @@ class AnswerEngine:
         return self._thread.is_alive()
 
     @property
+    def has_started(self) -> bool:
+        return self._thread.ident is not None
+
+    @property
     def waiting(self) -> int:
         return self._jobs.qsize()
 
