@@ -28,7 +28,7 @@ def pieces_of(answer, ids):
     return [*(answer.add(token) for token in ids), answer.finish()]
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 200, 400])
+@pytest.mark.parametrize("tokens", [1, 7, 200])
 def test_pieces_are_the_text_of_all_tokens(texts, tokens):
     """Streams dropped bytes that never form a character, and lost spaces at the pieces' ends."""
     draw = random.Random(tokens)

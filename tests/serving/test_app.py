@@ -64,7 +64,7 @@ def test_temperature_and_top_p_sample(client):
 
 def test_samples_have_the_models_frequencies(client, served):
     temperature = 0.6
-    answers = 100
+    answers = 64
     choices = post(client, n=answers, max_tokens=1, temperature=temperature, seed=0, logprobs=0)["choices"]
     likely = torch.softmax(logprobs_of(served, ids_of(served, "Once"))[-1] / temperature, dim=-1)
     name, best = served.texts.of(int(likely.argmax()))[0], float(likely.max())
@@ -93,9 +93,9 @@ def test_penalties_are_openais(client, served):
     penalties = [{}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.5, "presence_penalty": -0.5}]
     found = []
     for penalty in penalties:
-        found.append(text_of(client, temperature=0, max_tokens=40, **penalty))
+        found.append(text_of(client, temperature=0, max_tokens=24, **penalty))
         given = {name.removesuffix("_penalty"): value for name, value in penalty.items()}
-        assert found[-1] == by_hand(served, 40, **given)
+        assert found[-1] == by_hand(served, 24, **given)
     assert len(set(found)) == 3
 
 

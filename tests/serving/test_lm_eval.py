@@ -69,7 +69,9 @@ def evaluated(model, tasks):
     return samples, figures
 
 
-@pytest.mark.parametrize(("encoding", "batch"), [("tape", 1), ("tape", 4), ("rope", 1)])
+@pytest.mark.parametrize(
+    ("encoding", "batch"), [("tape", 1), pytest.param("tape", 4, marks=pytest.mark.slow), ("rope", 4)]
+)
 def test_local_completions_give_the_harness_scores(run, tasks, encoding, batch):  # noqa: F811
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
