@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _OVERHEAD = 1 << 20  # bytes of a body for everything but its text
 _BYTES_PER_CHARACTER = 6  # JSON may write each as \uXXXX
-_LARGEST_BODY = 16 << 20  # bytes; reading more would hold up every other request for a second
+_LARGEST_BODY = 4 << 20  # bytes; parsing many times more would hold up every other request for a second
+_BYTES_PER_ID = 8  # with its comma and space
 _SHORTEST_LONGEST = 64  # characters; a tokenizer without bytes reads any unknown word as one token
 
 
@@ -50,7 +51,8 @@ class Served:
         """Token ids that the model can read: 0 to one less."""
         self.most_characters = length * max(self.texts.longest, _SHORTEST_LONGEST)
         """Of a prompt that can fit."""
-        self.most_bytes = min(_OVERHEAD + _BYTES_PER_CHARACTER * self.most_characters, _LARGEST_BODY)
+        largest = max(_LARGEST_BODY, _OVERHEAD + _BYTES_PER_ID * length)
+        self.most_bytes = min(_OVERHEAD + _BYTES_PER_CHARACTER * self.most_characters, largest)
         """Of a request's body."""
         model.generation_config = GenerationConfig()  # generate would fill in from it what a request leaves open
 
