@@ -31,7 +31,7 @@ ORDER = (
     ),
     *("run_folder", "building", "fields", "arguments"),
     *("kernels", "attention", "encodings", "models", "__init__", "methods", "data", "distributed", "checkpoint"),
-    *("config", "planning", "resilience", "scoring", "export", "training", "cli", "__main__"),
+    *("config", "planning", "resilience", "scoring", "serving", "export", "training", "cli", "__main__"),
 )
 # Parallelism, adapters and trackers come to the model from outside.
 FORBIDDEN = ("deepspeed", "torch.distributed", "peft", "wandb")

@@ -1,22 +1,23 @@
-"""Serve one model by transformers' server, which has OpenAI's protocol.
+"""Serve one model with OpenAI's protocol.
 
-    tape-ds serve MODEL [--host 127.0.0.1] [--port 8000] [--name NAME] [--max_length 32k]
+    tape-ds serve MODEL [--host 127.0.0.1] [--port 8000] [--name NAME] [--max_length 32k] [--defaults openai]
 
 MODEL is what ``tape-ds evaluate`` takes: a run, an adapter, an exported folder, any model that transformers loads.
-It answers /v1/completions, /v1/chat/completions and /v1/responses, streaming or not, one request after another. A
-prompt that leaves no room for an answer is refused with status 400; an answer ends where the model's length does.
+It answers /v1/completions, /v1/chat/completions and /v1/responses, streaming or not, one request after another. What a
+request asks is done, or refused by its field's name. SIGTERM lets running answers end for 4 seconds.
 """
 
-import importlib
-import inspect
+import importlib.util
+import os
 import socket
-from typing import TYPE_CHECKING, Any
+import sys
 
 from tape_ds.arguments import Parser, add_model, length
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+NEEDED = ("fastapi", "uvicorn")
+ENDING_SECONDS = 4
+"""For running answers, after SIGTERM or Ctrl-C."""
 
 
 @command
@@ -32,15 +33,25 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--port", type=int, default=8000)
     group.add_argument("--name", help="name of the model for clients; default: MODEL as it was typed")
     group.add_argument("--max_length", type=length, help="tokens of prompt and answer; default: the model's length")
+    group.add_argument(
+        "--defaults",
+        choices=("model", "openai"),
+        default="model",
+        help="what a request that does not say is answered with: the model's generation_config.json, or OpenAI's "
+        "temperature 1 and nothing else (default: %(default)s)",
+    )
     options = parser.parse_args(argv)
 
-    from transformers.utils.import_utils import is_serve_available
+    from transformers import GenerationConfig
+    from transformers.utils import GENERATION_CONFIG_NAME
 
     from tape_ds.scoring import models
+    from tape_ds.serving import settings
 
     problems = []
-    if not is_serve_available():
-        wrong = "fastapi, uvicorn and openai are needed, and not all are installed"
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        wrong = f"{' and '.join(missing)} is not installed"
         problems.append(Problem("tape-ds serve", None, wrong, "pip install 'tape_ds[serve]'"))
     is_ipv6 = ":" in options.host
     place = f"[{options.host}]:{options.port}" if is_ipv6 else f"{options.host}:{options.port}"
@@ -56,106 +67,36 @@ def main(argv: list[str] | None = None) -> int:
         if found.position_limit is not None and longest > found.position_limit:
             wrong = f"the model has {found.position_limit:,} positions"
             problems.append(Problem("--max_length", longest, wrong, "give at most that many"))
-        if not found.tokenizer().is_fast:
-            wrong = "the server streams by tokenizers that have a tokenizer.json, and this one has none"
-            problems.append(Problem("--tokenizer", found.tokenizer_name_or_path, wrong, "give the name or path of one"))
+        if options.defaults == "model" and (found.folder / GENERATION_CONFIG_NAME).is_file():
+            _, unknown = settings.of_model(GenerationConfig.from_pretrained(found.folder))
+            problems += unknown
     raise_if_any(problems)
 
     import uvicorn
 
+    from tape_ds.serving.app import application
+    from tape_ds.serving.guard import is_loopback
+    from tape_ds.serving.served import Served
+
     name = options.name or found.name_or_path
     model = found.load()
+    defaults = settings.Defaults()
+    if options.defaults == "model":
+        defaults, unknown = settings.of_model(model.generation_config)  # its base's, if the folder has none
+        raise_if_any(unknown)
     with models.used_at(model, longest):
-        app = application(model, found.tokenizer(), name, longest)
+        served = Served(model, found.tokenizer(), name, longest, defaults)
+        app = application(served, loopback_only=is_loopback(options.host))
         print(f"{name}, up to {longest:,} tokens: http://{place}/v1", flush=True)
-        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+        if defaults.changed:
+            named = ", ".join(f"{name} {value}" for name, value in defaults.changed.items())
+            print(f"From generation_config.json, where a request does not say: {named}", flush=True)
+        uvicorn.run(
+            app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=ENDING_SECONDS
+        )
+    if app.state.engine.has_started:
+        # Ctrl-C (SIGTERM has ended the process by now). A forward pass may still run: nothing can interrupt it, and
+        # Python's own end would take its modules away under it. That end also takes seconds, and nothing is unwritten
+        sys.stdout.flush()
+        os._exit(0)
     return 0
-
-
-def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", name: str, length: int) -> Any:
-    """transformers' FastAPI application, with one model in it.
-
-    Args:
-        model: in evaluation mode, on its device.
-        tokenizer: the model's; a fast one.
-        name: what clients call the model; requests for another are refused with status 400.
-        length: tokens of a prompt and its answer.
-    """
-    from fastapi import HTTPException
-    from fastapi.responses import JSONResponse
-    from transformers.cli.serving import chat_completion, completion, server
-    from transformers.cli.serving.model_manager import ModelManager
-    from transformers.cli.serving.utils import GenerateManager, GenerationState
-
-    from tape_ds.data.prompting import prompt_part
-
-    class OneModel(ModelManager):
-        """Returns the model that is loaded already, for every request."""
-
-        def load_model_and_processor(self, *_: Any, **__: Any) -> Any:
-            return model, tokenizer
-
-        def get_gen_models(self) -> list[dict[str, Any]]:
-            return [{"id": name, "object": "model", "created": 0, "owned_by": "tape_ds"}]
-
-    class WithinLength(GenerateManager):
-        """Refuses prompts that leave no room, and ends answers where the room does."""
-
-        def generate_streaming(self, model: Any, processor: Any, inputs: Any, gen_config: Any, **kw: Any) -> Any:
-            fit(inputs["input_ids"].shape[-1], gen_config)
-            return super().generate_streaming(model, processor, inputs, gen_config, **kw)
-
-        async def generate_non_streaming(
-            self, model: Any, processor: Any, inputs: Any, gen_config: Any, **kw: Any
-        ) -> Any:
-            fit(inputs["input_ids"].shape[-1], gen_config)
-            return await super().generate_non_streaming(model, processor, inputs, gen_config, **kw)
-
-    def fit(tokens: int, gen_config: Any) -> None:
-        if not 0 < tokens < length:
-            wrong = "no tokens" if tokens == 0 else f"{tokens:,} tokens, with no room for an answer"
-            raise HTTPException(400, f"The prompt has {wrong}: this model reads and writes up to {length:,}.")
-        asked = length if gen_config.max_new_tokens is None else gen_config.max_new_tokens
-        if asked < 1:
-            raise HTTPException(400, f"max_tokens = {asked}: ask for 1 token or more.")
-        gen_config.max_new_tokens = min(asked, length - tokens)
-
-    def prompt(inputs: Any) -> dict[str, Any]:
-        """Return the part of a tokenized text that is a prompt."""
-        part = prompt_part(inputs["input_ids"][0].tolist(), tokenizer)
-        return {name: ids_1T[:, part] for name, ids_1T in inputs.items()}
-
-    class Completions(completion.CompletionHandler):
-        """Reads prompts as the rest of this project does; a chat template begins and ends its own."""
-
-        def _streaming(self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any) -> Any:
-            return super()._streaming(request_id, model, processor, name, prompt(inputs), *rest)
-
-        async def _non_streaming(
-            self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any
-        ) -> Any:
-            return await super()._non_streaming(request_id, model, processor, name, prompt(inputs), *rest)
-
-    async def refuse(_: Any, error: Any) -> Any:
-        """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""
-        body = {"message": str(getattr(error, "detail", error)), "type": "invalid_request_error"}
-        return JSONResponse({"error": body}, getattr(error, "status_code", 400))
-
-    manager, state = OneModel(), GenerationState()
-    manager.force_model = name
-    state._generate_managers[manager.process_model_name(name)] = WithinLength()
-    handlers = {
-        "chat_handler": chat_completion.ChatCompletionHandler(manager, state),
-        "completion_handler": Completions(manager, state),
-    }
-    # transformers' own for its other endpoints; which there are depends on its version
-    for parameter in inspect.signature(server.build_server).parameters:
-        if parameter.endswith("_handler") and parameter not in handlers:
-            kind = parameter.removesuffix("_handler")
-            names = vars(importlib.import_module(f"transformers.cli.serving.{kind}"))
-            handler = next(value for name, value in names.items() if name.lower() == f"{kind}handler")
-            handlers[parameter] = handler(manager, state)
-    app = server.build_server(manager, generation_state=state, **handlers)
-    app.add_exception_handler(HTTPException, refuse)
-    app.add_exception_handler(ValueError, refuse)
-    return app

@@ -1,0 +1,60 @@
+"""What OpenAI's three forms of an answer have in common: server-sent events, numbers of tokens, probabilities.
+
+The forms are plain objects: which fields the ``openai`` package's types require changes with its versions. The tests
+read all of them with its client and its types.
+"""
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tape_ds.serving.answers import Piece, Whole
+from tape_ds.serving.refusal import RefusalError
+
+DONE = "data: [DONE]\n\n"
+UNLIKELY = -9999.0
+"""OpenAI's for a token that cannot come: JSON has no infinity."""
+
+
+class Form(Protocol):
+    """Of one request."""
+
+    def whole(self, choices: Sequence[Whole]) -> dict[str, Any]:
+        """Return the answer in one object."""
+
+    def begin(self) -> list[str]:
+        """Return the events before the first piece."""
+
+    def piece(self, piece: Piece) -> list[str]:
+        """Return a piece's events."""
+
+    def end(self) -> list[str]:
+        """Return the events after the last piece."""
+
+    def failed(self, refusal: RefusalError) -> list[str]:
+        """Return the events of an error after the stream began."""
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(16)}"
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def event(data: dict[str, Any], name: str | None = None) -> str:
+    """Return a server-sent event."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
+
+
+def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn}
+
+
+def finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else UNLIKELY

@@ -1,0 +1,282 @@
+"""What the endpoints take: every field of OpenAI's that is done here, and of the others the values that ask nothing.
+
+The types are strict: "5" is no number, true is no 1, and a field that is not listed is refused by its name. They are
+also what ``/openapi.json`` shows.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+MOST_ANSWERS = 128
+"""Of one request: prompts times ``n``; OpenAI's own limit of ``n``."""
+MOST_STOPS = 16
+LONGEST_STOP = 256  # characters
+MOST_MESSAGES = 4096
+MOST_ENTRIES = 1024
+"""Of an object; OpenAI's own limit of logit_bias."""
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
+"""A list of what is not done, which may be there if it is empty."""
+Name = Annotated[str, Field(max_length=512)]
+
+
+def _few(given: Any) -> Any:
+    """Refuse what has too many entries before each of them is looked at, and each named in the refusal."""
+    if isinstance(given, dict) and len(given) > MOST_ENTRIES:
+        raise ValueError(f"{len(given):,} entries, and {MOST_ENTRIES:,} at most")
+    return given
+
+
+def _only_ids(biases: dict[str, float]) -> dict[str, float]:
+    for key in biases:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise ValueError(f"{key[:40]!r} is no token id")
+    return biases
+
+
+Biases = Annotated[dict[str, Bias], BeforeValidator(_few), AfterValidator(_only_ids)]
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        return _few(given)
+
+
+class StreamOptions(StrictModel):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextFormat(StrictModel):
+    type: Literal["text"]
+
+
+class Request(StrictModel):
+    """What the three endpoints have in common."""
+
+    model: str
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    user: Name | None = None  # for the books of OpenAI; it asks for nothing
+
+
+class Sampled(Request):
+    """What the two kinds of completions have in common."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Biases | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_of_streams(self) -> "Sampled":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream = true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the number of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+def _kind_of_prompt(prompt: Any) -> str:
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else ""
+    if isinstance(first, list):
+        return "lists of ids"
+    return "ids" if isinstance(first, int) else "texts"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_ANSWERS), Tag("texts")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MOST_ANSWERS), Tag("lists of ids")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionRequest(Sampled):
+    """Of ``/v1/completions``."""
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    suffix: None = None
+
+    @model_validator(mode="after")
+    def _what_fits_together(self) -> "CompletionRequest":
+        answers = self.n or 1
+        if self.best_of not in (None, answers):
+            raise ValueError(
+                f"best_of: {self.best_of} is not n = {answers}, and this server gives all answers it writes"
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: ask for 1 token or more, or for echo")
+        if len(self.prompts) * answers > MOST_ANSWERS:
+            raise ValueError(
+                f"n: {answers} for each of {len(self.prompts)} prompts are more than {MOST_ANSWERS} answers"
+            )
+        return self
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
+
+
+class GivenMessage(StrictModel):
+    """Of a person, or an instruction."""
+
+    role: Literal["system", "developer", "user"]
+    content: Content
+
+
+class AnswerMessage(StrictModel):
+    """An earlier answer, as it came from here: with fields that are null or empty."""
+
+    role: Literal["assistant"]
+    content: Content
+    refusal: None = None
+    annotations: Nothing | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Nothing | None = None
+
+
+Message = Annotated[GivenMessage | AnswerMessage, Field(discriminator="role")]
+
+
+class ChatRequest(Sampled):
+    """Of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: TextFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None  # of no tools
+    functions: Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
+    metadata: None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Name | None = None  # as user
+    prompt_cache_key: Name | None = None  # as user
+
+    @model_validator(mode="after")
+    def _what_fits_together(self) -> "ChatRequest":
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens: the same as max_completion_tokens, so give one of them")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs = true")
+        return self
+
+
+class ResponseTextPart(StrictModel):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Nothing | None = None
+    logprobs: Nothing | None = None
+
+
+class ResponseMessage(StrictModel):
+    """A message; earlier answers come as ``/v1/responses`` gave them."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ResponseTextPart], Field(fail_fast=True, min_length=1)]
+    type: Literal["message"] | None = None
+    id: Name | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: None = None
+
+
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16), BeforeValidator(_few)]
+
+
+class ResponseText(StrictModel):
+    format: TextFormat | None = None
+    verbosity: None = None
+
+
+class ResponseRequest(Request):
+    """Of ``/v1/responses``."""
+
+    input: str | Annotated[list[ResponseMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    metadata: Metadata | None = None
+    text: ResponseText | None = None
+    truncation: Literal["disabled"] | None = None
+    store: Literal[False] | None = None
+    background: Literal[False] | None = None
+    include: Nothing | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None  # of no tools
+    max_tool_calls: None = None
+    top_logprobs: Literal[0] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    reasoning: None = None
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Name | None = None  # as user
+    prompt_cache_key: Name | None = None  # as user
