@@ -312,6 +312,8 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> Foun
         wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
         raise refuse(wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}")
 
+    raise_if_any(_check_rows(name_or_path, folder, base))
+
     def merged() -> PreTrainedModel:
         from peft import PeftModel
         from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
@@ -325,12 +327,39 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> Foun
             # once more, because from_pretrained does not return the tensors that fit nowhere
             weights = load_peft_weights(str(folder), device="cpu")
             left_over = set_peft_model_state_dict(model, weights).unexpected_keys
-        exact.require_exact(str(folder), (), left_over, ())
+        # of resized embeddings peft writes a second copy, under the module's own name
+        twice = [name for name in left_over if _is_second_copy(name, weights)]
+        exact.require_exact(str(folder), (), set(left_over) - set(twice), ())
         return merging.merged(model, "model", name_or_path)
 
     files = [*_model_files(folder), *base.files]
     found = replace(base, name_or_path=name_or_path, kind="peft adapter", folder=folder, files=files, whole=merged)
     return replace(found, record=None)
+
+
+def _is_second_copy(name: str, weights: Mapping[str, torch.Tensor]) -> bool:
+    other = weights.get(name.replace(".modules_to_save", ""))
+    return ".modules_to_save" in name and other is not None and torch.equal(other, weights[name])
+
+
+def _check_rows(name_or_path: str, folder: Path, base: FoundModel) -> list[Problem]:
+    """Refuse an adapter that holds embeddings with more rows, or fewer, than its base has."""
+    file = folder / weight_files.ADAPTER
+    theirs = weight_files.headers_of(file) if file.is_file() else {}
+    own = weight_files.headers(base.folder)
+    rows = set()
+    for name, tensor in theirs.items():
+        plain = name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".modules_to_save", "")
+        if plain in own and own[plain].shape[0] == base.rows and own[plain].shape[1:] == tensor.shape[1:]:
+            rows.add(tensor.shape[0])
+    if not rows - {base.rows}:
+        return []
+    count = max(rows - {base.rows})
+    wrong = f"it holds embeddings of {count:,} rows, and its base {base.name_or_path} has {base.rows:,}: the base was "
+    wrong += "resized before it was trained"
+    remedy = f"resize the base too: transformers' model.resize_token_embeddings({count}), then model.save_pretrained "
+    remedy += f"into a new folder, and write that folder as base_model_name_or_path into its {ADAPTER_CONFIG}"
+    return [Problem("model", name_or_path, wrong, remedy)]
 
 
 def _load_plain(

@@ -9,6 +9,7 @@ holds the checked files alone.
 import contextlib
 import json
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -99,16 +100,21 @@ def checked_files(source: str | Path) -> Iterator[Path]:
         yield folder
 
 
+def check_named_files(source: str | Path, config: "PreTrainedConfig") -> list[Problem]:
+    """Refuse a configuration whose field ``transformers_weights`` names other files than those that are read."""
+    named = getattr(config, "transformers_weights", None)
+    files = {file.name for file in weight_files.files(source)}
+    if named is None or named in files:
+        return []
+    wrong = f"its config.json names {named} as its weights (transformers_weights), which is not what is read here"
+    remedy = "load it with transformers, and give what its save_pretrained writes into a new folder"
+    return [Problem("model", str(source), wrong, remedy)]
+
+
 def check_sizes(source: str | Path, config: "PreTrainedConfig") -> list[Problem]:
     """Compare a configuration with the headers of the weights, before a model is built: sizes that they cannot bear out
-    would take memory and minutes. Also a configuration that names other files of weights."""
-    found = []
-    files = weight_files.files(source)
-    named = getattr(config, "transformers_weights", None)
-    if named is not None and named not in {file.name for file in files}:
-        wrong = f"its config.json names {named} as its weights (transformers_weights), which is not what is read here"
-        remedy = "load it with transformers, and give what its save_pretrained writes into a new folder"
-        found.append(Problem("model", str(source), wrong, remedy))
+    would take memory and minutes."""
+    found: list[Problem] = []
     headers = weight_files.headers(source)
     if not headers or getattr(config, "quantization_config", None) is not None:
         return found
@@ -147,6 +153,14 @@ def not_finite(field: str, name: str) -> UserError:
     """Return the error for a model whose logits are no numbers."""
     wrong = "its logits are not finite (NaN or infinite): its weights are damaged, or its dtype has too small a range"
     return UserError(Problem(field, name, wrong, _NOT_FINITE))
+
+
+def require_numbers(losses: Iterable[float], model: "PreTrainedModel") -> None:
+    """Raise UserError if one of a model's losses is NaN, which its logits then are; a process scores its own share."""
+    if any(math.isnan(loss) for loss in losses):
+        error = not_finite("model", model.name_or_path)
+        error.on_one_rank = True
+        raise error
 
 
 def _require_no_integers(model: "PreTrainedModel", source: str | Path) -> None:

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 from transformers import AutoConfig, PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
-from tape_ds.errors import Problem, is_main_process
+from tape_ds.errors import Problem, is_main_process, raise_if_any
 from tape_ds.models import convert, decoder, decoder_configuration, gptj
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import baichuan, json_file
+from tape_ds.models.loading import baichuan, exact, json_file
 from tape_ds.models.loading.config_file import BAICHUAN, check_llama_shaped, has_llamas_names
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.models.loading.library_errors import as_message
@@ -54,6 +54,8 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
     if has_llamas_names(config):
         rope = trained_rope.read(content, str(source))
         config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
+    if Path(source).is_dir():
+        raise_if_any(exact.check_named_files(source, config))
     _replace_what_cannot_be(config, str(source))
     return config
 

@@ -210,15 +210,19 @@ def headers(folder: str | Path) -> dict[str, Header]:
     headers, and give nothing."""
     found = {}
     for file in files(folder):
-        if file.suffix != ".safetensors":
-            continue
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            entries = json.loads(opened.read(length))
-        entries.pop("__metadata__", None)
-        for name, entry in entries.items():
-            found[name] = Header(tuple(entry["shape"]), entry["dtype"])
+        found.update(headers_of(file))
     return found
+
+
+def headers_of(file: Path) -> dict[str, Header]:
+    """Return every tensor of one file, which :func:`check_file` has passed; nothing for another kind of file."""
+    if file.suffix != ".safetensors":
+        return {}
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        entries = json.loads(opened.read(length))
+    entries.pop("__metadata__", None)
+    return {name: Header(tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
 
 
 def stored_dtype(folder: str | Path) -> str | None:
