@@ -197,6 +197,8 @@ def fill(model: _Model, tensors: Mapping[str, "Tensor"], source: str) -> _Model:
 
 
 def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
+    missing = list(missing)
+    unexpected = list(unexpected)
     parts = []
     for what, found in (("missing", missing), ("without a place", unexpected), ("of another shape", mismatched)):
         if names := sorted(map(str, found)):
@@ -204,4 +206,17 @@ def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str]
             parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
     if parts:
         remedy = "give weights and configuration of the same model"
+        if prefix := _added_prefix(set(missing), set(unexpected)):
+            remedy = (
+                f"save the model that is inside the wrapper: every name begins with {prefix!r}, which is not its own"
+            )
         raise UserError(Problem("model", source, "tensors " + "; ".join(parts), remedy))
+
+
+def _added_prefix(missing: set[str], unexpected: set[str]) -> str:
+    """Return what a wrapper put before every name (``module.``, ``_orig_mod.``); "" if none did."""
+    first = min(missing, default=None)
+    if first is None:
+        return ""
+    prefixes = [name.removesuffix(first) for name in unexpected if name.endswith(first)]
+    return next((prefix for prefix in prefixes if {prefix + name for name in missing} <= unexpected), "")

@@ -13,10 +13,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tape_ds.cli import convert as convert_command
+from tape_ds.cli import train
 from tape_ds.errors import UserError
 from tape_ds.models import convert
 from tape_ds.models.loading import config_file, exact, extendable, weight_files
+from tape_ds.training.runs import assembly
+from tests.config import loads
 from tests.models.helpers import tiny_model, tokens
+from tests.models.test_rows import tokenizer_of
+from tests.training.runs.helpers import flags
 
 
 @pytest.fixture
@@ -109,7 +114,10 @@ WRONG = {
     "width": (partial(change, hidden_size=2**40), r"hidden_size = 1,099,511,627,776, and the weights are"),
     "rows": (partial(change, vocab_size=60), r"of another shape: .*embed_tokens.weight \[61, 32\], not \[60, 32\]"),
     "compiled": (partial(with_tensors, rename=lambda name: f"_orig_mod.{name}"), r"without a place: _orig_mod"),
-    "wrapped": (partial(with_tensors, rename=lambda name: f"module.{name}"), r"missing: .*without a place: module"),
+    "wrapped": (
+        partial(with_tensors, rename=lambda name: f"module.{name}"),
+        r"without a place: module.*every name begins with 'module\.'",
+    ),
     "other file": (partial(change, transformers_weights="ema.safetensors"), "names ema.safetensors as its weights"),
 }
 
@@ -201,3 +209,20 @@ def test_a_copy_elsewhere_is_the_same_model(plain, tmp_path):
     copied = Path(shutil.copytree(plain, tmp_path / "with space [and] % signs"))
     ids = tokens(1, 20)
     assert torch.equal(load(copied)(ids).logits, load(plain)(ids).logits)
+
+
+def test_a_run_and_its_dry_run_compare_the_weights_first(plain, tmp_path, monkeypatch):
+    """Weights of a wrapped model were found when the data had been tokenised, and by the dry run not at all."""
+    tokenizer_of(61).save_pretrained(plain)
+    (tmp_path / "text.txt").write_text("some text\n")
+    fields = {"model": plain, "train_data": f"text:{tmp_path}/text.txt", "output_dir": tmp_path / "run"}
+    fields |= {"method": "lora", "target_length": 128, "rope_parameters": "{}", "window": 16, "pose_chunks": 1}
+    fields |= {"eval_data": "", "eval_length": 64, "passkey_lengths": "[]", "global_batch_size": 4, "deepspeed": "null"}
+    recipe = loads.extension(flags(fields | {"bf16": "false", "dry_run": "true"}))
+    assert "64 -> 128 positions" in train.describe(recipe)
+    with_tensors(plain, lambda name: f"module.{name}")
+    with pytest.raises(UserError, match="without a place: module"):
+        train.describe(recipe)
+    monkeypatch.setattr(assembly, "_start", lambda run: pytest.fail("it joined the job"))
+    with pytest.raises(UserError, match="without a place: module"):
+        assembly.assemble(recipe)
