@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from transformers import AutoConfig, PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
-from tape_ds.errors import Problem, is_main_process, raise_if_any
+from tape_ds.errors import Problem, UserError, is_main_process, raise_if_any
 from tape_ds.models import convert, decoder, decoder_configuration, gptj
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
@@ -51,6 +51,9 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
             return baichuan.llama_config(content, str(source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
         config = gptj.with_rope(config)
+    if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
+        wrong = f"its config.json has dtype = {config.dtype}, and weights are numbers with a point"
+        raise UserError(Problem("model", str(source), wrong, "write the dtype of its files into config.json"))
     if has_llamas_names(config):
         rope = trained_rope.read(content, str(source))
         config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length

@@ -45,14 +45,14 @@ def as_message(
 
     Raises:
         UserError: as it is, if the block raised one.
-        Exception: as it is, if this project's own code raised it, memory was too small, or a disk refused a write.
+        Exception: as it is, if this project's own code raised it, or the machine did: memory, a disk, another process.
     """
     try:
         yield
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        if is_own(error) or _is_out_of_memory(error) or storage.refusal(error) is not None:
+        if is_own(error) or _is_of_the_machine(error) or storage.refusal(error) is not None:
             raise
         raise UserError(_problems(error, wrong, field, value, remedy, trust_remote_code)) from error
 
@@ -90,6 +90,9 @@ def _problems(
     return [Problem(field, value, f"{wrong} ({reason})", remedy)]
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_of_the_machine(error: Exception) -> bool:
+    """Return whether a device or another process failed, and no file: too little memory, a broken connection."""
     torch: Any = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    if torch is None:
+        return False
+    return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError | torch.distributed.DistError)

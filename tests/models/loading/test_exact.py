@@ -186,6 +186,13 @@ def test_weights_keep_the_dtype_of_their_files(plain, tmp_path):
     assert exact.stored_dtype(plain, native) == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", ["int8", 1.5])
+def test_a_dtype_that_no_weight_has_is_refused(plain, dtype):
+    change(plain, dtype=dtype)
+    with pytest.raises(UserError, match=r"its config\.json has dtype = "):
+        extendable.read(plain)
+
+
 def test_weights_that_are_nan_are_not_converted(plain, tmp_path, capsys):
     """They were written into the new folder, with exit code 0."""
     tensors = load_file(plain / weight_files.WHOLE)

@@ -57,9 +57,15 @@ def test_messages_are_kept():
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), torch.OutOfMemoryError("4 GiB"), OSError(errno.ENOSPC, "No space left on device", "x")]
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("4 GiB"),
+        torch.distributed.DistBackendError("a rank is gone"),
+        OSError(errno.ENOSPC, "No space left on device", "x"),
+    ],
 )
-def test_small_machines_are_no_damaged_files(error):
+def test_what_fails_of_the_machine_is_no_damaged_file(error):
     def fail():
         raise error
 
