@@ -9,7 +9,6 @@ Imports neither torch nor transformers.
 
 import contextlib
 import pickle
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ RUN_CODE = "read the code, and give --trust_remote_code to run it"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWN = 600
 """Characters of a library's own words."""
+_OF_THE_MACHINE = ("torch.OutOfMemoryError", "torch.AcceleratorError", "torch.distributed.DistError")
 _SIMPLE = ("UserError", "ValueError", "OSError", "RuntimeError", "Exception", "SafetensorError")
 """Types whose name adds nothing to their words."""
 
@@ -92,7 +92,5 @@ def _problems(
 
 def _is_of_the_machine(error: Exception) -> bool:
     """Return whether a device or another process failed, and no file: too little memory, a broken connection."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return False
-    return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError | torch.distributed.DistError)
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__}
+    return not kinds.isdisjoint(_OF_THE_MACHINE)
