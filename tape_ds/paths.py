@@ -57,7 +57,8 @@ def check_path(name: str, text: str) -> Iterator[Problem]:
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 LFS = ("a git-lfs pointer, not the file itself", "git lfs pull, in the clone that it comes from")
-"""Problem and remedy."""
+NO_FILE = ("a pipe, a socket or a device, not a file", "give a folder that holds files alone")
+"""Problems and remedies."""
 
 
 def is_lfs_pointer(head: bytes) -> bool:
@@ -66,16 +67,23 @@ def is_lfs_pointer(head: bytes) -> bool:
 
 
 def check_fetched(name: str, folder: str | Path) -> list[Problem]:
-    """Check a folder, if it is one, for git-lfs pointers."""
-    pointers = []
+    """Check a folder, if it is one, for what looks like a file of it and is none: git-lfs pointers, and pipes and
+    devices, on which whatever reads them would wait without an end."""
+    pointers: list[str] = []
+    no_files: list[str] = []
     for file in sorted(Path(folder).glob("*")):
+        if not file.is_file():
+            no_files += [file.name] * (file.exists() and not file.is_dir())
+            continue
         with contextlib.suppress(OSError), file.open("rb") as opened:
             pointers += [file.name] * is_lfs_pointer(opened.read(len(_LFS)))
-    if not pointers:
-        return []
-    wrong, remedy = LFS
-    shown = ", ".join(pointers[:3]) + (f" and {len(pointers) - 3} more" if len(pointers) > 3 else "")
-    return [Problem(name, str(folder), f"{shown}: {wrong}", remedy)]
+    found = []
+    kinds = (LFS, NO_FILE)
+    for names, (wrong, remedy) in zip((pointers, no_files), kinds, strict=True):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            found.append(Problem(name, str(folder), f"{shown}: {wrong}", remedy))
+    return found
 
 
 def check_new(name: str, folder: Path) -> list[Problem]:

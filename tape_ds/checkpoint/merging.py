@@ -1,15 +1,18 @@
-"""Whole models from folders of trained weights: adapters are merged, and the logits compared before and after."""
+"""Whole models from adapters, a run's own and peft's: merged, and the logits compared before and after."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
-from tape_ds.models.loading import extendable, model_folder, weight_files
+from tape_ds.errors import Problem, UserError
+from tape_ds.models.loading import exact, extendable, model_folder
+from tape_ds.models.loading.library_errors import as_message
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
 PROBE = (2, 64)
@@ -22,19 +25,42 @@ are longer, which is why there is room."""
 
 def merge(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> PreTrainedModel:
     """Return the whole model of a folder of trained weights, in fp32: merging in 16 bit loses bits, so cast the result
-    instead. ``arguments`` are for ``from_pretrained`` of the base. Raises RuntimeError if the merged model's logits are
-    not the adapter model's."""
-    with weight_files.reading(folder, "trained weights"):
-        model = load_trained(folder, base_anyway=base_anyway, **({"dtype": torch.float32} | arguments)).eval()
-    if not isinstance(model, PeftModel):
-        return model
-    expected = _logits(model)
-    merged = model.merge_and_unload(safe_merge=True).eval()
-    difference = (_logits(merged) - expected).abs().max().item()
-    allowed = min(ROUNDING * torch.finfo(merged.dtype).eps, 0.5) * expected.abs().max().item()
+    instead. ``arguments`` are for ``from_pretrained`` of the base. Raises UserError: see :func:`merged`."""
+    model = load_trained(folder, base_anyway=base_anyway, **({"dtype": torch.float32} | arguments)).eval()
+    if isinstance(model, PeftModel):
+        return merged(model, "trained weights", str(folder))
+    exact.require_finite(model, "trained weights", str(folder))
+    return model
+
+
+def merged(model: PeftModel, field: str, name: str) -> PreTrainedModel:
+    """Merge the adapters of ``model`` into it, and return the whole model, which computes the same.
+
+    Args:
+        model: in fp32, adapters active; it is used up.
+        field, name: of the adapter, for messages.
+
+    Raises:
+        UserError: the adapter's logits are not finite, or merging changes them by more than rounding.
+    """
+    model.eval()
+    _separate_weights(model)
+    kinds = sorted({str(getattr(each.peft_type, "value", each.peft_type)) for each in model.peft_config.values()})
+    ids = _probe(model)
+    expected = _logits(model, ids)
+    if not bool(expected.isfinite().all()):
+        raise exact.not_finite(field, name)
+    wrong = f"peft could not merge its adapter ({', '.join(kinds)})"
+    with as_message(wrong, field, name, "save the adapter again, in a form that peft merges"):
+        whole: PreTrainedModel = model.merge_and_unload(safe_merge=True).eval()
+    difference = (_logits(whole, ids) - expected).abs().max().item()
+    largest = expected.abs().max().item()
+    allowed = min(ROUNDING * torch.finfo(whole.dtype).eps, 0.5) * largest
     if not difference <= allowed:  # not ">": a NaN is no agreement
-        raise RuntimeError(f"{folder}: merging changed logits by {difference:.3g}, more than rounding ({allowed:.3g})")
-    return merged
+        wrong = f"merging changed logits by {difference:.3g} of {largest:.3g}, more than rounding ({allowed:.3g}): "
+        wrong += f"the merged model is not the adapter (its kind: {', '.join(kinds)})"
+        raise UserError(Problem(field, name, wrong, "use it by peft, unmerged, or train an adapter that can be merged"))
+    return whole
 
 
 def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dtype:
@@ -46,10 +72,37 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
             source = model_folder.resolve(record.base, with_weights=False)
         else:
             source = find_base(folder, record, base_anyway)
-    return extendable.read(source).dtype or torch.float32
+    return exact.stored_dtype(source, extendable.read(source))
+
+
+def _separate_weights(model: PeftModel) -> None:
+    """Give every layer with an adapter weights of its own, where other layers hold the same ones: a head that is tied
+    to the embeddings, layers that peft repeats (``layer_replication``). Merging would change those as well."""
+    holders: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    for adapted in [module for module in model.modules() if isinstance(module, BaseTunerLayer)]:
+        layer = adapted.get_base_layer()
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            if holders.get(id(parameter), 0) > 1:
+                setattr(layer, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
+
+
+def _probe(model: PeftModel) -> Tensor:
+    """Return token ids int64 [B, T] to compare logits on: drawn from the vocabulary, after those that an adapter trains
+    alone (``trainable_token_indices``), which a draw would miss."""
+    sequences, tokens = PROBE
+    tokens = min(tokens, getattr(model.config, "max_position_embeddings", None) or tokens)
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids_BT = torch.randint(rows, (sequences, tokens), generator=torch.Generator().manual_seed(0))
+    for each in model.peft_config.values():
+        given: Any = getattr(each, "trainable_token_indices", None) or getattr(each, "token_indices", None) or []
+        own = [number for numbers in given.values() for number in numbers] if isinstance(given, dict) else list(given)
+        own = own[:tokens]
+        ids_BT[0, : len(own)] = torch.tensor(own, dtype=torch.long)
+    return ids_BT
 
 
 @torch.no_grad()
-def _logits(model: PreTrainedModel | PeftModel) -> Tensor:
-    ids = torch.randint(model.config.vocab_size, PROBE, generator=torch.Generator().manual_seed(0))
-    return model(ids.to(model.device)).logits.float()
+def _logits(model: PreTrainedModel | PeftModel, ids_BT: Tensor) -> Tensor:
+    return model(input_ids=ids_BT.to(model.device)).logits.float()

@@ -1,6 +1,5 @@
 """Find the model to export: a run, its folder ``trained``, one of its checkpoints, or a whole TAPE model."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from transformers import PreTrainedModel
 
 from tape_ds import results
 from tape_ds.checkpoint import merging, trained
-from tape_ds.errors import Problem, UserError
-from tape_ds.models.loading import extendable
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.models.loading import exact, extendable, json_file, weight_files
 from tape_ds.models.loading.hub import CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.results import Result
@@ -47,7 +46,9 @@ class SourceModel:
         UserError: weights are missing or do not fit."""
         if self.record is not None:
             return merging.merge(self.folder, base_anyway=self.base_anyway)  # in fp32, which loses nothing
-        return extendable.load(self.folder, self.config, dtype=dtype)
+        model = extendable.load(self.folder, self.config, dtype=dtype)
+        exact.require_finite(model, "source", str(self.folder))
+        return model
 
 
 def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
@@ -67,8 +68,10 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
                 wrong = f"its model_type is {found!r}: transformers loads that as it is"
             remedy = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
             raise UserError(Problem("source", name_or_path, wrong, remedy))
+        raise_if_any(weight_files.check_folder(folder, "source"))
         config = extendable.read(folder)
-        return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
+        extendable.check_weights(folder, config)
+        return SourceModel(folder, config, None, None, "no run is recorded", exact.stored_dtype(folder, config))
 
     config, record = extendable.read(folder), trained.read_record(folder)
     stored, result, reason = folder.parent / RESULTS / "run.json", None, ""
@@ -86,7 +89,8 @@ def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
 
 
 def model_type(folder: Path) -> str | None:
+    """Return the model type in a folder's config.json; None without one, or one that cannot be read."""
     try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError):
+        return json_file.read(folder / CONFIG, "source", str(folder)).get("model_type")
+    except UserError:
         return None

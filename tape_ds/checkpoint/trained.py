@@ -29,7 +29,7 @@ from tape_ds.distributed.cuts import cut_of
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import extendable, hub, model_folder, weight_files
+from tape_ds.models.loading import extendable, hub, library_errors, model_folder, weight_files
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
@@ -238,9 +238,11 @@ def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: 
     if (folder / "adapter_config.json").exists():
         raise_if_any(weight_files.check_adapter(folder, "trained weights"))
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing
-        adapters = PeftConfig.from_pretrained(folder)
-        adapters.base_model_name_or_path = None
-        model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
+        wrong = "peft could not put its adapter onto the base"
+        with library_errors.as_message(wrong, "trained weights", str(folder), library_errors.READ_AGAIN):
+            adapters = PeftConfig.from_pretrained(folder)
+            adapters.base_model_name_or_path = None
+            model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
     if record.names:
         apply_trained(folder, model, record.names)
     return model

@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.run_folder import check_whole
 
     problems = paths.check_new("out", Path(options.out)) + check_whole("source", options.source, options.source)
+    problems += paths.check_fetched("source", options.source)
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
     if not isinstance(options.position_options, dict | None):
@@ -74,7 +75,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     Raises UserError: a source that cannot be converted, or rows that cannot be dropped."""
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.models import convert
-    from tape_ds.models.loading import extendable, model_folder, weight_files
+    from tape_ds.models.loading import exact, extendable, json_file, library_errors, model_folder, weight_files
     from tape_ds.models.loading.reference_checkpoint import from_reference
 
     source = options.source
@@ -85,13 +86,19 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
             remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
             raise UserError(Problem("source", source, "no reference checkpoint", remedy))
         tensors = {name: tensor for file in files for name, tensor in weight_files.read(file, "source").items()}
-        model = from_reference(tensors, json.loads((folder / "config.json").read_text()), options.variant)
+        config = json_file.read(folder / "config.json", "source", source)
+        with library_errors.as_message("it could not be converted", "source", source, "give the folder as published"):
+            model = from_reference(tensors, config, options.variant)
     else:
         source = model_folder.resolve(source)
         changes: dict[str, Any] = {}
         if options.kind == "llama-to-tape":
             changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
-        model = convert.load(source, convert.tape_config(extendable.read(source), **changes), dtype="auto")
+        native = extendable.read(source)
+        config = convert.tape_config(native, **changes)
+        extendable.check_weights(source, config)  # before memory is taken for what config.json says
+        model = convert.load(source, config, dtype=exact.stored_dtype(source, native))
+    exact.require_finite(model, "source", options.source)
 
     tokenizer = None
     if options.tokenizer is not None:

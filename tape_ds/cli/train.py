@@ -48,6 +48,7 @@ def describe(recipe: Recipe) -> str:
     problems = library_checks.check(recipe)
     with collecting(problems):
         config = model_config.known_config(recipe)  # refuses what its model cannot do, also where nothing is trained
+        model_config.check_weights(recipe, config)
     raise_if_any(problems)
     recipe = recipe_job.settle_here(recipe, config)
     lines = {"recipe": recipe.name, **recipe.outline()}

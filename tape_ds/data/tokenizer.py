@@ -33,7 +33,7 @@ from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.loading import model_folder, sentencepiece_tokenizer
-from tape_ds.models.loading.config_file import unreadable
+from tape_ds.models.loading.library_errors import as_message
 from tape_ds.registration import register
 
 # Part of every key: raise it when the code below gives another tokenizer for the same documents.
@@ -105,13 +105,14 @@ def load_tokenizer(
     """
     try:
         folder = model_folder.resolve(name_or_path, with_weights=False)
-        register()  # AutoTokenizer reads the configuration of the folder too
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust_remote_code))
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
-    except Exception as error:  # of a damaged file transformers raises anything, and tokenizers a bare Exception
-        remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
-        raise unreadable(error, "tokenizer", field, name_or_path, remedy, trust_remote_code) from error
+    register()  # AutoTokenizer reads the configuration of the folder too
+    remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
+    wrong = "no tokenizer could be read"
+    with as_message(wrong, field, name_or_path, remedy, trust_remote_code=trust_remote_code):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust_remote_code))
+    return tokenizer
 
 
 def begins(tokenizer: PreTrainedTokenizerBase) -> int | None:

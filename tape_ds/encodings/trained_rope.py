@@ -166,7 +166,8 @@ def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
-    found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
+    names = ("max_position_embeddings", "n_positions", "max_sequence_length")  # the others: GPT-J's, the first LLaMA's
+    found = next((config[name] for name in names if config.get(name)), None)
     return found if type(found) is int and found >= 1 else None
 
 

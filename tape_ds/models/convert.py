@@ -27,7 +27,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading.config_file import QWEN2, QWEN3, check_llama_shaped
-from tape_ds.models.loading.weight_files import fill, load_exact
+from tape_ds.models.loading.exact import fill, load_exact
 
 logger = logging.getLogger(__name__)
 

@@ -48,7 +48,8 @@ def check(native: PreTrainedConfig) -> list[Problem]:
         reasons.append("transformers has no language model of this type")
     else:
         if native.sub_configs:
-            reasons.append(f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone")
+            several = f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone"
+            reasons.append(f"{several}: save its text model into a folder of its own first (docs/extending.md)")
         elif not (rope := getattr(native, "rope_parameters", None)) or not of_full(rope):
             wrong = "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
             reasons.append(wrong)

@@ -6,6 +6,7 @@ Batches, scores and stored answers are lm-eval's. ``tape-ds evaluate harness`` e
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -18,9 +19,10 @@ from transformers import GenerationConfig
 from tape_ds.data.prompting import around
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
+from tape_ds.models.loading import exact
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.generation import ends_of
-from tape_ds.scoring.models import FoundModel, used_at
+from tape_ds.scoring.models import FoundModel, check_tokens, used_at
 from tape_ds.scoring.passkey import reads_in_pieces
 
 AUTO_TOKENS = 16_384
@@ -50,6 +52,7 @@ class HarnessModel(huggingface.HFLM):
             wrong = f"with {scaling} scaling a text's numbers would depend on the longest text of its batch"
             raise UserError(Problem("batch_size", batch_size, wrong, "leave it out, or give 1"))
         logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)  # it warns of every model that is an object
+        self._found = found
         model: Any = found.load()
         # a checkpoint's own settings may sample or forbid repetition: scores would depend on them
         model.generation_config = GenerationConfig(eos_token_id=ends_of(model, found.tokenizer()) or None)
@@ -113,8 +116,10 @@ class HarnessModel(huggingface.HFLM):
     def _check(self, task: str, requests: Sequence[Instance]) -> list[Problem]:
         longest, longest_answer = 0, 0
         for request in requests:
-            if request.request_type == "loglikelihood_rolling":
-                continue  # read in windows that fit
+            if request.request_type == "loglikelihood_rolling":  # read in windows that fit
+                if beyond := check_tokens("--tasks", self.tok_encode(request.args[0]), self._found):
+                    return [replace(problem, value=task) for problem in beyond]
+                continue
             if request.request_type == "generate_until":
                 try:
                     settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(request.args[1])))
@@ -122,7 +127,9 @@ class HarnessModel(huggingface.HFLM):
                 except (ValueError, TypeError) as error:
                     return [Problem("--gen_kwargs", request.args[1], str(error), "write name=value, numbers as such")]
                 answer = settings["max_gen_toks"]
-                tokens = len(self.tok_encode(request.args[0])) + answer
+                prompt = self.tok_encode(request.args[0])
+                target = []
+                tokens = len(prompt) + answer
             elif not request.args[1]:
                 return [Problem("--tasks", task, "it asks for the likelihood of an empty answer", "leave it out")]
             else:
@@ -131,6 +138,8 @@ class HarnessModel(huggingface.HFLM):
                     prompt, target = self._encode_pair(*request.args)
                 answer = len(target) - 1  # the last token is predicted, not read
                 tokens = len(prompt) + answer
+            if beyond := check_tokens("--tasks", [*prompt, *target], self._found):
+                return [replace(problem, value=task) for problem in beyond]
             longest, longest_answer = max(longest, tokens), max(longest_answer, answer)
             cut = max(0, tokens - self.max_length) + (request.doc.get("cut_tokens") or 0)
             self.cut["requests"] += cut > 0
@@ -155,6 +164,7 @@ class HarnessModel(huggingface.HFLM):
         alone = self._takes_kept and self.batch_size == 1
         self._kept = {"logits_to_keep": max((len(each[-1]) for each in requests), default=1)} if alone else {}
         found = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
+        exact.require_numbers([loglikelihood for loglikelihood, _ in found], self.model)
         return cast(list[tuple[float, bool]], found)
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:

@@ -9,8 +9,8 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import encodings, storage
-from tape_ds.checkpoint import source_model, trained
+from tape_ds.checkpoint import merging, source_model, trained
 from tape_ds.data import tokenized
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, is_main_process, raise_if_any
@@ -29,11 +29,15 @@ from tape_ds.models import saving
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.library_messages import quieten_libraries
 from tape_ds.models.llama import TapeForCausalLM, change_positions, evaluated_at
-from tape_ds.models.loading import config_file, extendable, model_folder, weight_files
-from tape_ds.models.loading.config_file import RUN_CODE
-from tape_ds.models.loading.weight_files import ADAPTER_CONFIG, load_exact, require_exact
+from tape_ds.models.loading import config_file, exact, extendable, model_folder, weight_files
+from tape_ds.models.loading.library_errors import READ_AGAIN, RUN_CODE, as_message
+from tape_ds.models.loading.weight_files import ADAPTER_CONFIG
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
+
+_INSTALL = "install what the error names, or give the model as it was before it was quantised"
+_PROBED = 8
+"""Tokens that a loaded model is tried on."""
 
 
 class LoadOptions(NamedTuple):
@@ -78,8 +82,18 @@ class FoundModel:
             own: Any = model
             change_positions(own, self.changed)
             model.config = self.changed
-        model.to(self.device)
-        return model.eval()
+        model.to(self.device).eval()
+        self._require_finite(model)
+        return model
+
+    @torch.no_grad()
+    def _require_finite(self, model: PreTrainedModel) -> None:
+        """Refuse a model whose logits are NaN or infinite, before hours of scoring store that."""
+        ids_1T = torch.arange(min(_PROBED, self.rows), device=self.device)[None]
+        with used_at(model, _PROBED):
+            logits_1TV = model(input_ids=ids_1T, use_cache=False).logits
+        if not bool(logits_1TV.isfinite().all()):
+            raise exact.not_finite("model", self.name_or_path)
 
     @property
     def device(self) -> torch.device:
@@ -99,6 +113,11 @@ class FoundModel:
     def known_length(self) -> int | None:
         """Tokens that the model was trained or extended for; None if its configuration has no such number."""
         return getattr(self.config.get_text_config(), "max_position_embeddings", None) or None
+
+    @property
+    def rows(self) -> int:
+        """Rows of its embeddings: tokens that it can read."""
+        return int(self.config.get_text_config().vocab_size)
 
     @property
     def native_length(self) -> int:
@@ -148,6 +167,18 @@ def check_lengths(name: str, lengths: Sequence[int], model: FoundModel) -> list[
     wrong = f"{model.name_or_path} has positions for {limit} tokens and no more"
     remedy = f"give {limit} or less, or extend the model first"
     return [Problem(name, length, wrong, remedy) for length in lengths if limit is not None and length > limit]
+
+
+def check_tokens(field: str, ids: Sequence[int], model: FoundModel) -> list[Problem]:
+    """Return a problem for a text with tokens that have no row in the model's embeddings."""
+    beyond = sorted({token for token in ids if token >= model.rows})
+    if not beyond:
+        return []
+    names = ", ".join(repr(token) for token in model.tokenizer().convert_ids_to_tokens(beyond[:3]))
+    wrong = f"it has {names} (token {beyond[0]:,}), and the model has {model.rows:,} rows, the last for token "
+    wrong += f"{model.rows - 1:,}"
+    remedy = "leave it out of the text, or name the --tokenizer that the model was trained with"
+    return [Problem(field, None, wrong, remedy)]
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
@@ -230,15 +261,15 @@ def _find(name_or_path: str, options: LoadOptions) -> FoundModel:
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
         remedy = RUN_CODE if own_code else "give a causal language model"
         raise UserError(Problem("model", name_or_path, wrong, remedy))
-    dtype = options.dtype or config.dtype or torch.float32
+    dtype = options.dtype or exact.stored_dtype(folder, config)
+    raise_if_any(weight_files.check_folder(folder))
     if not (options.trust_remote_code and auto_map):
         # refuse here what loading would refuse after hours of reading data; no weights are read
         quantised = getattr(config, "quantization_config", None)
         if quantised is None:
-            with saving.without_bar():
-                _load_plain(folder, config, dtype, False, device_map={"": "meta"})
+            _load_plain(folder, config, dtype, False, device_map={"": "meta"})
         else:
-            with _reporting(str(folder), "transformers could not load it"):
+            with as_message("transformers could not load it", "model", str(folder), _INSTALL):
                 AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
     return FoundModel(
         name_or_path=name_or_path,
@@ -264,7 +295,7 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> Foun
         wrong = "trainable_params.bin of the adapter's folder (embeddings and norms) would be left out"
         raise refuse(wrong, "merge both into a model folder first, as LongLoRA does")
     raise_if_any(weight_files.check_adapter(folder))
-    with _reporting(name_or_path, f"{ADAPTER_CONFIG} cannot be read", weight_files.REMEDY):
+    with as_message(f"{ADAPTER_CONFIG} cannot be read", "model", name_or_path, READ_AGAIN):
         config = PeftConfig.from_pretrained(str(folder))
     named = config.base_model_name_or_path
     if config.is_prompt_learning:
@@ -281,47 +312,63 @@ def _find_adapter(name_or_path: str, folder: Path, options: LoadOptions) -> Foun
         wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
         raise refuse(wrong, f"name the unquantised model as base_model_name_or_path in its {ADAPTER_CONFIG}")
 
+    raise_if_any(_check_rows(name_or_path, folder, base))
+
     def merged() -> PreTrainedModel:
         from peft import PeftModel
         from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
 
         wrong = f"peft could not put it onto {base.name_or_path}"
-        reporting = _reporting(name_or_path, wrong, "give the adapter's own base, and all its files")
-        with weight_files.reading(folder), warnings.catch_warnings(), reporting:
+        remedy = "give the adapter's own base, and all its files"
+        whole = base.whole().float()  # merging in fp32 loses nothing
+        with as_message(wrong, "model", name_or_path, remedy), warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would continue without them
-            model = PeftModel.from_pretrained(base.whole().float(), str(folder))  # merging in fp32 loses nothing
+            model = PeftModel.from_pretrained(whole, str(folder))
             # once more, because from_pretrained does not return the tensors that fit nowhere
             weights = load_peft_weights(str(folder), device="cpu")
-            require_exact(str(folder), (), set_peft_model_state_dict(model, weights).unexpected_keys, ())
-            whole: PreTrainedModel = model.merge_and_unload(safe_merge=True)
-        return whole
+            left_over = set_peft_model_state_dict(model, weights).unexpected_keys
+        # of resized embeddings peft writes a second copy, under the module's own name
+        twice = [name for name in left_over if _is_second_copy(name, weights)]
+        exact.require_exact(str(folder), (), set(left_over) - set(twice), ())
+        return merging.merged(model, "model", name_or_path)
 
     files = [*_model_files(folder), *base.files]
     found = replace(base, name_or_path=name_or_path, kind="peft adapter", folder=folder, files=files, whole=merged)
     return replace(found, record=None)
 
 
+def _is_second_copy(name: str, weights: Mapping[str, torch.Tensor]) -> bool:
+    other = weights.get(name.replace(".modules_to_save", ""))
+    return ".modules_to_save" in name and other is not None and torch.equal(other, weights[name])
+
+
+def _check_rows(name_or_path: str, folder: Path, base: FoundModel) -> list[Problem]:
+    """Refuse an adapter that holds embeddings with more rows, or fewer, than its base has."""
+    file = folder / weight_files.ADAPTER
+    theirs = weight_files.headers_of(file) if file.is_file() else {}
+    own = weight_files.headers(base.folder)
+    rows = set()
+    for name, tensor in theirs.items():
+        plain = name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".modules_to_save", "")
+        if plain in own and own[plain].shape[0] == base.rows and own[plain].shape[1:] == tensor.shape[1:]:
+            rows.add(tensor.shape[0])
+    if not rows - {base.rows}:
+        return []
+    count = max(rows - {base.rows})
+    wrong = f"it holds embeddings of {count:,} rows, and its base {base.name_or_path} has {base.rows:,}: the base was "
+    wrong += "resized before it was trained"
+    remedy = f"resize the base too: transformers' model.resize_token_embeddings({count}), then model.save_pretrained "
+    remedy += f"into a new folder, and write that folder as base_model_name_or_path into its {ADAPTER_CONFIG}"
+    return [Problem("model", name_or_path, wrong, remedy)]
+
+
 def _load_plain(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool, **arguments: Any
 ) -> PreTrainedModel:
     arguments |= {"config": config, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    with _reporting(str(folder), "transformers could not load it"):
-        model: PreTrainedModel = load_exact(AutoModelForCausalLM, folder, **arguments)
+    with saving.without_bar():
+        model: PreTrainedModel = exact.load_exact(AutoModelForCausalLM, folder, **arguments)
     return model
-
-
-@contextmanager
-def _reporting(
-    value: str, wrong: str, remedy: str = "mend the folder, or install what the error names"
-) -> Iterator[None]:
-    """Report whatever a library raises that reads the files of others."""
-    try:
-        yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(Problem("model", value, f"{wrong} ({reason[:600]})", remedy)) from error
 
 
 def _model_files(folder: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from tape_ds import storage
 from tape_ds.data import prompting, selection, tokenized
 from tape_ds.data.sources import Source
 from tape_ds.errors import UserError
+from tape_ds.models.loading import exact
 from tape_ds.scoring import losses, windows
 from tape_ds.scoring.losses import WindowLoss
 from tape_ds.scoring.models import used_at
@@ -154,8 +155,11 @@ def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chu
         if job.spans:
             assert scoring.spans is not None
             ids_1T = losses.sequence(*pairs[0], scoring.begin)[None]
-            return losses.score_spans(model, ids_1T, scoring.spans, chunk).to_dict()
+            spans = losses.score_spans(model, ids_1T, scoring.spans, chunk)
+            exact.require_numbers(spans.nll, model)
+            return spans.to_dict()
         scored = losses.score_windows(model, pairs, begin=scoring.begin, batch=batch, chunk=chunk)
+    exact.require_numbers([loss.nll for loss in scored], model)
     return [(loss.nll, loss.foreseen) for loss in scored]
 
 

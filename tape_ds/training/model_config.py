@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from tape_ds import attention, encodings
+from tape_ds import attention, encodings, paths
 from tape_ds.config.extension import ExtensionRecipe, check_against_model
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
@@ -24,9 +24,9 @@ from tape_ds.encodings import trained_rope
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.models import decoder_configuration
 from tape_ds.models.configuration import TapeConfig
-from tape_ds.models.loading import config_file, extendable, model_folder
+from tape_ds.models.loading import config_file, extendable, hub, json_file, model_folder
 from tape_ds.models.loading.base_model import BaseModel
-from tape_ds.models.loading.config_file import TAPE
+from tape_ds.models.loading.config_file import BAICHUAN, TAPE
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Config
 
@@ -156,6 +156,18 @@ def known_config(recipe: Recipe) -> Config | None:
     name = recipe.model.model
     file = config_file.find(name, online=recipe.dry_run)
     return planned_config(recipe, None if file is None else str(file)) if file or shape.known(name) else None
+
+
+def check_weights(recipe: Recipe, config: Config | None) -> None:
+    """Raise UserError where the files of a base that is a folder here do not hold the model of ``config``, by the names
+    and shapes in their headers: what a run would find, for its dry run."""
+    name = getattr(recipe.model, "model", None)
+    if config is None or name is None or not paths.of(name).is_dir():
+        return
+    folder = paths.of(name)
+    content = json_file.read(folder / hub.CONFIG, "model", name)
+    if content.get("model_type") != BAICHUAN:  # converted first, which gives its tensors other names
+        extendable.check_weights(folder, config)
 
 
 def _entries(recipe: PretrainingRecipe) -> int:

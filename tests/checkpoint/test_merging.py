@@ -10,6 +10,7 @@ from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.cli import merge
+from tape_ds.errors import UserError
 from tape_ds.methods.prepare import prepare
 from tape_ds.models import convert
 from tests.methods.test_methods import settings
@@ -69,7 +70,7 @@ def test_a_merge_that_changes_logits_is_refused(tmp_path, monkeypatch):
         return merged
 
     monkeypatch.setattr(LoraModel, "merge_and_unload", wrong)
-    with pytest.raises(RuntimeError, match="merging changed logits by"):
+    with pytest.raises(UserError, match="merging changed logits by"):
         merging.merge(folder)
 
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import TapeForCausalLM, arguments
 from tape_ds.checkpoint import source_model, trained
@@ -119,6 +119,114 @@ def test_an_adapter_is_merged_into_its_base(base, tmp_path):
     assert model.kind == "peft adapter"
     assert same(model.load(), expected)
     assert not same(model.load(), AutoModelForCausalLM.from_pretrained(base))
+
+
+def tied_base(base, folder):
+    """``base`` with a head that is its embeddings."""
+    shutil.copytree(base, folder)
+    tied = AutoModelForCausalLM.from_pretrained(base)
+    tied.config.tie_word_embeddings = True
+    tied.tie_weights()
+    tied.save_pretrained(folder)
+    return folder
+
+
+ADAPTERS = {
+    "tied embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "tied embeddings and head": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    "repeated layers": {"target_modules": ["q_proj", "down_proj"], "layer_replication": [[0, 2], [0, 2]]},
+    "repeated, with DoRA": {"target_modules": ["q_proj"], "layer_replication": [[0, 2], [1, 2]], "use_dora": True},
+    "a token of its own": {"target_modules": ["q_proj"], "trainable_token_indices": [60]},
+    "whole embeddings": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_a_merged_adapter_computes_what_it_does_unmerged(base, tmp_path, kind):
+    """Merging into embeddings changed the head that is tied to them (perplexity 20,259 for 1,579), and merging into one
+    of two layers that share weights changed both."""
+    whole = tied_base(base, tmp_path / "base")
+    torch.manual_seed(5)
+    config = LoraConfig(task_type="CAUSAL_LM", r=2, **ADAPTERS[kind])
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(whole), config).eval()
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    plain = AutoModelForCausalLM.from_pretrained(whole)
+    model = found(tmp_path / "adapter").load()
+    ids = torch.cat((tokens(2, 19), torch.full((2, 1), 60)), dim=1)
+    assert (logits(model, ids) - logits(adapted, ids)).abs().max() < 2e-5
+    assert (logits(adapted, ids) - logits(plain, ids)).abs().max() > 1e-2
+    with torch.no_grad():  # with a cache, each layer has its own
+        grown = model.generate(ids[:1], max_new_tokens=4, do_sample=False)
+    assert torch.equal(grown[:, 20:21], logits(adapted, ids[:1])[:, -1].argmax(-1)[None])
+
+
+def test_an_adapter_that_merging_changes_is_refused(base, tmp_path, monkeypatch):
+    """Every adapter is compared, of a run or of peft: the logits of the merged model were never looked at."""
+    model = found(adapter(base, tmp_path / "adapter"))
+    unloaded = LoraModel.merge_and_unload
+
+    def wrong(self, **arguments):
+        merged = unloaded(self, **arguments)
+        merged.model.norm.weight.data *= 1.001
+        return merged
+
+    monkeypatch.setattr(LoraModel, "merge_and_unload", wrong)
+    with pytest.raises(UserError, match=r"merging changed logits by .* more than rounding .*its kind: LORA"):
+        model.load()
+
+
+def test_the_remedy_for_resized_embeddings_works(base, tmp_path):
+    """ "give the adapter's own base, and all its files" was what was said of it."""
+    resized = AutoModelForCausalLM.from_pretrained(base)
+    torch.manual_seed(7)
+    resized.resize_token_embeddings(69, mean_resizing=False)
+    config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], init_lora_weights=False)
+    config.modules_to_save = ["embed_tokens", "lm_head"]
+    adapted = get_peft_model(resized, config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserError) as caught:
+        found(tmp_path / "adapter")
+    (problem,) = caught.value.problems
+    assert "embeddings of 69 rows, and its base" in problem.wrong and "has 61" in problem.wrong
+    assert "model.resize_token_embeddings(69)" in problem.remedy and "base_model_name_or_path" in problem.remedy
+
+    again = AutoModelForCausalLM.from_pretrained(base)
+    again.resize_token_embeddings(69)
+    again.save_pretrained(tmp_path / "resized")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "resized")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "resized")}))
+    model = found(tmp_path / "adapter")
+    assert model.rows == 69 and same(model.load(), adapted)
+
+
+def test_a_folder_with_weights_and_an_adapter_is_refused(base, tmp_path):
+    """The adapter was put onto the weights that it had been merged into, and the score stored."""
+    both = Path(shutil.copytree(base, tmp_path / "both"))
+    adapter(base, both)
+    shutil.copytree(base, both, dirs_exist_ok=True)
+    with pytest.raises(UserError, match="either may be what is meant"):
+        found(both)
+
+
+@pytest.mark.parametrize("where", ["weights", "epsilon"])
+def test_a_model_whose_logits_are_nan_is_not_scored(base, tmp_path, where):
+    """A perplexity of NaN was stored, with exit code 0."""
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    if where == "weights":
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match="its logits are not finite"):
+            found(folder).load()
+    else:
+        changed(folder, rms_norm_eps=float("nan"))
+        with pytest.raises(UserError, match="NaN, which is no number, as rms_norm_eps"):
+            found(folder)
 
 
 def test_an_adapter_with_embeddings_in_another_file_is_refused(base, tmp_path):

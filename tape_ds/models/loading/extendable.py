@@ -5,23 +5,31 @@ A Llama-shaped model becomes one of this project; any other decoder of transform
 distinguishes them.
 """
 
+import functools
+import logging
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, is_main_process, raise_if_any
 from tape_ds.models import convert, decoder, decoder_configuration, gptj
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
 from tape_ds.models.llama import TapeForCausalLM
-from tape_ds.models.loading import baichuan
-from tape_ds.models.loading.config_file import BAICHUAN, check_llama_shaped, has_llamas_names, unreadable
+from tape_ds.models.loading import baichuan, exact, json_file
+from tape_ds.models.loading.config_file import BAICHUAN, check_llama_shaped, has_llamas_names
+from tape_ds.models.loading.hub import CONFIG
+from tape_ds.models.loading.library_errors import as_message
 from tape_ds.registration import register
+
+logger = logging.getLogger(__name__)
 
 Config: TypeAlias = TapeConfig | PreTrainedConfig
 Model: TypeAlias = TapeForCausalLM | ExtendedDecoder
+_OF_TORCH = (None, "eager", "sdpa", "flex_attention")
+"""Attention that transformers computes by itself; for other names it looks for code on the hub."""
 
 
 def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arguments: Any) -> PreTrainedConfig:
@@ -32,24 +40,54 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
     ``rope_parameters``, from either published form. ``trust_remote_code``: whether code that comes with it may be run;
     None: no, and the command has no such option.
     """
-    try:
+    register()  # AutoConfig reads folders of this package as well
+    if Path(source).is_dir():
+        json_file.read(Path(source) / CONFIG, "model", str(source))
+    remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
+    wrong = "no configuration could be read"
+    with as_message(wrong, "model", str(source), remedy, trust_remote_code=trust_remote_code):
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
-        if not isinstance(content, dict):
-            raise ValueError("it is no mapping")
         if content.get("model_type") == BAICHUAN:
             return baichuan.llama_config(content, str(source))
-        register()  # AutoConfig reads folders of this package as well
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
         config = gptj.with_rope(config)
-    except UserError:
-        raise  # of a TAPE folder or a Baichuan: it names the field
-    except Exception as error:  # of a file of another form transformers raises anything
-        remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
-        raise unreadable(error, "configuration", "model", str(source), remedy, trust_remote_code) from error
+    if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
+        wrong = f"its config.json has dtype = {config.dtype}, and weights are numbers with a point"
+        raise UserError(Problem("model", str(source), wrong, "write the dtype of its files into config.json"))
     if has_llamas_names(config):
         rope = trained_rope.read(content, str(source))
         config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
+    if Path(source).is_dir():
+        raise_if_any(exact.check_named_files(source, config))
+    _replace_what_cannot_be(config, str(source))
     return config
+
+
+def _replace_what_cannot_be(config: PreTrainedConfig, source: str) -> None:
+    """Replace fields that are no part of the model and would stop or change its loading, and say so: a padding token
+    without a row (what is padded is neither read nor scored), and attention that transformers would fetch."""
+    text = config.get_text_config()
+    rows, padding = getattr(text, "vocab_size", None), getattr(text, "pad_token_id", None)
+    if isinstance(rows, int) and isinstance(padding, int) and not -rows <= padding < rows:
+        config.pad_token_id = None
+        text.pad_token_id = None
+        say_once(f"{source}: pad_token_id {padding:,} has none of the {rows:,} rows: no token is taken for padding")
+    attention = config._attn_implementation
+    if attention not in _OF_TORCH:
+        config._attn_implementation = None
+        say_once(f"{source}: config.json names the attention {attention}: transformers' own is computed instead")
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    if is_main_process():
+        logger.warning(text)
+
+
+def check_weights(source: str | Path, config: PreTrainedConfig) -> None:
+    """Raise UserError where the names or shapes of a folder's weights are not those of the model that :func:`load`
+    would build; no weight is read."""
+    load(source, config, device_map={"": "meta"})
 
 
 def by_own_class(native: PreTrainedConfig) -> bool:

@@ -8,9 +8,7 @@ import copy
 import hashlib
 import importlib.util
 import io
-import json
 import re
-import struct
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -21,14 +19,15 @@ import torch
 from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds import building, storage
+from tape_ds import building, paths, storage
 from tape_ds.encodings import scaling
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import saving
-from tape_ds.models.loading import baichuan, hub
+from tape_ds.models.loading import baichuan, hub, json_file, library_errors
 from tape_ds.models.loading.config_file import BAICHUAN, SHAPES, SMOLLM2, check_gguf
-from tape_ds.models.loading.weight_files import fill, require_exact
+from tape_ds.models.loading.exact import fill, require_exact
 
+_GGUF_SIZES = ("block_count", "embedding_length", "attention.head_count")
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
@@ -53,11 +52,10 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
         name, build = f"{file.stem}-{_stamp([file])}", partial(_write_gguf, file)
         return str(building.folder(models, name, build, "model", _ELSEWHERE))
     folder = Path(find_folder(name_or_path, with_weights=False))
-    try:
-        content = json.loads((folder / hub.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        content = None  # reading its configuration reports what is wrong
-    if not isinstance(content, dict) or content.get("model_type") != BAICHUAN:
+    content: dict[str, Any] = {}
+    with contextlib.suppress(UserError):  # reading its configuration reports what is wrong
+        content = json_file.read(folder / hub.CONFIG, "model", name_or_path)
+    if content.get("model_type") != BAICHUAN:
         return str(find_folder(name_or_path) if with_weights else folder)
     baichuan.llama_config(content, str(folder))  # refuses others before gigabytes are downloaded
     source = Path(find_folder(name_or_path))
@@ -71,6 +69,7 @@ def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights
 def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
     """Return a folder as it is, or a hub id's in the hub's cache, downloaded if it is not complete."""
     if Path(name_or_path).is_dir():
+        raise_if_any(paths.check_fetched("model", name_or_path))
         return name_or_path
     # runs/x is a folder of ours, which the hub takes half a minute to deny
     if name_or_path.startswith("runs/") or Path(name_or_path).exists() or not re.fullmatch(hub.ID, name_or_path):
@@ -81,13 +80,11 @@ def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
 
 def _write_gguf(file: Path, folder: Path) -> None:
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    try:
+    remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
+    with library_errors.as_message("could not be read", "model", str(file), remedy):
+        _require_sizes(file)
         with contextlib.redirect_stderr(io.StringIO()):  # a bar that nothing switches off; what goes wrong is raised
             loaded, info = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, output_loading_info=True)
-    except (ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
-        reason = " ".join(str(error).split())[:200]
-        remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
-        raise UserError(Problem("model", str(file), f"could not be read ({reason})", remedy)) from error
     require_exact(str(file), info["missing_keys"], (), ())
     # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
     config = copy.deepcopy(loaded.config)
@@ -99,7 +96,38 @@ def _write_gguf(file: Path, folder: Path) -> None:
     plain = fill(plain, loaded.state_dict(), str(file))
     plain.generation_config = loaded.generation_config
     saving.save(plain, folder)
-    AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
+    with library_errors.as_message("its tokenizer could not be read", "model", str(file), remedy):
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+    tokenizer.save_pretrained(folder)
+
+
+def _require_sizes(file: Path) -> None:
+    """Raise UserError for a GGUF file without its model's sizes, for which transformers takes those of its default, a
+    model of 7 billion parameters; or with sizes that its own tensors do not have."""
+    reader = GGUFReader(file)
+    kind = _value(reader, "general.architecture")
+    given = {name: _value(reader, f"{kind}.{name}") for name in _GGUF_SIZES}
+    shapes = {tensor.name: [int(size) for size in tensor.shape] for tensor in reader.tensors}
+    blocks = {name.split(".")[1] for name in shapes if name.startswith("blk.")}
+    wrong = [f"it has no {kind}.{name}" for name, value in given.items() if value is None]
+    if not wrong:
+        if given["block_count"] > len(blocks):
+            wrong.append(
+                f"{kind}.block_count is {given['block_count']:,}, and it has tensors of {len(blocks):,} blocks"
+            )
+        width = shapes.get("token_embd.weight", [given["embedding_length"]])[0]
+        if given["embedding_length"] != width:
+            wrong.append(
+                f"{kind}.embedding_length is {given['embedding_length']:,}, and its embeddings are {width:,} wide"
+            )
+    if wrong:
+        remedy = "fetch the file again, or give the folder that it was made from"
+        raise UserError(Problem("model", str(file), "; ".join(wrong), remedy))
+
+
+def _value(reader: GGUFReader, name: str) -> Any:
+    field = reader.fields.get(name)
+    return None if field is None else field.contents()
 
 
 def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:

@@ -1,43 +1,39 @@
-"""Check and read files of weights without running anything in them, and give a model all tensors of a checkpoint.
+"""Check and read files of weights without running anything in them.
 
 Weights are safetensors, whose header is checked against the file before a tensor is read: an empty file, a truncated
 one, or a header with wrong sizes is refused at once. Published models that have torch's own files alone are read with
-``weights_only``, so that a pickle that would call something is refused as well. No tensor may be missing or left over.
+``weights_only``, so that a pickle that would call something is refused as well.
 
 Imports neither torch nor transformers: recipes run the checks before anything else.
 """
 
-import contextlib
 import hashlib
 import json
-import logging
+import math
 import os
-import pickle
+import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from tape_ds import paths, storage
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, raise_if_any
+from tape_ds.models.loading import json_file, library_errors
+from tape_ds.models.loading.library_errors import READ_AGAIN, TENSORS_ALONE
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
-
-_Model = TypeVar("_Model", bound="PreTrainedModel")
 
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
 _PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
 ADAPTER, PICKLED_ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"
 """peft's names."""
+GENERATION = "generation_config.json"
 _NOT_TORCH = "is no file that torch saved, or cannot be opened"
-REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
 _WHOLE_FOLDER = "give the whole folder, as it was published or saved"
-_TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
-_SHOWN = 12  # names of tensors in a message
+_DTYPES = ("F64", "F32", "BF16", "F16")
 
 
 def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
@@ -48,13 +44,13 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
     if file.suffix == ".safetensors":
         raise_if_any(check_file(file, field))
         return load_file(file)
-    with reading(file, field):
+    with library_errors.as_message("could not be read", field, str(file), READ_AGAIN):
         # torch's older format cannot be mapped
         mapped = zipfile.is_zipfile(file)
         tensors: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         wrong = "could not be read: it holds something else than tensors by their names"
-        raise UserError(Problem(field, str(file), wrong, _TENSORS_ALONE))
+        raise UserError(Problem(field, str(file), wrong, TENSORS_ALONE))
     return tensors
 
 
@@ -62,9 +58,11 @@ def check_file(file: Path, field: str = "model") -> list[Problem]:
     """Check a safetensors file's header and size; no tensor is read."""
     try:
         with safe_open(file, framework="np") as opened:
-            return [] if opened.keys() else [Problem(field, str(file), "holds no tensor", REMEDY)]
+            return [] if opened.keys() else [Problem(field, str(file), "holds no tensor", READ_AGAIN)]
     except (SafetensorError, OSError) as error:
-        return [Problem(field, str(file), f"could not be read as safetensors ({_reason(error)})", REMEDY)]
+        return [
+            Problem(field, str(file), f"could not be read as safetensors ({library_errors.words(error)})", READ_AGAIN)
+        ]
 
 
 def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
@@ -73,8 +71,10 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     folder = Path(folder)
     if not folder.is_dir():
         return []
-    if pointers := paths.check_fetched(field, folder):
-        return pointers
+    if unfit := paths.check_fetched(field, folder):
+        return unfit
+    if found := [*_check_alone(folder, field), *_check_generation(folder, field)]:
+        return found
     safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
     whole, there = (WHOLE, safe) if safe else (PICKLED, pickled)
 
@@ -83,7 +83,7 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     try:
         shards = sorted(set(places(folder, whole).values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY))
+        problems.append(Problem(field, str(index), f"could not be read ({library_errors.words(error)})", READ_AGAIN))
         shards = []
     missing = []
     for name in shards:
@@ -101,10 +101,31 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         if safe:
             problems += check_file(file, field)
         elif not _is_torch_file(file):
-            problems.append(Problem(field, str(file), _NOT_TORCH, REMEDY))
+            problems.append(Problem(field, str(file), _NOT_TORCH, READ_AGAIN))
     if not (problems or files(folder)):
         wrong = f"there is neither {whole} nor {whole}.index.json, only {', '.join(file.name for file in there[:3])}"
         problems = [Problem(field, str(folder), wrong, _WHOLE_FOLDER)]
+    return problems
+
+
+def _check_alone(folder: Path, field: str) -> list[Problem]:
+    """Refuse an adapter beside whole weights: they are either its base or what it was merged into, and loaders disagree
+    on whether it is put on."""
+    wholes = [name for whole in (WHOLE, PICKLED) for name in (whole, f"{whole}.index.json")]
+    if not (folder / ADAPTER_CONFIG).is_file() or not any((folder / name).is_file() for name in wholes):
+        return []
+    wrong = f"it holds a whole model's weights and an adapter ({ADAPTER_CONFIG}): either may be what is meant"
+    remedy = "if the adapter was merged into them (merge_and_unload), move adapter_config.json and adapter_model.* to "
+    remedy += "another folder; if not, give the adapter's files a folder of their own, and give that"
+    return [Problem(field, str(folder), wrong, remedy)]
+
+
+def _check_generation(folder: Path, field: str) -> list[Problem]:
+    """Check the settings of generation, of which transformers silently takes none if the file is damaged."""
+    problems: list[Problem] = []
+    if (folder / GENERATION).is_file():
+        with collecting(problems):
+            json_file.read(folder / GENERATION, field, str(folder))
     return problems
 
 
@@ -143,15 +164,17 @@ def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
     if file.is_file():
         problems = check_file(file, field)
     elif pickled.is_file():
-        problems = [] if _is_torch_file(pickled) else [Problem(field, str(pickled), _NOT_TORCH, REMEDY)]
+        problems = [] if _is_torch_file(pickled) else [Problem(field, str(pickled), _NOT_TORCH, READ_AGAIN)]
     else:
         problems = [Problem(field, str(folder), f"there is no {ADAPTER} in it", "give the whole folder of the adapter")]
     config = folder / ADAPTER_CONFIG
+    text = ""
     try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-        code = content.get("megatron_config")
+        text = config.read_text(encoding="utf-8")
+        code = json.loads(text).get("megatron_config")
     except (OSError, ValueError, AttributeError) as error:
-        return [*problems, Problem(field, str(config), f"could not be read ({_reason(error)})", REMEDY)]
+        wrong = f"could not be read ({library_errors.words(error)})"
+        return [*problems, Problem(field, str(config), wrong, json_file.how_to_repair(text))]
     if code:
         wrong = "its megatron_config has a module imported that it names"
         problems.append(Problem(field, str(config), wrong, "save the adapter from a model without Megatron's layers"))
@@ -166,95 +189,47 @@ def _is_torch_file(file: Path) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def reading(source: str | Path, field: str = "model") -> Iterator[None]:
-    """Turn the errors of whatever reads ``source`` in this block, a file of weights that is damaged or holds something
-    to run, into a :class:`UserError`."""
-    try:
-        yield
-    except pickle.UnpicklingError as error:
-        wrong = f"could not be read: holds more than tensors, or is damaged: nothing in it was run ({_reason(error)})"
-        raise UserError(Problem(field, str(source), wrong, _TENSORS_ALONE)) from error
-    except (SafetensorError, EOFError, RuntimeError) as error:
-        if type(error) is RuntimeError and "PytorchStreamReader" not in str(error):
-            raise
-        raise UserError(Problem(field, str(source), f"could not be read ({_reason(error)})", REMEDY)) from error
+class Header(NamedTuple):
+    """What a safetensors file says of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it: ``F32``, ``BF16``, ``I8``."""
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == "BF16" or self.dtype[0] not in "IUB"
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split("Re-running")[0].split())[:200]
+def headers(folder: str | Path) -> dict[str, Header]:
+    """Return every tensor of a folder's safetensors files, by name; no tensor is read. Torch's own files have no
+    headers, and give nothing."""
+    found = {}
+    for file in files(folder):
+        found.update(headers_of(file))
+    return found
 
 
-def load_exact(
-    kind: Any,
-    source: str | Path,
-    required: Callable[["PreTrainedModel", Collection[str]], Iterable[str]] = lambda model, missing: missing,
-    **arguments: Any,
-) -> Any:
-    """Return ``kind.from_pretrained(source, **arguments)`` if every tensor of the source was used. A tied head and
-    computed buffers may be missing or left over, as in transformers.
-
-    ``required``: which of the missing parameters of a model must not be missing; default: all.
-    """
-    raise_if_any(check_folder(source))
-    log = logging.getLogger("transformers.modeling_utils")
-    log.addFilter(_is_no_report)
-    try:
-        with reading(source):
-            model, info = kind.from_pretrained(
-                source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
-            )
-    finally:
-        log.removeFilter(_is_no_report)
-    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
-    require_exact(str(source), required(model, info["missing_keys"]), info["unexpected_keys"], mismatched)
-
-    if getattr(model.config, "quantization_config", None) is None:
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        integers = []
-        for file in files(source):
-            if file.suffix == ".safetensors":
-                with safe_open(file, framework="np") as opened:
-                    for name in parameters & set(opened.keys()):
-                        dtype = opened.get_slice(name).get_dtype()
-                        if dtype[0] in "IUB" and dtype != "BF16":  # integers and booleans
-                            integers.append(name)
-        if integers:
-            wrong = f"integers in the place of weights: {', '.join(sorted(integers)[:_SHOWN])}"
-            remedy = "give the weights as they were published, with the quantization_config of their config.json"
-            raise UserError(Problem("model", str(source), wrong, remedy))
-    return model
+def headers_of(file: Path) -> dict[str, Header]:
+    """Return every tensor of one file, which :func:`check_file` has passed; nothing for another kind of file."""
+    if file.suffix != ".safetensors":
+        return {}
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        entries = json.loads(opened.read(length))
+    entries.pop("__metadata__", None)
+    return {name: Header(tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
 
 
-def _is_no_report(record: Any) -> bool:
-    text = record.getMessage()
-    return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion is named there only
-
-
-def fill(model: _Model, tensors: Mapping[str, "Tensor"], source: str) -> _Model:
-    """Give a model on the meta device these very tensors, all of them and nothing else; evaluation mode."""
-    tied = set(model.all_tied_weights_keys)
-    untied = [
-        f"{name} (not equal to {twin}, to which it is tied)"
-        for name, twin in model.all_tied_weights_keys.items()
-        if name in tensors and twin in tensors and not tensors[name].equal(tensors[twin])
-    ]
-    require_exact(source, (), untied, ())
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
-    given = {name: tensor for name, tensor in tensors.items() if name not in tied}
-    require_exact(source, shapes.keys() - given.keys(), given.keys() - shapes.keys(), ())
-    require_exact(source, (), (), [name for name, tensor in given.items() if tensor.shape != shapes[name]])
-    model.load_state_dict(given, strict=False, assign=True)
-    model.tie_weights()
-    return model.eval()
-
-
-def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
-    parts = []
-    for what, found in (("missing", missing), ("without a place", unexpected), ("of another shape", mismatched)):
-        if names := sorted(map(str, found)):
-            more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-            parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
-    if parts:
-        remedy = "give weights and configuration of the same model"
-        raise UserError(Problem("model", source, "tensors " + "; ".join(parts), remedy))
+def stored_dtype(folder: str | Path) -> str | None:
+    """Return the dtype of most numbers of a folder's weights, as safetensors names it; None without headers, or where
+    most are integers, as of quantised weights."""
+    numbers: dict[str, int] = {}
+    for tensor in headers(folder).values():
+        numbers[tensor.dtype] = numbers.get(tensor.dtype, 0) + tensor.numbers
+    most = max(numbers, key=lambda dtype: numbers[dtype], default=None)
+    return most if most in _DTYPES else None

@@ -24,6 +24,7 @@ from tape_ds.distributed import comparison
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods.prepare import prepare
+from tape_ds.models.loading import extendable
 from tape_ds.models.loading.base_model import open_base
 from tape_ds.planning import hardware, search
 from tape_ds.planning.prediction import Plan
@@ -56,6 +57,8 @@ def assemble(recipe: Recipe) -> Run:
     base = open_base(recipe.model.model) if isinstance(recipe, ExtensionRecipe | FinetuningRecipe) else None
     kind = KINDS[type(recipe)]
     run = kind.resolve(recipe, base)
+    if base is not None:
+        extendable.check_weights(base.folder, run.config)
     run = replace(run, recipe=settle_here(run.recipe, run.config))
     run = _start(run)
     if run.resumed is not None:

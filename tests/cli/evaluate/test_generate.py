@@ -75,6 +75,26 @@ def test_refusals(base, words, wrong, capfd):
     assert wrong in capfd.readouterr().err
 
 
+def test_a_token_without_a_row_is_refused(base, tmp_path, capfd):
+    """An adapter's tokenizer with tokens that were added in training and not saved: an IndexError of torch."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(["extra"])
+    tokenizer.save_pretrained(tmp_path)
+    words = [str(base), "--tokenizer", str(tmp_path), "--max_new_tokens", "2", "--prompt"]
+    assert generate.main([*words, "w7 extra w9"]) == 2
+    assert "it has 'extra' (token 61), and the model has 61 rows" in capfd.readouterr().err
+    assert generate.main([*words, "w7 w9"]) == 0
+
+
+def test_a_template_that_fails_is_a_message(base, tmp_path, capfd):
+    """It was jinja's traceback."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = "{{ raise_exception('only with a system message') }}"
+    tokenizer.save_pretrained(tmp_path)
+    assert generate.main([str(base), "--tokenizer", str(tmp_path), "--chat", "--prompt", "w9"]) == 2
+    assert "could not be rendered (TemplateError: only with a system message)" in capfd.readouterr().err
+
+
 def test_an_eos_that_the_tokenizer_appends_is_removed(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     ends = [(tokenizer.eos_token, tokenizer.eos_token_id)]

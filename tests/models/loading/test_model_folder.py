@@ -79,11 +79,45 @@ def test_a_gguf_file_s_own_scaling_is_read(tmp_path):
         model_folder.gguf_scaling(gguf_file(tmp_path / "long.gguf", divisors=[1.0, 2.5, 4.0, 4.0]), 1e4)
 
 
+SIZES = {"block_count": 1, "embedding_length": 8, "attention.head_count": 2}
+
+
+def sized_gguf(path, sizes):
+    """A GGUF file of one block with these sizes, and embeddings that are 8 wide."""
+    writer = GGUFWriter(path, "llama")
+    for name, value in sizes.items():
+        writer.add_uint32(f"llama.{name}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    writer.add_tensor("blk.0.attn_norm.weight", np.zeros(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"embedding_length": None}, "it has no llama.embedding_length"),
+        ({"attention.head_count": None}, "it has no llama.attention.head_count"),
+        ({"block_count": 9_000_000}, r"llama.block_count is 9,000,000, and it has tensors of 1 blocks"),
+        ({"embedding_length": 4096}, r"llama.embedding_length is 4,096, and its embeddings are 8 wide"),
+    ],
+)
+def test_a_gguf_file_has_the_sizes_of_its_tensors(tmp_path, monkeypatch, change, wrong):
+    """Without sizes transformers built its default, of 7 billion parameters; with others, as many as they said."""
+    monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", lambda **_: pytest.fail("it was built"))
+    sizes = {name: value for name, value in (SIZES | change).items() if value is not None}
+    with pytest.raises(UserError, match=wrong):
+        model_folder.resolve(str(sized_gguf(tmp_path / "x.gguf", sizes)), tmp_path / "models")
+
+
 def test_a_gguf_file_without_a_tensor_is_refused(tmp_path, monkeypatch):
     """transformers draws at random what is missing."""
     info = {"missing_keys": {"lm_head.weight"}}
     monkeypatch.setattr(model_folder.AutoModelForCausalLM, "from_pretrained", lambda **place: (None, info))
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    sized_gguf(tmp_path / "x.gguf", SIZES)
     with pytest.raises(UserError, match=r"x\.gguf.*missing: lm_head\.weight"):
         model_folder.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
     assert not [*(tmp_path / "models").glob("x*")]

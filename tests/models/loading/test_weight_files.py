@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from tape_ds.errors import UserError
 from tape_ds.models import convert
-from tape_ds.models.loading import extendable, model_folder, weight_files
+from tape_ds.models.loading import extendable, library_errors, model_folder, weight_files
 from tests.models.helpers import tiny_model
 
 DAMAGES = {
@@ -26,7 +26,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     assert weight_files.check_folder(tmp_path) == [] and weight_files.read(file)["x"].sum() == 8
     file.write_bytes(damage(file.read_bytes()))
     (problem,) = weight_files.check_folder(tmp_path, "here")
-    assert (problem.field, problem.value, problem.remedy) == ("here", str(file), weight_files.REMEDY)
+    assert (problem.field, problem.value, problem.remedy) == ("here", str(file), library_errors.READ_AGAIN)
     with pytest.raises(UserError, match=r"model\.safetensors"):
         weight_files.read(file)
 
