@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
+from tape_ds.errors import Problem
 from tape_ds.run_folder import TRAINED
 
 FORMAT = 1
@@ -105,6 +106,15 @@ def missing_files(folder: Path, manifest: Manifest) -> list[str]:
             found.append(f"{name} has {path.stat().st_size:,} bytes instead of {entry.size:,}")
     present.pop(MANIFEST, None)
     return found + [f"{name} does not belong to it" for name in sorted(present)]
+
+
+def check_outside(name: str, folder: Path) -> list[Problem]:
+    """Check that the new ``folder``, given as option ``name``, is in no checkpoint."""
+    for parent in folder.absolute().resolve().parents:
+        if _COMMITTED.fullmatch(parent.name) and (parent / MANIFEST).is_file():
+            wrong = f"it is inside the checkpoint {parent.name}, which must not change"
+            return [Problem(name, str(folder), wrong, "name a new folder elsewhere")]
+    return []
 
 
 def foreign_files(folder: Path) -> list[str]:

@@ -118,8 +118,8 @@ def main(argv: list[str] | None = None) -> int:
             return {}
         samples = results.pop("samples", None) or {}
         work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
-        for file in work.folder.glob("scrolls/*.json"):
-            file.unlink()
+        for name in scrolls.NAMES:
+            (work.folder / "scrolls" / f"{name}.json").unlink(missing_ok=True)
         for name, file in submission.items():
             rows = sorted(samples[name], key=lambda row: row["doc_id"])
             texts = {row["doc"]["id"]: row["filtered_resps"][0] for row in rows}
