@@ -123,8 +123,9 @@ def _take_folder(prepared: run.Run) -> None:
             say(f"moved away: {folder.name}; remove it when it is no longer needed")
     elif prepared.recipe.safety.start_anew:
         found = earlier_run.look(output)
-        if found.holds_something:
-            say(f"start_anew: removing {', '.join([*found.checkpoints, *earlier_run.grouped(found.files)])}")
+        removed = [*found.checkpoints, *earlier_run.grouped([*found.files, *found.left_over])]
+        if removed:
+            say(f"start_anew: removing {', '.join(removed)}")
         if kept := earlier_run.remove(found):
             say(f"kept: {', '.join(kept)}")
     elif (kept_metrics := earlier_run.keep_metrics(output)) is not None:
