@@ -2,6 +2,7 @@
 
     metrics.jsonl, results/, trained/     for people
     checkpoint-N/                         committed checkpoints (see tape_ds.checkpoint)
+    begun                                 marker, written first: which run this is, and which files of trained/ are its
     finished                              marker, written last: the run is complete
     stopped                               marker: the run ended early on request
     save_now                              written by a person: save at the next step; its text names the checkpoint
@@ -13,7 +14,9 @@ No heavy imports: keep_alive reads it too.
 """
 
 import json
+import re
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from tape_ds.errors import Problem
 METRICS = "metrics.jsonl"
 TRAINED = "trained"
 RESULTS = "results"
+BEGUN = "begun"
 FINISHED = "finished"
 STOPPED = "stopped"
 TRACKERS = "trackers.json"
@@ -32,6 +36,15 @@ NONFINITE = "nonfinite.jsonl"
 STACKS = "stacks"
 RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
 """Files in the folder ``trained``: the record of :mod:`tape_ds.checkpoint.trained`, and a whole model's weights."""
+PROFILE = "profile"
+OWN_FILES: Mapping[str, re.Pattern[str]] = {
+    RESULTS: re.compile(
+        r"(run|loss|loss_by_position|position_updates|passkey|perplexity|answers|exact_match|addressing)"
+        r"\.(json|png|csv|md)"
+    ),
+    PROFILE: re.compile(r"(trace|memory|summary)_rank\d+\.(json\.gz|pickle|md)"),
+}
+"""Folder -> names of the files that a run writes there; any other file in it is a person's."""
 
 
 def trained_of(folder: Path) -> Path:
@@ -43,6 +56,29 @@ def mark(output: Path, marker: str, step: int, **facts: Any) -> None:
     """Write the marker :data:`FINISHED` or :data:`STOPPED`, with the run's step and the time."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     storage.write_json(output / marker, {"step": step, marker: moment, **facts})
+
+
+def begin(output: Path, step: int, identity: Mapping[str, Any]) -> None:
+    """Write the marker :data:`BEGUN` of a run that starts at ``step``; :func:`trained_files` stays as it is."""
+    listed = trained_files(output)
+    if listed is None and not (output / TRAINED).exists():  # else it is an older version's, which kept no list
+        listed = []
+    mark(output, BEGUN, step, identity=dict(identity), trained=listed)
+
+
+def trained_files(output: Path) -> list[str] | None:
+    """Return the paths within ``trained`` of the files that a run wrote there; None where no run kept a list."""
+    begun = read(output / BEGUN)
+    names = None if begun is None else begun.get("trained")
+    return names if isinstance(names, list) else None
+
+
+def add_trained_files(output: Path, names: Iterable[str]) -> None:
+    """Add to the list of :func:`trained_files`, before these files are in place."""
+    begun = read(output / BEGUN)
+    if begun is not None:
+        known = {*(trained_files(output) or []), *names}
+        storage.write_json(output / BEGUN, {**begun, "trained": sorted(known)})
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
+from tape_ds.errors import Problem
+from tape_ds.run_folder import TRAINED
 
 FORMAT = 1
 """Raised when older checkpoints can no longer be resumed."""
@@ -31,6 +33,10 @@ MANIFEST = "manifest.json"
 WRITING, REPLACED, REMOVED, ABANDONED = ".writing", ".replaced", ".removed", ".abandoned"
 
 _COMMITTED = re.compile(r"checkpoint-(\d+)")
+_ASIDE = re.compile(
+    rf"({_COMMITTED.pattern}|{TRAINED})({re.escape(WRITING)}|{re.escape(REPLACED)}|{re.escape(REMOVED)})"
+)
+"""Names of folders that a killed save, replacement or removal leaves; any other is a person's."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,26 @@ def missing_files(folder: Path, manifest: Manifest) -> list[str]:
     return found + [f"{name} does not belong to it" for name in sorted(present)]
 
 
+def check_outside(name: str, folder: Path) -> list[Problem]:
+    """Check that the new ``folder``, given as option ``name``, is in no checkpoint."""
+    for parent in folder.absolute().resolve().parents:
+        if _COMMITTED.fullmatch(parent.name) and (parent / MANIFEST).is_file():
+            wrong = f"it is inside the checkpoint {parent.name}, which must not change"
+            return [Problem(name, str(folder), wrong, "name a new folder elsewhere")]
+    return []
+
+
+def foreign_files(folder: Path) -> list[str]:
+    """List the files of a folder ``checkpoint-N`` that no run of this stack is known to have written: all of them where
+    no manifest can be read."""
+    try:
+        known = {*read(folder).files, MANIFEST}
+    except (OSError, ValueError):
+        known = set()
+    present = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(name for name in present if name not in known)
+
+
 def corrupt_files(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
     """Read files whole (``names``, default all) and return those whose hash is not the manifest's."""
     found = []
@@ -122,10 +148,12 @@ def entry(path: Path) -> Entry:
 
 def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
     """Turn the complete folder ``aside`` into the checkpoint ``folder``. Raises ValueError if it does not hold exactly
-    the manifest's files."""
+    the manifest's files. An older folder of this name is replaced; with a file in it that is no run's, it is moved."""
     if wrong := missing_files(aside, manifest):
         raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
     manifest.write(aside)
+    if folder.exists() and foreign_files(folder):
+        _move_away(folder)
     replace(aside, folder)
 
 
@@ -173,17 +201,18 @@ def name_of(folder: Path) -> str | None:
 
 
 def tidy(output: Path) -> list[str]:
-    """Remove what a killed save, replacement or removal left, and restore a checkpoint that was not replaced.
+    """Remove what a killed save, replacement or removal left, and restore a checkpoint or trained weights that were not
+    replaced.
 
     Only for the holder of the run's lock. Returns a line for each.
     """
     done = []
-    for path in [path for path in output.glob("checkpoint-*") if path.is_dir()]:
+    for path in [path for path in output.glob("*") if _ASIDE.fullmatch(path.name) and path.is_dir()]:
         original = path.with_name(path.name.removesuffix(REPLACED))
         if path.name.endswith(REPLACED) and not original.exists():
             os.rename(path, original)
             done.append(f"{original.name} restored: what was to replace it was not finished")
-        elif path.name.endswith((WRITING, REPLACED, REMOVED)):
+        else:
             _delete(path)
             if path.name.endswith(WRITING):
                 done.append(f"{path.name} removed: a save that was not finished")
@@ -212,22 +241,30 @@ def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
     moved = []
     for folder in numbered(output):
         if step_of(folder) > step and folder.resolve() != resumed.resolve():
-            place, count = folder.with_name(folder.name + ABANDONED), 1
-            while place.exists():
-                count += 1
-                place = folder.with_name(f"{folder.name}{ABANDONED}-{count}")
-            os.rename(folder, place)
-            moved.append(place)
+            moved.append(_move_away(folder))
     return moved
+
+
+def _move_away(folder: Path) -> Path:
+    """Rename a checkpoint to a free name ``checkpoint-N.abandoned``, and return its new path."""
+    place = folder.with_name(folder.name + ABANDONED)
+    count = 1
+    while place.exists():
+        count += 1
+        place = folder.with_name(f"{folder.name}{ABANDONED}-{count}")
+    os.rename(folder, place)
+    return place
 
 
 def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
     """Remove all checkpoints but the newest ``limit`` (None: all), those of steps that ``every`` divides or that are in
-    ``steps``, and named ones. Returns the removed ones."""
+    ``steps``, named ones, and those with a file that is no run's. Returns the removed ones."""
     gone = []
     for folder in committed(output)[:-limit] if limit is not None else []:
         step = step_of(folder)
         if step in steps or (every and step % every == 0) or name_of(folder) is not None:
+            continue
+        if foreign_files(folder):
             continue
         remove(folder)
         gone.append(folder)

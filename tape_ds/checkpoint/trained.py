@@ -7,9 +7,11 @@ trained, the folder is an ordinary model folder itself.
 """
 
 import copy
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tape_ds import storage
+from tape_ds import run_folder, storage
 from tape_ds.checkpoint.format import WRITING, replace
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.cuts import cut_of
@@ -35,6 +37,10 @@ from tape_ds.run_folder import WHOLE_WEIGHTS
 
 FORMAT = 1
 WEIGHTS = "trained.safetensors"
+KEPT = ".kept"
+"""Suffix of a person's file in the folder ``trained`` whose name a run needs."""
+_LOADED = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
+"""Patterns of files that would be loaded instead of the new ones, if another method left them."""
 _REMEDY = "give the folder 'trained' of a run, or one of its checkpoints"
 
 
@@ -116,9 +122,7 @@ def save_trained(
     if RankSync().rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    # an earlier run's files, of another method, would be loaded instead of the new ones
-    left = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
-    for file in [file for pattern in left for file in folder.glob(pattern)]:
+    for file in [file for pattern in _LOADED for file in folder.glob(pattern)]:
         file.unlink()
 
     if isinstance(model, PeftModel):
@@ -156,20 +160,48 @@ def save_trained(
 def replace_trained(
     folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
 ) -> None:
-    """Call :func:`save_trained` so that an older folder of trained weights stays whole until the new one is; every rank
-    must call it."""
+    """Call :func:`save_trained` for the folder ``trained`` of a run, so that an older one stays whole until the new one
+    is; every rank must call it. Files in the older one that no run wrote are kept in the new one."""
     aside = folder.with_name(folder.name + WRITING)
     if RankSync().rank == 0:
         shutil.rmtree(aside, ignore_errors=True)
     try:
         save_trained(aside, model, record, tokenizer)
+        if RankSync().rank == 0:
+            written = _files_in(aside)
+            known = run_folder.trained_files(folder.parent)
+            _keep_foreign(folder, aside, written if known is None else known)
+            run_folder.add_trained_files(folder.parent, written)
+            for path in aside.iterdir():
+                storage.sync(path)
     except Exception:
         shutil.rmtree(aside, ignore_errors=True)  # else a full disk stays full
         raise
     if RankSync().rank == 0:
-        for path in aside.iterdir():
-            storage.sync(path)
         replace(aside, folder)
+
+
+def _files_in(folder: Path) -> list[str]:
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
+def _keep_foreign(folder: Path, aside: Path, known: Sequence[str]) -> None:
+    """Put every file of ``folder`` that is not ``known`` as a run's into ``aside`` as well. One that takes the name of
+    a new file, or that would be loaded instead, gets the suffix :data:`KEPT`."""
+    for name in _files_in(folder):
+        if name in known:
+            continue
+        place = aside / name
+        if any(fnmatch(name, pattern) for pattern in _LOADED):
+            place = place.with_name(place.name + KEPT)
+        while os.path.lexists(place):
+            place = place.with_name(place.name + KEPT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(folder / name, place, follow_symlinks=False)
+        except OSError:  # a file system without hard links
+            shutil.copy2(folder / name, place, follow_symlinks=False)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

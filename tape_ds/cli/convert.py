@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tape_ds import building, paths
+from tape_ds import building, checkpoint, paths
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds import encodings
     from tape_ds.run_folder import check_whole
 
-    problems = paths.check_new("out", Path(options.out)) + check_whole("source", options.source, options.source)
+    out = Path(options.out)
+    problems = paths.check_new("out", out) or checkpoint.check_outside("out", out)
+    problems += check_whole("source", options.source, options.source)
     problems += paths.check_fetched("source", options.source)
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))

@@ -12,7 +12,7 @@ you change that on its page.
 import re
 from pathlib import Path
 
-from tape_ds import paths
+from tape_ds import checkpoint, paths
 from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     out = Path(options.out)
-    problems = paths.check_new("out", out)
+    problems = paths.check_new("out", out) or checkpoint.check_outside("out", out)
     if not problems and not out.resolve().parent.is_dir():
         problems.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
     if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):

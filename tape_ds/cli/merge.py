@@ -11,7 +11,7 @@ OUT loads with ``AutoModelForCausalLM.from_pretrained(OUT)``; ``tape-ds export``
 
 from pathlib import Path
 
-from tape_ds import building, paths, run_folder
+from tape_ds import building, checkpoint, paths, run_folder
 from tape_ds.arguments import Parser, add_new_folder
 from tape_ds.errors import command, raise_if_any
 
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     add_new_folder(parser, "trained")
     options = parser.parse_args(argv)
     out, folder = Path(options.out), run_folder.trained_of(Path(options.trained))
-    raise_if_any(paths.check_new("out", out))
+    raise_if_any(paths.check_new("out", out) or checkpoint.check_outside("out", out))
     import torch
 
     from tape_ds.checkpoint import merging, trained

@@ -8,6 +8,7 @@ mistake in recipe, arguments or files, nothing was started; 3 stopped by a guard
 import dataclasses
 import sys
 
+from tape_ds import paths
 from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
 from tape_ds.config.recipe import Recipe
@@ -43,7 +44,7 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.planning import recipe_job
-    from tape_ds.training import compiled_ops, device, library_checks, model_config
+    from tape_ds.training import compiled_ops, device, earlier_run, library_checks, model_config
 
     problems = library_checks.check(recipe)
     with collecting(problems):
@@ -88,5 +89,9 @@ def describe(recipe: Recipe) -> str:
     text = [f"{name:<{width}}  {redacted(value)}" for name, value in lines.items()]
     local = dataclasses.replace(recipe, elsewhere=False)
     here = [*local.problems(set()), *device.check(recipe, config), *library_checks.check(local)]
+    if not recipe.trainer_value("resume_from_checkpoint"):  # a resumed run compares its identity, which reads data
+        output = paths.of(str(recipe.trainer_value("output_dir")))
+        anew = recipe.safety.start_anew
+        here += earlier_run.check_new_start(earlier_run.look(output), start_anew=anew, trains=recipe.trains)
     text += ["This machine would refuse the run:", *(f"  {problem}" for problem in here)] if here else []
     return "\n".join(text)

@@ -84,7 +84,8 @@ class Safety(Section):
     resume_anyway: Annotated[bool, FREE] = False
     """Resume although settings differ that change the numbers from here on but break nothing; they are logged."""
     start_anew: Annotated[bool, FREE] = False
-    """Begin again in a folder that holds another run; its checkpoints are removed."""
+    """Begin again in a folder that holds another run: what that run wrote there (checkpoints, trained weights, results,
+    metrics) is named, and removed. Files that no run wrote are refused or kept."""
     nonfinite_limit: Annotated[int, FREE] = Field(5, ge=0)
     """Stop after this many steps in a row whose loss or gradient is not finite on some rank; 0: never."""
     spike_sigma: Annotated[float, RISKY] = Field(8.0, ge=0)

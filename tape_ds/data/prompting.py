@@ -9,7 +9,7 @@ from typing import Any
 
 def prompt_ids(text: str, tokenizer: Any) -> list[int]:
     # verbose=False: no warning about the native length, which a prompt may exceed
-    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+    ids = _encoded(text, tokenizer)
     return ids[prompt_part(ids, tokenizer)]
 
 
@@ -26,13 +26,28 @@ def prompt_part(ids: list[int], tokenizer: Any) -> slice:
     return slice(int(doubled), len(ids) - end)
 
 
+def beginning(tokenizer: Any) -> list[int]:
+    """Return the ids that the tokenizer adds before every text: BOS, nothing, or several."""
+    begin, _ = around(tokenizer)
+    return _encoded(_probe(tokenizer), tokenizer)[:begin]
+
+
 def around(tokenizer: Any) -> tuple[int, int]:
     """Return how many tokens the tokenizer adds before every text, and after it."""
     # Measured with a text of this vocabulary: a last EOS may also be part of the prompt.
-    special = {*tokenizer.all_special_ids, *tokenizer("")["input_ids"]}
-    texts = (tokenizer.decode([index]) for index in range(len(tokenizer)) if index not in special)
-    probe = next(text for text in texts if text.strip())
-    bare = tokenizer(probe, add_special_tokens=False, verbose=False)["input_ids"]
-    whole = tokenizer(probe, verbose=False)["input_ids"]
+    probe = _probe(tokenizer)
+    bare = middle_ids(probe, tokenizer)
+    whole = _encoded(probe, tokenizer)
     added = len(whole) - len(bare)
     return next((added - end, end) for end in range(added + 1) if whole[added - end : len(whole) - end] == bare)
+
+
+def _encoded(text: str, tokenizer: Any) -> list[int]:
+    return list(tokenizer(text, verbose=False)["input_ids"])
+
+
+def _probe(tokenizer: Any) -> str:
+    """Return a short text of ordinary tokens."""
+    special = {*tokenizer.all_special_ids, *tokenizer("")["input_ids"]}
+    texts = (tokenizer.decode([index]) for index in range(len(tokenizer)) if index not in special)
+    return next(text for text in texts if text.strip())

@@ -26,7 +26,7 @@ import numpy as np
 from sentencepiece import SentencePieceTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from tape_ds import building
+from tape_ds import building, paths
 from tape_ds.data import cache
 from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
@@ -74,8 +74,7 @@ def train(
         field: of the specs, for messages.
     """
     folder = Path(folder)
-    if folder.exists():
-        raise UserError(Problem("output", str(folder), "exists", "name a new folder"))
+    raise_if_any(paths.check_new("output", folder))
     building.build_aside(folder, partial(_build, _text_sources(specs, field), vocab_size, max_characters))
     return AutoTokenizer.from_pretrained(folder)
 

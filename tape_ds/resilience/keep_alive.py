@@ -67,6 +67,9 @@ class LaunchSpec:
     """Command of every restart: resumes from the newest checkpoint, however the first start began."""
     output: Path
     """The run's folder."""
+    first_decides: bool = False
+    """Whether the first start names what it begins from; it is repeated until a run has begun, since the newest
+    checkpoint may until then be of another."""
 
 
 def prepare(command: Sequence[str]) -> LaunchSpec:
@@ -125,7 +128,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
     output = fields.get("output_dir")
     output = f"runs/{Path(name).stem}" if output is None else str(output)
     raise_if_any(list(paths.check("output_dir", output)))
-    return LaunchSpec(first, again, Path(output).expanduser())
+    first_decides = starts_anew or any(fields[field] != "auto" for field in resume)
+    return LaunchSpec(first, again, Path(output).expanduser(), first_decides)
 
 
 @dataclass
@@ -180,7 +184,8 @@ class KeepAlive:
                     self.say(f"waiting for {'; '.join(map(str, living))}")
                     announced = True
                 time.sleep(min(_POLL_SECONDS, pause or _POLL_SECONDS))
-            command = self.spec.again
+            if not self.spec.first_decides or attempt.has_taken_folder():
+                command = self.spec.again
         self.say(f"{self.request.reason} while nothing was running; the same command continues {self._from()}")
         return ExitCode.OK
 
@@ -243,7 +248,8 @@ class _Attempt:
         self.output = output
         self.had_begun = False
         """Whether some of its ranks have locked the run's folder."""
-        self._markers = {name: _stamp(output / name) for name in (run_folder.FINISHED, run_folder.STOPPED)}
+        names = (run_folder.BEGUN, run_folder.FINISHED, run_folder.STOPPED)
+        self._markers = {name: _stamp(output / name) for name in names}
         self._checkpoints = {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)}
         self._folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
         self._code_file = Path(self._folder.name) / "code"
@@ -275,6 +281,10 @@ class _Attempt:
         if run_folder.read(self.output / run_folder.FINISHED) is None:
             return False
         return self.is_new(run_folder.FINISHED) or self.code == ExitCode.OK
+
+    def has_taken_folder(self) -> bool:
+        """Return whether its run has begun in the folder, after it had chosen what to begin from."""
+        return self.is_new(run_folder.BEGUN)
 
     def has_progressed(self) -> bool:
         """Return whether a checkpoint was committed since the start, if only in place of a damaged one."""

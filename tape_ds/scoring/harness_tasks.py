@@ -38,6 +38,10 @@ class LoadedTasks:
     def load(self, names: Sequence[str]) -> Any:
         return self.loaded
 
+    def rolling(self) -> list[str]:
+        """Return the names of the tasks that ask for the likelihood of whole texts."""
+        return sorted(name for name, task in self.tasks.items() if task.OUTPUT_TYPE == "loglikelihood_rolling")
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)
 
@@ -137,13 +141,28 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """Return groups and tasks as a Markdown table, and what was cut."""
+    """Return groups and tasks as a Markdown table, a row for each metric with the main one first, and below it what was
+    cut and what differs from lm-eval."""
     rows = []
     for name, entry in [*figures["groups"].items(), *figures["tasks"].items()]:
         shots = "" if entry["shots"] is None else str(entry["shots"])
-        value, error = ("" if entry[each] is None else f"{entry[each]:.4f}" for each in ("value", "standard_error"))
-        rows.append([name, entry["metric"] or "", shots, value, error, f"{entry['samples']:,}"])
+        shown = [name, shots, f"{entry['samples']:,}"]
+        for key, score in _main_first(entry) or [("", {"value": None, "standard_error": None})]:
+            value, error = ("" if score[each] is None else f"{score[each]:.4f}" for each in ("value", "standard_error"))
+            rows.append([shown[0], key.removesuffix(",none"), shown[1], value, error, shown[2]])
+            shown = ["", "", ""]
     text = markdown_table(["task", "metric", "shots", "value", "standard error", "samples"], rows, "llr")
     cut = figures["cut"]
-    note = f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
-    return text + note if cut["requests"] else text
+    if cut["requests"]:
+        text += f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
+    unlike = figures.get("unlike_lm_eval")
+    if unlike is not None:
+        note = f"{unlike['unscored']!r} before a text is read once and not scored ({', '.join(unlike['tasks'])})"
+        text += f"\n\nunlike lm-eval's own model: {note}"
+    return text
+
+
+def _main_first(entry: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return a task's metrics as (``metric,filter``, score), its main one first."""
+    main = f"{entry['metric']},{entry.get('filter', 'none')}"
+    return sorted(entry["metrics"].items(), key=lambda pair: pair[0] != main)

@@ -34,11 +34,16 @@ PARTS = {
 }
 
 
+def files(folder: Path, stem: str) -> list[Path]:
+    """Return the table as CSV, the table as Markdown, and the picture."""
+    return [folder / f"{stem}.{kind}" for kind in ("csv", "md", "png")]
+
+
 def write_passkeys(
     cells: Sequence[Mapping[str, Any]], folder: Path, *, title: str, native_length: int | None
 ) -> list[Path]:
     """Write ``passkey.csv``, ``passkey.md`` and ``passkey.png`` into ``folder``."""
-    csv_file, table_file, picture = (folder / f"passkey.{kind}" for kind in ("csv", "md", "png"))
+    csv_file, table_file, picture = files(folder, "passkey")
     rows = [[cell[name] for name in PASSKEY_FIELDS] for cell in cells]
     storage.write_text(csv_file, storage.as_csv(PASSKEY_FIELDS, rows))
     storage.write_text(table_file, f"# {title}\n\n{passkey_table(cells)}")
@@ -108,7 +113,7 @@ def write_generated(figures: Mapping[str, Any], folder: Path, title: str) -> lis
     names = ["first", "second", "samples", "correct"]
     if not is_grid:
         names = ["length", "kind", "rows", "answers", "correct", "chance"]
-    csv_file, table_file, picture = (folder / f"{stem}.{kind}" for kind in ("csv", "md", "png"))
+    csv_file, table_file, picture = files(folder, stem)
     storage.write_text(csv_file, storage.as_csv(names, [[row[name] for name in names] for row in rows]))
     storage.write_text(table_file, f"# {title}\n\n{generated_summary(figures)}\n")
     if not is_grid:

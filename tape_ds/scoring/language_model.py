@@ -1,6 +1,9 @@
 """lm-eval's own ``HFLM`` with the models of this project and without silent truncation.
 
-Batches, scores and stored answers are lm-eval's. ``tape-ds evaluate harness`` evaluates with it.
+Batches, scores and stored answers are lm-eval's, but for the beginning of a text whose likelihood is asked for whole
+(perplexity tasks, ``loglikelihood_rolling``): where the tokenizer begins every text with BOS, lm-eval reads BOS twice,
+and scores the second as a token of the text. Here it is read once, as in training, and not scored. ``tape-ds evaluate
+harness`` evaluates with it.
 """
 
 import inspect
@@ -10,13 +13,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.models import huggingface
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from torch import Tensor
 from transformers import GenerationConfig
 
-from tape_ds.data.prompting import around
+from tape_ds.data.prompting import around, beginning
 from tape_ds.distributed.rank_sync import RankSync
 from tape_ds.errors import Problem, UserError
 from tape_ds.models.loading import exact
@@ -73,6 +77,7 @@ class HarnessModel(huggingface.HFLM):
         """Of this process's requests."""
         self._measured = False
         _, self._appended = around(self.tokenizer)
+        self._beginning = beginning(self.tokenizer)
         self._kept: dict[str, int] = {}
         self._takes_kept = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -96,6 +101,38 @@ class HarnessModel(huggingface.HFLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         self.measure(requests)
         return cast(list[tuple[float, bool]], super().loglikelihood(requests, disable_tqdm))
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return each text's log-likelihood, summed over windows of ``max_length`` as lm-eval cuts them. The
+        tokenizer's beginning of a text is only the context of its first window; without one, all is lm-eval's."""
+        if not self._beginning:
+            return cast(list[float], super().loglikelihood_rolling(requests, disable_tqdm))
+        windows: list[tuple[None, list[int], list[int]]] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            for context, continuation in self._rolling_windows(request.args[0]):
+                windows.append((None, context, continuation))
+                owners.append(number)
+        totals = [0.0] * len(requests)
+        size = self._detect_batch_size() if self.batch_size == "auto" else int(self.batch_size)
+        for start in range(0, len(windows), size):
+            batch = windows[start : start + size]
+            found = self._loglikelihood_tokens(batch, disable_tqdm=True, override_bs=len(batch))
+            for owner, (score, _) in zip(owners[start:], found, strict=False):
+                totals[owner] += score
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def _rolling_windows(self, text: str) -> list[tuple[list[int], list[int]]]:
+        """Return context and continuation of each window of a text."""
+        *more, last = self._beginning
+        ids = self.tok_encode(text)
+        if ids[: len(self._beginning)] == self._beginning:
+            ids = ids[len(self._beginning) :]
+        windows = utils.get_rolling_token_windows(ids, last, self.max_length - len(more), context_len=1)
+        found = [utils.make_disjoint_window(window) for window in windows]
+        return [(more + context, continuation) for context, continuation in found[:1]] + found[1:]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         self.measure(requests)

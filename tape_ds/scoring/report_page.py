@@ -52,6 +52,10 @@ MODEL = ("address", "kind", "sha256", "encoding", "native_length", "rope_paramet
 TRAINING = ("steps", "skipped_steps", "tokens", "tokens_per_second", "peak_memory_bytes")
 
 
+DASH = "A dash is a missing number."
+"""Every page has this sentence, by which :func:`is_page` knows it."""
+
+
 class Score(NamedTuple):
     column: str
     row: str
@@ -77,9 +81,14 @@ def page(columns: Sequence[Column], unused: Sequence[Unused], title: str | None 
     }
     usual = f"Comparison of {len(columns)} runs" if len(columns) > 1 else f"Results of {columns[0].name}"
     files = sum(len(column.records) for column in columns)
-    intro = f"Runs or models: {len(columns)}; stored results: {files}. A dash is a missing number."
+    intro = f"Runs or models: {len(columns)}; stored results: {files}. {DASH}"
     shown = {name: parts for name, parts in sections.items() if parts}
     return str(HTML.page(title or usual, intro, shown)).strip() + "\n"
+
+
+def is_page(file: Path) -> bool:
+    """Return whether :func:`page` made a file, in this version or an earlier one."""
+    return DASH in file.read_text(encoding="utf-8", errors="replace")
 
 
 def number(value: float | None, error: float | None = None, places: int | None = None) -> Markup:

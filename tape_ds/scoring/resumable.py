@@ -91,6 +91,7 @@ class Evaluation:
         *,
         overwrite: bool,
         required: Sequence[Path] = (),
+        tables: Sequence[Path] = (),
     ) -> int:
         """Evaluate, unless the folder holds the result already, and show the figures on the first process.
 
@@ -99,6 +100,7 @@ class Evaluation:
             show: prints the figures and writes tables and pictures.
             overwrite: replace another result in the folder.
             required: files without which the result is incomplete.
+            tables: files that ``show`` writes. Without the result that they go with, they are a person's.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1:  # started by torchrun, deepspeed or accelerate; only small Python objects are exchanged
@@ -106,7 +108,7 @@ class Evaluation:
             share_cores()
             torch.distributed.init_process_group("gloo", timeout=PATIENCE)
         # processes that see different disks must take the same branch
-        stored = from_first(lambda: self.stored(overwrite, required))
+        stored = from_first(lambda: self.stored(overwrite, required, tables))
         figures = work() if stored is None else stored.figures
         if is_main_process():
             if stored is None:
@@ -117,10 +119,19 @@ class Evaluation:
             leave_process_group()
         return 0
 
-    def stored(self, overwrite: bool = False, required: Sequence[Path] = ()) -> results.Result | None:
-        """Return the folder's result if it is complete and of this evaluation, else None."""
+    def stored(
+        self, overwrite: bool = False, required: Sequence[Path] = (), tables: Sequence[Path] = ()
+    ) -> results.Result | None:
+        """Return the folder's result if it is complete and of this evaluation, else None. Raises UserError where
+        something else would be replaced without ``overwrite``."""
         raise_if_any(check_folder("--output", self.folder))
+        remedy = "name another folder, or replace it: --overwrite"
         if not self.path.exists():
+            foreign = [str(path.relative_to(self.folder)) for path in (*required, *tables) if path.exists()]
+            was_begun = self.journal.exists()  # it was killed between these files and its result
+            if foreign and not overwrite and not was_begun:
+                wrong = f"{', '.join(foreign)} in it would be replaced, and no result of this evaluation is there"
+                raise UserError(Problem("--output", str(self.folder), wrong, remedy))
             return None
         try:
             found = results.load(self.path)
@@ -131,7 +142,6 @@ class Evaluation:
         except UserError:
             found, differing, wrong = None, ["all"], f"{self.path.name} in it is not a result"
         if differing and not overwrite:
-            remedy = "name another folder, or replace it: --overwrite"
             raise UserError(Problem("--output", str(self.folder), wrong, remedy))
         complete = found is not None and found.finished and not differing and all(path.is_file() for path in required)
         return found if complete else None

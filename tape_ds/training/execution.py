@@ -20,7 +20,7 @@ from tape_ds.resilience import run_lock, stopping
 from tape_ds.resilience.guards import StoppedByGuard
 from tape_ds.resilience.stopping import StopRequest
 from tape_ds.resilience.watchdog import Watchdog
-from tape_ds.training import compiled_ops, device, library_checks, model_config, report, run
+from tape_ds.training import compiled_ops, device, earlier_run, library_checks, model_config, report, run
 from tape_ds.training.environment import expand_segments, say
 from tape_ds.training.runs import assembly
 from tape_ds.training.trainer import Stopped
@@ -62,14 +62,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train a run (RoPE scaling alone has nothing to train) and report it; returns the exit code."""
     rank_sync, output, resumed = RankSync(), prepared.output, prepared.resumed
     if rank_sync.rank == 0:
-        for marker in (run_folder.FINISHED, run_folder.STOPPED):
-            (output / marker).unlink(missing_ok=True)
-        if resumed is not None:
-            for folder in checkpoint.abandon(output, resumed.folder, resumed.manifest.step):
-                say(f"moved away: {folder.name}; remove it when it is no longer needed")
-        elif prepared.recipe.safety.start_anew:
-            for folder in checkpoint.numbered(output):
-                checkpoint.remove(folder)
+        _take_folder(prepared)
     rank_sync.first(None)
     trainer = run.build_trainer(prepared, stop)
     started = report.begin(prepared) if trainer.is_world_process_zero() else None
@@ -130,6 +123,26 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
             run_folder.mark(output, run_folder.FINISHED, trainer.state.global_step, identity=dict(prepared.identity))
     _leave(output, rank_sync)
     return ExitCode.USER_ERROR if is_unsaved else ExitCode.OK
+
+
+def _take_folder(prepared: run.Run) -> None:
+    """Make the run's folder this run's: say what is removed or moved, do it, and leave the marker of its beginning."""
+    output, resumed = prepared.output, prepared.resumed
+    if resumed is not None:
+        for folder in checkpoint.abandon(output, resumed.folder, resumed.manifest.step):
+            say(f"moved away: {folder.name}; remove it when it is no longer needed")
+    elif prepared.recipe.safety.start_anew:
+        found = earlier_run.look(output)
+        removed = [*found.checkpoints, *earlier_run.grouped([*found.files, *found.left_over])]
+        if removed:
+            say(f"start_anew: removing {', '.join(removed)}")
+        if kept := earlier_run.remove(found):
+            say(f"kept: {', '.join(kept)}")
+    elif (kept_metrics := earlier_run.keep_metrics(output)) is not None:
+        say(f"begun again, there is no checkpoint; the metrics so far are kept in {kept_metrics.name}")
+    run_folder.begin(output, 0 if resumed is None else resumed.manifest.step, prepared.identity)
+    for marker in (run_folder.FINISHED, run_folder.STOPPED):
+        (output / marker).unlink(missing_ok=True)
 
 
 def _lost_peer(error: RuntimeError) -> str | None:

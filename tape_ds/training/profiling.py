@@ -16,10 +16,10 @@ from transformers import TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.config.sections import Profile
+from tape_ds.run_folder import PROFILE
 from tape_ds.training.environment import say
 from tape_ds.training.trainer import TapeTrainer
 
-FOLDER = "profile"
 ROWS = 20
 """Operators in the summary."""
 
@@ -30,7 +30,7 @@ class StepProfiler(TrainerCallback):
     def __init__(self, trainer: TapeTrainer, profile: Profile, output: Path):
         self.trainer = trainer
         self.profile = profile
-        self.folder = output / FOLDER
+        self.folder = output / PROFILE
         self.rank = trainer.args.process_index
         self.recorded = False
         self._profiler: torch.profiler.profile | None = None

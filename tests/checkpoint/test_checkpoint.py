@@ -145,6 +145,35 @@ def test_tidy_removes_what_was_not_finished(tmp_path):
     assert names(tmp_path) == ["checkpoint-3"] and checkpoint.tidy(tmp_path) == []
 
 
+def test_tidy_knows_its_own_names_alone(tmp_path):
+    """A person's folder ``checkpoint-notes.removed`` was deleted at every start."""
+    mine = ["checkpoint-notes.removed", "checkpoint-.writing", "checkpoint-3.removed.old", "notes.writing"]
+    for name in [*mine, "checkpoint-2.removed", "trained.writing"]:
+        (tmp_path / name).mkdir()
+    checkpoint.tidy(tmp_path)
+    assert names(tmp_path) == sorted(mine)
+
+
+def test_trained_weights_that_were_not_replaced_come_back(tmp_path):
+    (tmp_path / "trained.replaced").mkdir()
+    (tmp_path / "trained.replaced" / "notes.txt").write_text("mine")
+    assert checkpoint.tidy(tmp_path) == ["trained restored: what was to replace it was not finished"]
+    assert (tmp_path / "trained" / "notes.txt").read_text() == "mine"
+
+
+def test_a_person_s_file_in_a_checkpoint_is_not_removed_with_it(tmp_path):
+    """Neither by the limit nor where a checkpoint of the same step takes its place."""
+    for step in (2, 4, 6):
+        sealed(tmp_path, step)
+    for step in (2, 6):
+        (tmp_path / f"checkpoint-{step}" / "notes.txt").write_text("mine")
+    assert [folder.name for folder in checkpoint.retain(tmp_path, 1)] == ["checkpoint-4"]
+    sealed(tmp_path, 6, content="new one")
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-6", "checkpoint-6.abandoned"]
+    assert (tmp_path / "checkpoint-6" / "a.txt").read_text() == "new one"
+    assert (tmp_path / "checkpoint-6.abandoned" / "notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("rules", "kept"),
     [

@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from tape_ds import TapeForCausalLM, storage
+from tape_ds import TapeForCausalLM, run_folder, storage
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
@@ -145,6 +145,27 @@ def test_a_disk_that_fills_up_leaves_the_earlier_folder_alone(base, tmp_path, mo
         trained.replace_trained(folder, model, trained.read_record(folder))
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
     assert list(tmp_path.glob("*.writing")) == []
+
+
+def test_a_person_s_file_stays_and_is_never_loaded_instead(base, tmp_path):
+    """One with the name of a new file, or of weights that would be loaded, gets another; the rest keep theirs."""
+    model, folder = trained_folder(base, tmp_path, "tape")
+    record = trained.read_record(folder)
+    run_folder.begin(tmp_path, 0, {})  # of a folder that an older version left, without a list
+    assert run_folder.trained_files(tmp_path) is None
+    trained.replace_trained(tmp_path / "trained", model, record)
+    assert not list(folder.glob("*.kept"))
+    mine = {"notes/plan.txt": "plan", "adapter_model.safetensors": "other"}
+    known = run_folder.trained_files(tmp_path)
+    assert "trained.safetensors" in known and "notes/plan.txt" not in known
+    (tmp_path / "trained" / "notes").mkdir()
+    for name, text in mine.items():
+        (tmp_path / "trained" / name).write_text(text)
+    trained.replace_trained(tmp_path / "trained", model, record)
+    assert (tmp_path / "trained" / "notes" / "plan.txt").read_text() == "plan"
+    assert (tmp_path / "trained" / "adapter_model.safetensors.kept").read_text() == "other"
+    assert not (tmp_path / "trained" / "adapter_model.safetensors").exists()
+    assert torch.equal(logits(trained.load_trained(tmp_path / "trained")), logits(model))
 
 
 RIGHT = {"base": None, "method": "full", "names": ["a"], "format": trained.FORMAT}

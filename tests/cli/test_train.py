@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tape_ds import run_folder
 from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
 from tape_ds.errors import UserError
@@ -43,6 +44,22 @@ def test_the_plan_compares_memory_with_the_gpu_at_hand(gpu, fits, monkeypatch):
     words = ["--deepspeed", "zero1", "--activation_checkpointing", "false"]
     shown = line(load(["--recipe", "llama2_7b_8k", *words], world_size=8))
     assert f"({gpu})" in shown and ("DOES NOT FIT" not in shown) is fits
+
+
+def test_the_plan_says_that_the_folder_is_taken(tmp_path):
+    """By an earlier run, or by a file of a person, which no option removes."""
+    output = tmp_path / "run"
+    words = ["--recipe", "demo", "--output_dir", str(output), "--dry_run"]
+    assert "it holds" not in train.describe(load(words, world_size=1))
+    (output / "results").mkdir(parents=True)
+    (output / "results" / "run.json").write_text("{}")
+    for more in ([], ["--start_anew"]):
+        assert "no run is known to have written: results/run.json" in train.describe(
+            load([*words, *more], world_size=1)
+        )
+    run_folder.begin(output, 0, {})
+    assert "it holds an earlier run's results/ (1 file)" in train.describe(load(words, world_size=1))
+    assert "it holds" not in train.describe(load([*words, "--start_anew"], world_size=1))
 
 
 def test_what_a_library_and_what_the_model_refuses_is_one_message():

@@ -122,6 +122,20 @@ def test_another_result_in_the_folder_stays(tmp_path):
         mine.stored()
 
 
+def test_a_person_s_table_is_not_replaced(tmp_path):
+    """An evaluation's tables and texts replaced files of their names where no result of it was."""
+    table = tmp_path / "passkey.csv"
+    table.write_text("mine")
+    mine = evaluation(tmp_path)
+    with pytest.raises(UserError, match=r"passkey\.csv in it would be replaced.*\n.*--overwrite"):
+        mine.stored(tables=[table])
+    assert mine.stored(True, tables=[table]) is None and table.read_text() == "mine"
+    mine.journal.mkdir()  # it was killed after it had written its texts
+    assert mine.stored(required=[table]) is None
+    mine.finish({"found": 1})
+    assert mine.stored(tables=[table]) is not None
+
+
 def test_journals_of_two_killed_processes_are_taken(tmp_path):
     """The first of them was killed in the middle of a line."""
     mine = evaluation(tmp_path)

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -263,6 +264,23 @@ def test_what_a_start_goes_on_from(flags, first, again):
     command = ["deepspeed", "--num_gpus", "8", "launchers/pretrain_c4.py", *flags.split()]
     kept = keep_alive.prepare(command)
     assert kept.first == [*command, *first.split()] and kept.again == [*command, *again.split()]
+
+
+@pytest.mark.parametrize(
+    ("begins", "starts"),
+    [("", ["first", "first"]), ("run_folder.begin(output, 0, {}); ", ["first", "again"])],
+)
+def test_a_start_that_began_nothing_is_repeated_as_it_was(begins, starts, tmp_path):
+    """Killed while it read its data, a run that was to begin anew was restarted by --resume auto: from the checkpoints
+    of the earlier run, which it had not removed yet."""
+    told = Told(tmp_path, [f"{begins}killed()", "finish()"])
+    told.spec = replace(told.spec, first_decides=True)
+    assert told.run() == 0 and told.starts() == starts
+
+
+@pytest.mark.parametrize(("flags", "decides"), [("", False), ("--resume auto", False), ("--start_anew", True)])
+def test_only_a_start_that_names_its_beginning_decides(flags, decides):
+    assert keep_alive.prepare(["python", "launchers/pretrain_c4.py", *flags.split()]).first_decides is decides
 
 
 @pytest.mark.parametrize(

@@ -118,11 +118,121 @@ def test_another_run_s_folder_is_refused_or_cleared(train):
     assert train() == 0
     with pytest.raises(UserError, match=r"holds checkpoints of an earlier run: checkpoint-4, checkpoint-6"):
         train(learning_rate=0.5)
-    with pytest.raises(UserError, match=r"(?s)holds checkpoints of an earlier run.*remedy: another output_dir"):
+    anew = "--start_anew to remove that, or another output_dir"
+    with pytest.raises(UserError, match=rf"(?s)holds checkpoints of an earlier run.*remedy: {anew}"):
         train(method="yarn")
     assert run_folder.read(train.folder / "run" / "finished") is not None, "nothing was touched"
     assert train(learning_rate=0.5, start_anew=True, max_steps=2) == 0
     assert [folder.name for folder in checkpoint.numbered(train.folder / "run")] == ["checkpoint-2"]
+
+
+def contents(folder):
+    """Every file below a folder, without its locks, and what it holds."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != run_folder.RANKS)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("method", ["norms", "yarn"])
+def test_what_an_earlier_run_left_is_never_replaced_unasked(train, method, capsys):
+    """A run whose checkpoints were removed to save room (or that has none): a new one in its folder replaced its
+    weights, metrics and results, and took a person's notes there with them."""
+    fields = {"save_strategy": "no", "method": method}
+    other = fields | ({"learning_rate": 0.5} if method == "norms" else {"target_length": 256})
+    run = train.folder / "run"
+    assert train(**fields) == 0
+    notes = run / "trained" / "notes.txt"
+    notes.write_text("my own notes")
+    before = contents(run)
+
+    assert "an earlier run's finished, " in refusal(train, **other)
+    wrong = refusal(train, **other, resume="auto")
+    assert "it is finished" in wrong and ("learning_rate was 0.001 and is 0.5" in wrong) == (method == "norms")
+    assert "what no run is known to have written: trained/notes.txt" in refusal(train, **other, start_anew=True)
+    with pytest.raises(NothingToDo, match="finished already"):
+        train(**fields, resume="auto")
+    assert contents(run) == before
+
+    notes.rename(run / "notes.txt")
+    (run / "results" / "notes.txt").write_text("also mine")
+    capsys.readouterr()
+    assert train(**other, start_anew=True) == 0
+    removing = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("start_anew: removing"))
+    assert "finished" in removing and "results/ (" in removing and "trained/ (" in removing
+    assert (run / "notes.txt").read_text() == "my own notes"
+    assert (run / "results" / "notes.txt").read_text() == "also mine"
+    assert (run / "trained" / "trained.json").is_file() and not (run / "trained" / "notes.txt").exists()
+
+
+def refusal(train, **changes):
+    """Why a run is refused before it reads anything."""
+    with pytest.raises(UserError) as caught:
+        train(**changes)
+    return str(caught.value)
+
+
+def test_a_person_s_files_in_a_new_folder_are_refused_by_name(train):
+    """No run has been there: not even --start_anew takes them for its own."""
+    run = train.folder / "run"
+    mine = {
+        "trained/model.bin": "m",
+        "results/run.json": "{}",
+        "metrics.jsonl": "1",
+        "checkpoint-500/optimizer.pt": "o",
+    }
+    for name, text in mine.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    before = contents(run)
+    for changes in ({}, {"start_anew": True}, {"method": "yarn"}):
+        wrong = refusal(train, **changes)
+        assert "trained/model.bin" in wrong and "results/run.json" in wrong and "metrics.jsonl" in wrong
+    assert "checkpoint-500/optimizer.pt" in refusal(train, start_anew=True)
+    assert contents(run) == before
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(train, monkeypatch, capsys):
+    """As keep_alive starts it, without a flag; what its first attempt measured is kept."""
+
+    def dies(_):
+        raise RuntimeError("a GPU fell off the bus")
+
+    fields = {"save_strategy": "no", "logging_steps": 1}
+    run = train.folder / "run"
+    with monkeypatch.context() as patched:
+        at_step(patched, 3, dies)
+        with pytest.raises(RuntimeError, match="bus"):
+            train(**fields)
+    first = (run / "metrics.jsonl").read_text()
+    assert len(first.splitlines()) == 2
+    wrong = refusal(train, **fields)
+    assert "an earlier run's metrics.jsonl" in wrong and "--resume auto to begin the same run again" in wrong
+    assert "seed was 42 and is 7" in refusal(train, **fields, seed=7, resume="auto")
+    capsys.readouterr()
+    assert train(**fields, resume="auto") == 0
+    assert "the metrics so far are kept in metrics-1.jsonl" in capsys.readouterr().out
+    assert (run / "metrics-1.jsonl").read_text() == first
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert losses[:2] == [json.loads(line)["loss"] for line in first.splitlines()] and len(losses) == 6
+
+
+def test_a_person_s_files_next_to_trained_weights_stay_when_these_are_written_again(train):
+    """A finished run is scored and reported again: the folder of its weights was replaced whole."""
+    assert train() == 0
+    folder = train.folder / "run" / "trained"
+    (folder / "plots").mkdir()
+    (folder / "plots" / "mine.txt").write_text("mine")
+    assert train(resume="true") == 0
+    assert (folder / "plots" / "mine.txt").read_text() == "mine"
+    assert (folder / "trained.safetensors").is_file() and not folder.with_name("trained.replaced").exists()
+
+
+def test_a_checkpoint_of_another_folder_is_not_resumed_into_an_earlier_run(train):
+    assert train("first") == 0 and train("second", learning_rate=0.5) == 0
+    before = contents(train.folder / "second")
+    wrong = refusal(train, output="second", resume=train.folder / "first" / "checkpoint-4")
+    assert "it holds checkpoints of an earlier run: checkpoint-4, checkpoint-6" in wrong
+    assert "learning_rate was 0.5 and is 0.001" in wrong and contents(train.folder / "second") == before
+    assert train("third", resume=train.folder / "first" / "checkpoint-4") == 0
 
 
 @pytest.mark.parametrize("text, kept", [("", False), ("before the change", False), ("before-the-change", True)])

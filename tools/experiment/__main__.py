@@ -127,7 +127,9 @@ def check(options: argparse.Namespace) -> ExperimentWork:
     output = Path(options.output or found.output or f"runs/{stem}{'_paper' if paper else ''}")
     many = 8 if paper else max(1, (torch.cuda.device_count() or 2) // options.jobs)
     starting = runs.Starting(options.processes or found.processes or many, options.launcher)
-    return ExperimentWork(f"{stem}_{options.scale}" if found.label else stem, found, output, starting, options.jobs)
+    name = f"{stem}_{options.scale}" if found.label else stem
+    raise_if_any(pages.check_page(Path(options.results or output), name))
+    return ExperimentWork(name, found, output, starting, options.jobs)
 
 
 def outline(work: ExperimentWork, planned: Sequence[PlannedRun]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import results, storage
+from tape_ds.errors import Problem, UserError
 from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
 from tools.experiment import published, readings, runs, study, table
@@ -106,6 +107,20 @@ class Measured:
         sources = tuple(StoredSource(**source) for source in data["sources"])
         lists = (tuple(data["files"]), tuple(data["remarks"]))
         return cls(data["experiment"], data["setting"], rows, sources, *lists, data["scale"], data.get("page", page))
+
+
+def check_page(folder: Path, name: str) -> list[Problem]:
+    """Check that the page ``name`` replaces nothing in ``folder`` but an earlier one of :func:`write`."""
+    files = [folder / f"{name}.{kind}" for kind in ("json", "md", "csv")]
+    there = [file.name for file in files if file.exists()]
+    if not there:
+        return []
+    try:
+        is_ours = "experiment" in results.load(files[0]).figures
+    except UserError:
+        is_ours = False
+    wrong = f"{', '.join(there)} in it would be replaced, and is no page of an experiment"
+    return [] if is_ours else [Problem("results", str(folder), wrong, "name another folder with --results")]
 
 
 def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typed: Sequence[str]) -> str:

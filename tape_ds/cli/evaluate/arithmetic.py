@@ -102,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         print(heat_maps.generated_summary(figures))
         print(", ".join(str(path) for path in written))
 
-    return work.run(ask_all, show, overwrite=options.overwrite)
+    shown = heat_maps.files(work.folder, name)
+    return work.run(ask_all, show, overwrite=options.overwrite, tables=shown)
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:

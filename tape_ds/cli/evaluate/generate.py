@@ -12,7 +12,7 @@ Exit codes: 0 done; 2 a mistake.
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tape_ds.arguments import Parser, add_model, below_one
 from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
@@ -86,15 +86,7 @@ def read_prompt(prompt: str | None) -> str:
 
 def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> list[int]:
     """Return the prompt's token ids; with ``chat`` those of a message."""
+    from tape_ds.data.chat import template
     from tape_ds.data.prompting import prompt_ids
-    from tape_ds.models.loading.library_errors import as_message
 
-    if not chat:
-        return prompt_ids(prompt, tokenizer)
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError(Problem("--chat", True, "the tokenizer has no chat template", "leave it out"))
-    turns = [{"role": "user", "content": prompt}]
-    asked = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    with as_message("the tokenizer's chat template could not be rendered", "--chat", True, "leave it out"):
-        made: Any = tokenizer.apply_chat_template(turns, **asked)
-    return list(made["input_ids"])
+    return template.prompt_ids(prompt, tokenizer) if chat else prompt_ids(prompt, tokenizer)

@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
+    from tape_ds.data.prompting import beginning
     from tape_ds.data.scrolls import examples as scrolls
     from tape_ds.distributed.rank_sync import RankSync
     from tape_ds.scoring import harness_tasks, resumable
@@ -71,6 +72,10 @@ def main(argv: list[str] | None = None) -> int:
         deciding["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     config.metadata = {"max_tokens": options.max_length} | config.metadata  # the tasks of SCROLLS cut by it
     tasks = harness_tasks.load(config)
+    rolling = tasks.rolling()
+    begin = beginning(found.tokenizer()) if rolling else []
+    if begin:  # scores that lm-eval's own model, and earlier versions of this one, do not give
+        deciding["text_begins_with"] = found.tokenizer().decode(begin)
     work = resumable.Evaluation(
         "harness",
         resumable.folder(options.output, found),
@@ -113,8 +118,8 @@ def main(argv: list[str] | None = None) -> int:
             return {}
         samples = results.pop("samples", None) or {}
         work.path.unlink(missing_ok=True)  # killed from here on, no other result is left with these texts
-        for file in work.folder.glob("scrolls/*.json"):
-            file.unlink()
+        for name in scrolls.NAMES:
+            (work.folder / "scrolls" / f"{name}.json").unlink(missing_ok=True)
         for name, file in submission.items():
             rows = sorted(samples[name], key=lambda row: row["doc_id"])
             texts = {row["doc"]["id"]: row["filtered_resps"][0] for row in rows}
@@ -124,7 +129,10 @@ def main(argv: list[str] | None = None) -> int:
         for name, each in shown.items():
             tracker.save_results_samples(task_name=name, samples=each)
         cut = {name: sum(each[name] for each in each_cut) for name in lm.cut}
-        return {**harness_tasks.figures(results, cut), "cost": taken}
+        stored = {**harness_tasks.figures(results, cut), "cost": taken}
+        if begin:
+            stored["unlike_lm_eval"] = {"tasks": rolling, "unscored": deciding["text_begins_with"]}
+        return stored
 
     return work.run(
         evaluate,

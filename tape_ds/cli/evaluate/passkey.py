@@ -127,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
         tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length, "its length")
         print(", ".join(str(path) for path in written))
 
-    return work.run(ask_all, show, overwrite=options.overwrite)
+    shown = heat_maps.files(work.folder, NAME)
+    return work.run(ask_all, show, overwrite=options.overwrite, tables=shown)
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:

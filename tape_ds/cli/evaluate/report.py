@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tape_ds import storage
 from tape_ds.arguments import Parser
-from tape_ds.errors import check_folder, collecting, command, is_main_process, raise_if_any
+from tape_ds.errors import Problem, check_folder, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import report_columns
 
 NAME = "report.html"
@@ -22,7 +22,9 @@ def main(argv: list[str] | None = None) -> int:
     """Write the page, and print its sources."""
     parser = Parser(prog="tape-ds evaluate report", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or stored results, each PATH or NAME=PATH")
-    parser.add_argument("--output", required=True, help=f"folder of the page; {NAME} in it is replaced")
+    parser.add_argument(
+        "--output", required=True, help=f"folder of the page; an earlier {NAME} of this command is replaced"
+    )
     parser.add_argument("--title", help="of the page (default: the number of runs, or the name of one)")
     options = parser.parse_args(argv)
     file = Path(options.output) / NAME
@@ -31,10 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     unused: list[report_columns.Unused] = []
     with collecting(problems):
         found, unused = report_columns.collect(options.runs)
+    from tape_ds.scoring import report_page  # matplotlib takes a second, which --help does not need
+
+    if file.exists() and not (file.is_file() and report_page.is_page(file)):
+        wrong = f"{NAME} in it is not a page of this command"
+        problems.append(Problem("--output", options.output, wrong, "name another folder"))
     raise_if_any(problems)
     if is_main_process():
-        from tape_ds.scoring import report_page  # matplotlib takes a second, which --help does not need
-
         storage.write_text(file, report_page.page(found, unused, options.title))
         for column in found:
             print(f"{column.name}:", *(f"  {each.kind}: {each.path}" for each in column.records.values()), sep="\n")

@@ -3,11 +3,16 @@
 A rendering depends on the conversation, its tools, the template, the tokenizer and one fixed date (with today's date a
 resumed run would train on other tokens); a template that draws at random is refused.
 
-``{% generation %}`` marks in a template delimit the assistant's text. Without them, prefixes are rendered and compared:
-with ``before`` the conversation up to an answer, ending in the template's beginning of an answer
-(``add_generation_prompt``), and ``after`` the conversation with the answer, the assistant's tokens are what ``after``
-adds, its end of turn included. This is exact if rendering more turns does not change earlier ones, which is checked for
-every answer; a template that does (by dropping the reasoning of former answers, as Qwen3's) is refused.
+What is trained and what is asked for must begin alike: before an answer, the rendering of the whole conversation has to
+be what the template asks for it with, which is the conversation up to there and the template's beginning of an answer
+(``add_generation_prompt``). Otherwise, or where the answers of the data do not begin as it asks (``<think>``, say), the
+conversation is refused.
+
+``{% generation %}`` marks in a template delimit the assistant's text. Without them, prefixes are rendered: ``before``
+is the conversation up to an answer as it is asked for, ``after`` the conversation with the answer, and the assistant's
+tokens are what ``after`` adds, its end of turn included. This is exact if rendering more turns does not change earlier
+ones, which is checked for every answer; a template that does (by dropping the reasoning of former answers, as Qwen3's)
+is refused.
 """
 
 import re
@@ -21,14 +26,20 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, _ren
 
 from tape_ds import paths
 from tape_ds.data.chat.conversations import ASSISTANT, Conversation, without_template
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, UserError
+from tape_ds.models.loading.library_errors import as_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Spans = list[tuple[int, int]]  # (start, end) in characters of each of the assistant's turns
+Renderer = Callable[..., tuple[str, Spans]]
+
+SHOWN = 24
+"""Characters of a rendering in a message, before and behind the place where two differ."""
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE = "\ue000"  # of Unicode's private use: in no text of a conversation
 _RANDOM = {"lipsum", "random"}  # a function and a filter of jinja
 
 
@@ -37,10 +48,7 @@ class UnfitTemplateError(ValueError):
 
     def __init__(self, wrong: str, remedy: str | None = None):
         super().__init__(wrong)
-        self.remedy = remedy or (
-            "correct the template, give one with {% generation %} marks around what the assistant writes "
-            "(--chat_template FILE), or other data"
-        )
+        self.remedy = remedy or "correct the template, give another (--chat_template FILE), or other data"
 
 
 def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> list[Problem]:
@@ -63,6 +71,19 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
         wrong = f"it draws at random ({', '.join(sorted(drawn))}), so that no two runs read the same"
         return [Problem("chat_template", file, wrong, "give one that does not: --chat_template FILE")]
     return []
+
+
+def prompt_ids(prompt: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Return the token ids that ask for an answer to one message of a user. Raises UserError: no template, or one that
+    does not render it."""
+    field = "--chat"
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(Problem(field, True, "the tokenizer has no chat template", "leave it out"))
+    turns = [{"role": "user", "content": prompt}]
+    wrong = "the tokenizer's chat template does not render it"
+    with as_message(wrong, field, True, "correct the template, or leave --chat out"):  # a template may raise anything
+        made: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
+    return list(made["input_ids"])
 
 
 def is_dated(tokenizer: "PreTrainedTokenizerBase") -> bool:
@@ -105,12 +126,13 @@ def encoded(
 
     try:
         is_marked = _MARKS.search(tokenizer.get_chat_template(tools=tools))
-        text, spans = render(conversation) if is_marked else _by_prefixes(conversation, render)
+        text, spans = (_by_marks if is_marked else _by_prefixes)(conversation, render)
         without = render(conversation, with_tools=False)[0] if tools else None
     except UnfitTemplateError:
         raise
     except Exception as error:  # a template may raise anything
-        raise UnfitTemplateError(f"the chat template does not render it ({error})") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnfitTemplateError(f"the chat template does not render it ({reason})") from error
     if text == without:
         remedy = "give a template that renders tools (--chat_template FILE), or remove the column"
         raise UnfitTemplateError("it has tools, and the chat template renders none", remedy)
@@ -137,23 +159,88 @@ def encoded(
     return np.asarray(encoding["input_ids"], np.int32), targets
 
 
-def _by_prefixes(conversation: Conversation, render: Callable[..., tuple[str, Spans]]) -> tuple[str, Spans]:
+def _by_marks(conversation: Conversation, render: Renderer) -> tuple[str, Spans]:
+    whole, spans = render(conversation)
+    for turn, message in enumerate(conversation):
+        if message["role"] != ASSISTANT or turn == 0:  # no request ends before a first turn
+            continue
+        asked, _ = render(conversation[:turn], answer_next=True)
+        is_alike = whole.startswith(asked) and any(start <= len(asked) < max(end, start + 1) for start, end in spans)
+        if is_alike or not _is_learnt(conversation, turn, render):
+            continue
+        begins = next((start for start, _ in spans if start > len(asked)), len(whole))
+        raise _begun_otherwise(conversation, turn, asked, whole[:begins], render)
+    return whole, spans
+
+
+def _is_learnt(conversation: Conversation, turn: int, render: Renderer) -> bool:
+    """Return whether a template marks the end of a turn's content, where it renders that."""
+    other = [*conversation]
+    other[turn] = conversation[turn] | {"content": conversation[turn]["content"] + _PROBE}
+    text, spans = render(other)
+    place = text.find(_PROBE)
+    return place < 0 or any(start <= place < end for start, end in spans)
+
+
+def _by_prefixes(conversation: Conversation, render: Renderer) -> tuple[str, Spans]:
     (whole, _), spans = render(conversation), []
     for turn, message in enumerate(conversation):
         if message["role"] != ASSISTANT:
             continue
         if turn == 0:
-            raise UnfitTemplateError("it begins with an answer, before which nothing can be rendered")
+            remedy = "take that turn out, or put a user's before it"
+            raise UnfitTemplateError("it begins with an answer, before which nothing can be rendered", remedy)
         before, _ = render(conversation[:turn], answer_next=True)
         after, _ = render(conversation[: turn + 1])
         if not after.startswith(before):
-            wrong = "the chat template begins an answer that is there otherwise than one that is asked for"
-            raise UnfitTemplateError(f"turn {turn + 1}: {wrong} (add_generation_prompt)")
+            raise _begun_otherwise(conversation, turn, before, after, render)
         if not whole.startswith(after):
             wrong = "the chat template renders it otherwise once more turns follow"
-            raise UnfitTemplateError(f"turn {turn + 1}: {wrong}")
+            remedy = (
+                "give a template that renders a turn alike whatever follows, or one with {% generation %} marks around "
+                "what the assistant writes (--chat_template FILE)"
+            )
+            raise UnfitTemplateError(f"turn {turn + 1}: {wrong}", remedy)
         spans.append((len(before), len(after)))
     return whole, spans
+
+
+def _begun_otherwise(
+    conversation: Conversation, turn: int, asked: str, trained: str, render: Renderer
+) -> UnfitTemplateError:
+    """Return the error for an answer that is asked for by ``asked`` and trained behind (the beginning of) ``trained``,
+    which differ."""
+    alike = _length_alike(asked, trained)
+    first = max(0, alike - SHOWN)
+    shown = {name: text[first : alike + SHOWN] for name, text in (("data", trained), ("asked", asked))}
+    wrong = (
+        f"turn {turn + 1}: the chat template begins an answer that is there otherwise than one that is asked for "
+        f"(add_generation_prompt): {shown['data']!r} in the data, asked for by {shown['asked']!r}"
+    )
+    earlier, _ = render(conversation[:turn])
+    missing = trained[alike:]
+    extra = asked[alike:]
+    if alike < _length_alike(asked, earlier):
+        remedy = (
+            "give a template that renders earlier turns alike whatever follows (--chat_template FILE), or other data"
+        )
+    elif not extra:
+        remedy = (
+            f"give a template (--chat_template FILE) that also writes {missing!r} where add_generation_prompt is set, "
+            "or whose marks begin before it"
+        )
+    else:
+        remedy = (
+            f"give answers that begin with {extra!r}, or a template (--chat_template FILE) that writes that before an "
+            "answer too, or leaves it out where add_generation_prompt is set"
+        )
+    return UnfitTemplateError(wrong, remedy)
+
+
+def _length_alike(first: str, second: str) -> int:
+    """Return how many characters two texts begin with in common."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def ends(ids: np.ndarray, targets: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> list[int]:

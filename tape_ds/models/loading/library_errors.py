@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWN = 600
 """Characters of a library's own words."""
 _OF_THE_MACHINE = ("torch.OutOfMemoryError", "torch.AcceleratorError", "torch.distributed.DistError")
-_SIMPLE = ("UserError", "ValueError", "OSError", "RuntimeError", "Exception", "SafetensorError")
+_SIMPLE = ("UserError", "ValueError", "OSError", "RuntimeError", "Exception", "SafetensorError", "TemplateError")
 """Types whose name adds nothing to their words."""
 
 

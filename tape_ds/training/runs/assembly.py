@@ -31,7 +31,7 @@ from tape_ds.planning.prediction import Plan
 from tape_ds.planning.recipe_job import job_of, settle_here
 from tape_ds.resilience import run_lock
 from tape_ds.run_folder import FINISHED, read
-from tape_ds.training import device, identity
+from tape_ds.training import device, earlier_run, identity
 from tape_ds.training.environment import join_process_group, say
 from tape_ds.training.run import Run
 from tape_ds.training.runs.extension import Extension
@@ -90,18 +90,37 @@ def _start(run: Run) -> Run:
         resumed = load.choose(recipe.trainer_value("resume_from_checkpoint"), output, rank_sync)
         stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
         load.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
-    # A new run in a folder with checkpoints would mix two runs' in it, and a later resume would take either. A method
-    # that trains nothing would replace the scores and the model of those that were trained.
-    earlier = [folder.name for folder in checkpoint.numbered(output)]
-    problems = []
-    if resumed is None and earlier and not (recipe.trains and recipe.safety.start_anew):
-        wrong = f"it holds checkpoints of an earlier run: {', '.join(earlier)}"
-        remedy = "--resume auto to resume it, --start_anew to remove them, or " if recipe.trains else ""
-        problems = [Problem("output_dir", str(output), wrong, f"{remedy}another output_dir")]
-    raise_if_any(rank_sync.first(problems))
+    run = replace(run, arguments=arguments, rank_sync=rank_sync, resumed=resumed, identity=decides)
+    _require_own_folder(run)
 
     set_seed(arguments.seed)
-    return replace(run, arguments=arguments, rank_sync=rank_sync, resumed=resumed, identity=decides)
+    return run
+
+
+def _require_own_folder(run: Run) -> None:
+    """Check that a run without a checkpoint in its folder replaces nothing there: a new run in another's folder would
+    also mix the two, and a later resume would take either."""
+    recipe, output, rank_sync, resumed = run.recipe, run.output, run.rank_sync, run.resumed
+    if resumed is not None and resumed.folder.resolve().parent == output.resolve():
+        return  # whether it is this run's is the manifest's question
+    is_auto = recipe.trainer_value("resume_from_checkpoint") == load.AUTO
+    problems: list[Problem] = []
+    ended: str | None = None
+    if rank_sync.rank == 0:
+        found = earlier_run.look(output)
+        if not is_auto and resumed is None:
+            problems = earlier_run.check_new_start(found, start_anew=recipe.safety.start_anew, trains=recipe.trains)
+        elif is_auto and earlier_run.is_finished(found, run.identity):
+            ended = f"{output}: finished already, at step {found.step_of(FINISHED)}"
+        else:
+            step = 0 if resumed is None else resumed.manifest.step
+            problems = earlier_run.check_same_run(
+                found, run.identity, step, anyway=recipe.safety.resume_anyway, trains=recipe.trains
+            )
+    raise_if_any(rank_sync.first(problems))
+    ended = rank_sync.first(ended)
+    if ended is not None:
+        raise NothingToDo(ended)
 
 
 def lock(output: Path, rank_sync: RankSync) -> None:

@@ -50,6 +50,17 @@ def test_a_chat_prompt_goes_through_the_template(base, tmp_path, capfd):
     assert capfd.readouterr().out == expected(base, "w9") + "\n"
 
 
+def test_a_template_that_fails_is_a_mistake(base, tmp_path, capfd):
+    """jinja's traceback was printed."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    tokenizer.save_pretrained(tmp_path)
+    assert generate.main([str(base), "--chat", "--tokenizer", str(tmp_path), "--prompt", "w9"]) == 2
+    said = capfd.readouterr().err
+    assert "--chat = True: the tokenizer's chat template does not render it (roles must alternate)" in said
+    assert "Traceback" not in said
+
+
 def test_a_text_beyond_the_last_position_is_refused(gpt2, capfd):
     words = [str(gpt2), "--max_new_tokens", "4"]
     assert generate.main([*words, "--prompt", " ".join(["w7"] * 28)]) == 0

@@ -1,6 +1,7 @@
 """lm-eval on a tiny model: the numbers of its own class, long prompts, refusals, and resuming."""
 
 import json
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -147,6 +148,57 @@ def test_an_eos_that_the_tokenizer_appends_is_removed_and_one_of_the_text_stays(
     assert all(torch.equal(*each) for each in zip(*pairs, strict=True))
 
 
+def beginning_with(folder, base, *tokens):
+    """A copy of the base whose tokenizer begins every text with these tokens."""
+    folder = shutil.copytree(base, folder)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    pairs = [(token, tokenizer.convert_tokens_to_ids(token)) for token in tokens]
+    template = TemplateProcessing(single=f"{' '.join(tokens)} $A", special_tokens=pairs)
+    tokenizer.backend_tokenizer.post_processor = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def rolling(lm, *texts):
+    return lm.loglikelihood_rolling(requests("loglikelihood_rolling", *((text,) for text in texts)), disable_tqdm=True)
+
+
+def direct(model, ids, scored):
+    """The log-likelihood of the last ``scored`` tokens, by the model alone."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    return sum(float(logits[place - 1, ids[place]]) for place in range(len(ids) - scored, len(ids)))
+
+
+@pytest.mark.parametrize("size", [1, 4, "auto"])
+def test_a_text_begins_with_one_bos_that_is_not_scored(base, tmp_path, size):
+    """lm-eval's class reads BOS BOS where the tokenizer adds one, and scores the second as a token of the text: the
+    model here gives every token the same probability, and a text of two had half as much again."""
+    folder = beginning_with(tmp_path / "bos", base, "w1")
+    lm = harness_model(folder, batch_size=size)
+    torch.nn.init.zeros_(lm.model.get_output_embeddings().weight)
+    bits = -math.log2(lm.model.config.vocab_size)
+    theirs = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer)
+    assert [each / math.log(2) for each in rolling(lm, "w5 w6", "w7")] == pytest.approx([2 * bits, bits], rel=1e-6)
+    assert rolling(theirs, "w5 w6")[0] / math.log(2) == pytest.approx(3 * bits, rel=1e-6)
+
+
+def test_rolling_scores_are_those_of_the_model_in_every_window(base, plain, tmp_path):
+    """The first window begins with BOS; the next ones with a token of the text, as lm-eval's. A text that has BOS
+    already has it once. Without a tokenizer that adds BOS, all is lm-eval's."""
+    lm = harness_model(beginning_with(tmp_path / "bos", base, "w1"), max_length=4)
+    ids = [5, 6, 7, 8, 9, 4]
+    text = " ".join(f"w{index}" for index in ids)
+    expected = direct(lm.model, [1, 5, 6, 7, 8], 4) + direct(lm.model, [6, 7, 8, 9, 4], 2)
+    assert rolling(lm, text, f"w1 {text}") == pytest.approx([expected, expected], abs=1e-5)
+    several = harness_model(beginning_with(tmp_path / "two", base, "w3", "w1"), max_length=4)
+    expected = direct(several.model, [3, 1, 5, 6, 7], 3) + direct(several.model, [7, 8, 9, 4], 3)
+    assert rolling(several, text) == pytest.approx([expected], abs=1e-5)
+    scored = [each for each, _ in lm.loglikelihood(requests("loglikelihood", ("", " w9 w8")), disable_tqdm=True)]
+    assert scored == pytest.approx([direct(lm.model, [1, 9, 8], 2)], abs=1e-5)
+    assert rolling(harness_model(base), " ".join(TEXTS * 3)) == plain[1]
+
+
 @pytest.mark.parametrize(("words", "given"), [([], False), (["--trust_remote_code"], True)])
 def test_a_tokenizer_with_code_reaches_no_task_unasked(base, tmp_path, words, given):
     """RULER would load it with the code."""
@@ -168,7 +220,34 @@ def hub(tmp_path_factory):
     (root / "write.jsonl").write_text(write + "\n")
     (root / "own").mkdir()
     (root / "own" / "write.yaml").write_text(WRITE.format(root / "write.jsonl"))
+    (root / "own" / "text.yaml").write_text(TEXT.format(root / "write.jsonl"))
     return root, [root / "own", *local_tasks.write_tasks(root / "tasks"), local_tasks.OURS / "table9"]
+
+
+def test_scores_of_texts_say_that_they_differ_from_lm_evals(command, base, hub, tmp_path, monkeypatch, capsys):
+    """And the table has every metric of a task: bits per byte were in the file alone."""
+    real = models.FoundModel.tokenizer
+    assert command(tasks=["own_text"], folder="plain") == 0
+    assert "unlike" not in capsys.readouterr().out
+    assert "unlike_lm_eval" not in json.loads((tmp_path / "plain" / "harness.json").read_text())["figures"]
+    shutil.copytree(tmp_path / "plain", tmp_path / "out")
+
+    def tokenizer(self):
+        found = real(self)
+        found.backend_tokenizer.post_processor = TemplateProcessing(single="w1 $A", special_tokens=[("w1", 1)])
+        return found
+
+    monkeypatch.setattr(models.FoundModel, "tokenizer", tokenizer)
+    assert command(tasks=["own_text"]) == 2 and "config.text_begins_with" in capsys.readouterr().err
+    assert command("--overwrite", tasks=["own_text"]) == 0
+    printed = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
+    assert [row[1] for row in rows[2:]] == ["word_perplexity", "byte_perplexity", "bits_per_byte"]
+    assert "unlike lm-eval's own model: 'w1' before a text is read once and not scored (own_text)" in printed
+    stored = json.loads((tmp_path / "out" / "harness.json").read_text())
+    assert stored["figures"]["unlike_lm_eval"] == {"tasks": ["own_text"], "unscored": "w1"}
+    metrics = stored["figures"]["tasks"]["own_text"]["metrics"]
+    assert float(rows[4][3]) == pytest.approx(metrics["bits_per_byte,none"]["value"], abs=1e-4)
 
 
 WRITE = """
@@ -181,6 +260,18 @@ doc_to_text: "{{{{prompt}}}}"
 doc_to_target: "{{{{wanted}}}}"
 generation_kwargs: {{until: ["w7"], max_gen_toks: 5, do_sample: false}}
 metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+TEXT = """
+task: own_text
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{prompt}}}}"
+metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric: bits_per_byte}}]
 """
 
 

@@ -121,6 +121,16 @@ def test_the_page_loads_nothing_and_has_the_same_bytes(everything, tmp_path):
     assert len(ids) == len(set(ids))
 
 
+def test_only_a_page_of_this_command_is_replaced(everything, tmp_path, capsys):
+    mine = tmp_path / "report.html"
+    mine.write_text("<p>my own</p>")
+    assert report.main([str(everything), "--output", str(tmp_path)]) == 2
+    assert "report.html in it is not a page of this command" in capsys.readouterr().err
+    assert mine.read_text() == "<p>my own</p>"
+    mine.unlink()
+    assert [report.main([str(everything), "--output", str(tmp_path)]) for _ in range(2)] == [0, 0]
+
+
 def test_texts_of_files_never_become_markup():
     bad = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&lt;"
     run = examples.run(model=bad, bad=bad)

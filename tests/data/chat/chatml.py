@@ -17,6 +17,7 @@ MARKED = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
     "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """ChatML whose marks leave out the line break behind an answer, and without a system prompt of its own."""
 

@@ -8,6 +8,7 @@ from tokenizers import processors
 
 from tape_ds.data.chat import template
 from tape_ds.data.chat.template import UnfitTemplateError
+from tape_ds.errors import UserError
 from tests.data.chat import chatml
 from tests.data.chat.chatml import CHATML, MARKED, by_hand, conversation, tokenizer
 
@@ -47,6 +48,7 @@ LINES = (
 INNER = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 """Its marks leave an answer's end out."""
 
@@ -90,6 +92,100 @@ BEGUN = (
 def test_a_template_that_does_not_fit_is_refused_with_the_reason(text, turns, reason):
     with pytest.raises(UnfitTemplateError, match=reason):
         template.encoded(turns, tokenizer(text))
+
+
+def think(*, marked, header="<|im_start|>assistant\n", prompt="<|im_start|>assistant\n<think>\n"):
+    """ChatML that writes ``header`` before an answer, and asks for one with ``prompt``."""
+    begin, end = ("{% generation %}", "{% endgeneration %}") if marked else ("", "")
+    return (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        + f"{{{{ {header!r} }}}}{begin}{{{{ m.content + '<|im_end|>\n' }}}}{end}"
+        + "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        + f"{{% if add_generation_prompt %}}{{{{ {prompt!r} }}}}{{% endif %}}"
+    )
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_answers_begin_as_they_are_asked_for_whoever_marks_them(marked):
+    """A template with marks was never compared with its own generation prompt, which ends in ``<think>`` here: answers
+    were trained behind another beginning than every server asks with. Without marks it was refused, and the remedy was
+    to add marks."""
+    of = tokenizer(think(marked=marked))
+    with pytest.raises(UnfitTemplateError) as caught:
+        template.encoded(conversation("count boat 0", "boat 0 is counted"), of)
+    wrong = str(caught.value)
+    assert wrong.startswith("turn 2: the chat template begins an answer that is there otherwise than one that is asked")
+    assert "boat 0 is counted" in wrong or marked
+    assert r"asked for by '" in wrong and r"<|im_start|>assistant\n<think>\n'" in wrong
+    assert r"give answers that begin with '<think>\n'" in caught.value.remedy
+    assert "generation %" not in caught.value.remedy
+
+    followed = conversation("count boat 0", "<think>\nboats\n</think>\nboat 0 is counted")
+    ids, targets = template.encoded(followed, of)
+    assert of.decode(ids[targets]).endswith("boats\n</think>\nboat 0 is counted<|im_end|>\n")
+    header = {"header": "<|im_start|>assistant\n<think>\n"}
+    ids, targets = template.encoded(conversation("a", "b"), tokenizer(think(marked=marked, **header)))
+    assert of.decode(ids[targets]) == "b<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "prompt", "missing"),
+    [
+        ("<|im_start|>assistant\n\n", "<|im_start|>assistant\n", r"'\n'"),
+        ("<|im_start|>assistant\n<think></think>", "<|im_start|>assistant\n", "'<think></think>'"),
+        ("<|im_start|>assistant\n", "", r"'<|im_start|>assistant\n'"),
+    ],
+)
+def test_nothing_is_between_the_generation_prompt_and_a_mark(header, prompt, missing):
+    """What is asked with neither has it, nor is it learnt."""
+    with pytest.raises(UnfitTemplateError) as caught:
+        template.encoded(conversation("a", "b"), tokenizer(think(marked=True, header=header, prompt=prompt)))
+    assert f"also writes {missing} where add_generation_prompt is set" in caught.value.remedy
+
+
+def test_reasoning_that_is_dropped_later_is_learnt_by_marks_where_all_turns_agree():
+    """The remedy for such a template without marks, followed. Where an earlier turn reads otherwise while the answer
+    is asked for, marks do not help."""
+    marked = (
+        "{% set last = namespace(user=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set last.user = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}[{{ m.role }}]"
+        "{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content if loop.index0 > last.user else m.content.split('THOUGHT')[-1] }}|{% endgeneration %}"
+        "{% else %}{{ m.content }}|{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    of = tokenizer(marked)
+    ids, targets = template.encoded(conversation("a", "so THOUGHT b", "c", "so THOUGHT d"), of)
+    assert of.decode(ids[targets]) == " b|so THOUGHT d|"
+    calls = conversation("a", "so THOUGHT call")
+    calls += [{"role": "tool", "content": "6"}, {"role": "assistant", "content": "6"}, *conversation("c", "d")]
+    with pytest.raises(UnfitTemplateError, match=r"turn 4: .* otherwise") as caught:
+        template.encoded(calls, of)
+    assert "renders earlier turns alike whatever follows" in caught.value.remedy
+
+
+def test_an_answer_that_a_template_does_not_mark_may_begin_otherwise():
+    """Only the last answer is learnt."""
+    last = think(marked=True).replace("{% generation %}", "{% if loop.last %}{% generation %}")
+    last = last.replace("{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content }}{% endif %}")
+    of = tokenizer(last)
+    ids, targets = template.encoded(conversation("a", "b", "c", "<think>\nd"), of)
+    assert of.decode(ids[targets]) == "<think>\nd<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content.no.more }}",
+        "{{ messages.append(1) }}",
+        "{% for",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_that_does_not_render_a_prompt_is_a_mistake_and_no_crash(text):
+    """``evaluate generate --chat`` printed jinja's traceback."""
+    with pytest.raises(UserError, match=r"--chat = True: the tokenizer's chat template does not render it \(.+\)"):
+        template.prompt_ids("Hello", tokenizer(text))
 
 
 def test_a_given_template_takes_the_place_of_the_models(tmp_path):

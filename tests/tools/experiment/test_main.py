@@ -68,6 +68,15 @@ def test_arms_are_compared_over_seeds_and_run_once(machine):
     assert len(machine.started) == 8 and Path("elsewhere/mine.md").is_file()
 
 
+@pytest.mark.parametrize("mine", ["mine.md", "mine.json"])
+def test_a_page_of_a_person_is_not_replaced(machine, mine, capsys):
+    Path("own").mkdir()
+    (Path("own") / mine).write_text("{}")
+    assert experiment.main(["mine.yaml", "--arms", "rope", "--results", "own"]) == 2
+    assert f"results = 'own': {mine} in it would be replaced" in capsys.readouterr().err
+    assert (Path("own") / mine).read_text() == "{}" and machine.started == []
+
+
 def test_a_failed_run_is_named_and_the_others_are_compared(machine, capsys):
     assert experiment.main(["mine.yaml", "--", "--max_steps", "5"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "FAILED: nope, see runs/mine/nope/log.txt"

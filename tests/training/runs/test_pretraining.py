@@ -102,10 +102,10 @@ def test_held_out_documents_are_whole_blocks_of_the_longest_length(texts):
 
 
 def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path):
-    """Scores of an earlier run in its folder are not among its own."""
+    """Scores of an earlier attempt in its folder are not among its own."""
+    run = assemble(recipe(texts, output_dir=tmp_path, position_encoding="tape"))
     (tmp_path / SCORES).parent.mkdir()
     (tmp_path / SCORES).write_text('{"9": {}}')
-    run = assemble(recipe(texts, output_dir=tmp_path, position_encoding="tape"))
     trainer, stored = complete(run)
     figures = stored["figures"]
     assert list(figures["perplexity"]) == ["32", "64", "128"] and figures["steps"] == 3
