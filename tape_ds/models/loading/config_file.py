@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,8 @@ SMOLLM2_LENGTH = 8192
 """Its native length, known here so that it can be checked without unpacking the model."""
 RUN_CODE = "read the code, and give --trust_remote_code to run it"
 """Remedy of commands that have this option."""
+_WHOLE_NUMBER = re.compile(r"Field '(\w+)' expected int, got (?:float|str) \(value: '?(\d+)(?:\.0*)?'?\)")
+"""transformers' message for a length of 12288.0, as LLaMA-Factory wrote it with transformers 4."""
 _UNREADABLE = (OSError, ValueError, RecursionError)
 _DEEPER = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
 """Places of the configuration below a folder that holds a model's, such as one of the hub's cache."""
@@ -240,6 +243,8 @@ def unreadable(
         return UserError(pointers)
     reason = " ".join(str(error).split())
     wrong = f"no {what} could be read ({reason[:300]})"
+    if number := _WHOLE_NUMBER.search(reason):
+        remedy = f'write it as a whole number into {CONFIG}: "{number[1]}": {number[2]}'
     if "trust_remote_code" in reason:
         wrong = f"no {what} could be read without running the code that comes with it"
         remedy = remedy if trust_remote_code is None else RUN_CODE
