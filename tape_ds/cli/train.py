@@ -7,13 +7,14 @@ mistake in recipe, arguments or files, nothing was started; 3 stopped by a guard
 
 import dataclasses
 import sys
+from typing import Any
 
 from tape_ds import paths
 from tape_ds.cli import recipe_help
 from tape_ds.config import command_line, deepspeed_config, kinds, loading
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.rendezvous import report_failures
-from tape_ds.errors import collecting, command, is_main_process, raise_if_any, redacted
+from tape_ds.errors import Problem, UserError, collecting, command, is_main_process, raise_if_any, redacted
 from tape_ds.models.loading import config_file, hub
 
 
@@ -39,6 +40,21 @@ def main(launcher: str, argv: list[str] | None = None) -> int:
     from tape_ds.training.execution import launch
 
     end_process(launch(recipe))
+
+
+def _memory(recipe: Recipe, config: Any) -> str:
+    """Return the line about memory; UserError where a library cannot count it, such as torch for a tensor of more
+    numbers than 64 bits can count."""
+    from tape_ds.planning import recipe_job
+
+    try:
+        return recipe_job.memory_line(recipe, config)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        wrong = f"the memory of a step of {recipe.window:,} tokens could not be counted ({reason[:300]})"
+        raise UserError(Problem("window", recipe.window, wrong, "give fewer tokens, or a smaller model")) from error
 
 
 def describe(recipe: Recipe) -> str:
@@ -77,12 +93,9 @@ def describe(recipe: Recipe) -> str:
     lines |= {"device": device.describe(recipe), "engine": f"{engine}, {precision}"}
     lines |= {"layout": recipe.layout_choice} if recipe.layout_choice else {}
     if recipe.trains:
-        try:
-            lines["memory"] = recipe_job.memory_line(recipe, config)
-        except (RuntimeError, TypeError) as error:  # torch's message for a tensor of more numbers than it can count
-            lines["memory"] = f"beyond counting ({str(error).splitlines()[0]})"
-    if recipe.trains and (compiled := compiled_ops.outline(recipe)) is not None:
-        lines["compiled"] = compiled
+        lines["memory"] = _memory(recipe, config)
+        if (compiled := compiled_ops.outline(recipe)) is not None:
+            lines["compiled"] = compiled
     lines["output"] = str(recipe.trainer_value("output_dir"))
 
     width = max(map(len, lines))

@@ -28,8 +28,12 @@ _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("factor", WINDOW, "low_freq_factor", "high_freq_factor"), ()),
 }
 """Parameters of each ``rope_type`` that it needs, and those that it may have."""
+STANDARD = ("factor", WINDOW, *_YARN, "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor")
+"""Parameters that transformers has for some type of a Llama: it passes over those of another type."""
 _LLAMA = ("default", "linear", "yarn", "llama3")
 _BETAS = {"beta_fast": 32, "beta_slow": 1}
+BOUNDS = frozenset(("low_freq_factor", "high_freq_factor", "beta_slow", "beta_fast"))
+"""Parameters between which frequencies are blended."""
 
 
 def available() -> list[str]:
@@ -51,8 +55,12 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
     window = parameters[WINDOW]
     if kind == "llama3":  # bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept
         low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
-        smooth = np.clip((window * plain / (2 * math.pi) - low) / (high - low), 0, 1)
-        return (1 - smooth) * plain / factor + smooth * plain, 1.0
+        turns = window * plain / (2 * math.pi)
+        if high > low:
+            kept = np.clip((turns - low) / (high - low), 0, 1)
+        else:  # no band between the two: a step, as in transformers
+            kept = (turns >= low).astype(np.float64)
+        return (1 - kept) * plain / factor + kept * plain, 1.0
 
     # YaRN (Peng et al. 2023, arXiv:2309.00071, Section 3.2-3.4), with transformers' conventions for its parameters. The
     # ramp is the share of interpolation of each frequency.
@@ -161,12 +169,17 @@ def check(parameters: Parameters) -> list[Problem]:
             wrong, remedy = "too small", f"give a number {'of at least 1' if key == 'factor' else f'above {least:.0f}'}"
         if wrong:
             problems.append(Problem(f"rope_parameters.{key}", value, wrong, remedy))
-    if problems:
-        return problems
-    # both bands run from a lower to a higher bound
+    return problems
+
+
+def check_order(parameters: Parameters) -> list[Problem]:
+    """Return bounds of a band that a recipe gives in the wrong order. A published model may have them so: transformers
+    computes that, and so does :func:`frequencies`. Between equal bounds is a step instead of a band."""
+    problems = []
     for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-        low, high = (parameters.get(bound) or _BETAS.get(bound) for bound in (lower, higher))
-        if low is not None and high is not None and low >= high:
-            wrong = f"not below {higher} = {high}"
-            problems.append(Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} below {higher}"))
+        low = parameters.get(lower) or _BETAS.get(lower)
+        high = parameters.get(higher) or _BETAS.get(higher)
+        if low is not None and high is not None and low > high:
+            wrong = f"above {higher} = {high}"
+            problems.append(Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} up to {higher}"))
     return problems

@@ -5,14 +5,14 @@ Both published forms are read: ``rope_scaling`` and ``rope_theta`` (transformers
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tape_ds.encodings import scaling
+from tape_ds.encodings.published_rope import OURS, two_factors, unreadable, wrong_parameters
 from tape_ds.encodings.scaling import WINDOW, Parameters
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 
 AUTO = "auto"
 """``rope_type`` of an extension: the model's own scaling where it has one, else YaRN."""
@@ -23,14 +23,12 @@ OF_THE_CLASS = (PARTIAL, "llama_4_scaling_beta", "max_position_embeddings")
 """RoPE parameters that scaling leaves alone: the rotated share of a head, and what Ministral 3's class reads."""
 KEPT = ("longrope", "proportional")
 """Types of transformers that are kept as they are: nothing here computes them or makes them reach further."""
-_OURS = (None, "llama", "mistral", "qwen2", "qwen3", "tape", "baichuan")
-"""Model types whose angles this project computes, so that everything about their RoPE must be understood here."""
+FIXED_BASE = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+"""Model types whose class reads ``dynamic`` with an ``alpha`` as plain RoPE with a larger base."""
 OWN_TYPES = ("tape", "tape_gptj")
 """Model types of this project, whose ``max_position_embeddings`` is always the length that scaling reaches."""
 
 _THETA = 10_000.0
-_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
-_ABOUT_ROPE = re.compile("(^|_)(rope|rotary)(_|$)")
 _WITHOUT_EFFECT = {"finetuned": None, "extrapolation_factor": 1, PARTIAL: 1}
 """Keys of published ``rope_scaling`` that change no angle: always, or at this value."""
 _STATIC = ("linear", "llama3", "ntk", "yarn", "yarn_revised")
@@ -53,6 +51,8 @@ class TrainedRope:
     """Tokens that a ``factor`` of the same type multiplies; None where config.json allows two readings."""
     head_size: int
     """Rotated columns of a head."""
+    note: str = field(default="", compare=False)
+    """How its ``config.json`` was read, where that is not plain to see."""
 
     @property
     def type(self) -> str:
@@ -94,13 +94,13 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     """Return the RoPE of a model from its ``config.json`` (or ``to_dict()`` of its configuration); where it has one for
     each kind of layer, that of layers that see everything. ``name`` is for messages."""
     model_type = config.get("model_type")
-    foreign, is_own = model_type not in _OURS, model_type in OWN_TYPES
+    foreign, is_own = model_type not in OURS, model_type in OWN_TYPES
     place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     stated = config.get(place) or {}
     if foreign and isinstance(stated, Mapping) and isinstance(stated.get(FULL), Mapping):
         stated = stated[FULL]
     length = native_length(config)
-    raise_if_any([Problem("model", name, *reason) for reason in _unreadable(config, stated, length)])
+    raise_if_any([Problem("model", name, *reason) for reason in unreadable(config, stated, length)])
     assert length is not None  # else it was unreadable
 
     given = {key: value for key, value in stated.items() if value is not None}
@@ -113,36 +113,34 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         named = [length]  # transformers counts from max_position_embeddings alone
     window = next((each for each in named if each is not None), None)
     if rope_type == "yarn":
+        if foreign and isinstance(given.get("attn_factor"), (int, float)):
+            raise UserError(Problem("model", name, *two_factors(given, place)))
         given = _with_attention_factor(given, length, window)
 
-    # Columns of a head, or of its rotated part where the family names those; 0: not known.
-    rotated = "rotary_dim" if model_type in ("gptj", "tape_gptj") else "qk_rope_head_dim"
-    head_size = config.get(rotated) or config.get("head_dim") or 0
-    if not head_size and config.get("num_attention_heads"):
-        head_size = config.get("hidden_size", 0) // config["num_attention_heads"]
-    head_size = int(int(head_size) * (given.get(PARTIAL, 1.0) if foreign else 1.0))
+    head_size = _rotated_columns(config, given.get(PARTIAL, 1.0) if foreign else 1.0)
+    theta = next(each for each in thetas if each is not None)
+    note = ""
+    alpha = given.get("alpha")
+    if model_type in FIXED_BASE and rope_type == "dynamic" and isinstance(alpha, (int, float)) and alpha > 0:
+        note = f"theta {theta:g} and alpha {alpha:g} are one fixed base"
+        theta = scaling.ntk_base({"rope_theta": theta, "factor": alpha}, head_size)
+        given = {key: value for key, value in given.items() if key in OF_THE_CLASS}
+        rope_type = "default"
 
-    parameters = {"rope_type": rope_type, "rope_theta": next(each for each in thetas if each is not None)}
-    for key, value in given.items():
-        without_effect = key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
-        if not (without_effect or (foreign and key in OF_THE_CLASS)):
-            parameters[key] = value
+    parameters, passed_over = _sorted_out({"rope_type": rope_type, "rope_theta": theta, **given}, foreign)
+    if passed_over:
+        named_over = ", ".join(f"{key} = {value!r}" for key, value in passed_over.items())
+        note = f"transformers passes over its {named_over}"
     if rope_type in _FROM_WINDOW:
         parameters[WINDOW] = window or length  # what transformers computes with
     elif window and (rope_type in KEPT or WINDOW in scaling.named(rope_type)):
         parameters[WINDOW] = window
     if rope_type in KEPT:
-        return TrainedRope(name, parameters, length, window, head_size)
-    found = []
-    for each in scaling.check(parameters):
-        remedy = "correct config.json, or remove what the weights were not trained with"
-        if each.field.endswith("rope_type"):
-            remedy = "give a model with one of: " + ", ".join(scaling.available())
-        field = each.field.replace("rope_parameters", place)
-        found.append(Problem("model", name, f"its config.json has {field} = {each.value!r}, {each.wrong}", remedy))
-    raise_if_any(found)
+        return TrainedRope(name, parameters, length, window, head_size, note)
+    found = wrong_parameters(parameters, head_size, KEPT)
+    raise_if_any([Problem("model", name, f"its config.json has {place}.{wrong}", remedy) for wrong, remedy in found])
     if rope_type not in _STATIC:
-        return TrainedRope(name, parameters, length, window or length, head_size)
+        return TrainedRope(name, parameters, length, window or length, head_size, note)
 
     # Published models name either the length before scaling (Vicuna, LongLoRA) or after it (deepseek-coder). Vicuna
     # also has a max_sequence_length, which is the one after it.
@@ -152,12 +150,41 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     elif window is None and whole == length and rope_type not in _FROM_WINDOW:
         window = length / factor
     if window is None:
-        return TrainedRope(name, parameters, length, None, head_size)
+        return TrainedRope(name, parameters, length, None, head_size, note)
     native = length if is_own or length > window else round(factor * window)
     if not is_own:
         parameters[WINDOW] = int(window) if window == int(window) else window
     # Llama 3.1 was trained further than its factor times its window: a factor counts from what that leaves.
-    return TrainedRope(name, parameters, native, max(window, native / factor), head_size)
+    return TrainedRope(name, parameters, native, max(window, native / factor), head_size, note)
+
+
+def _sorted_out(given: Parameters, foreign: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters that count for the type, and those that transformers passes over. Unknown ones count, and
+    are refused later, except where a class of transformers computes: what it does is compared with what is read."""
+    rope_type = given["rope_type"]
+    of_type = {"rope_type", "rope_theta", *scaling.named(rope_type)}
+    others = set() if foreign else set(given) - set(scaling.STANDARD)
+    known = set(given) if rope_type in KEPT else of_type | others
+    counting = {}
+    passed_over = {}
+    for key, value in given.items():
+        without_effect = key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
+        if without_effect or (foreign and key in OF_THE_CLASS):
+            continue
+        if key in known:
+            counting[key] = value
+        else:
+            passed_over[key] = value
+    return counting, passed_over
+
+
+def _rotated_columns(config: Mapping[str, Any], share: float) -> int:
+    """Return the columns of a head, or of its rotated part where the family names those; 0: not known."""
+    rotated = "rotary_dim" if config.get("model_type") in ("gptj", "tape_gptj") else "qk_rope_head_dim"
+    columns = config.get(rotated) or config.get("head_dim") or config.get("kv_channels") or 0  # the last is JetMoE's
+    if not columns and config.get("num_attention_heads"):
+        columns = config.get("hidden_size", 0) // config["num_attention_heads"]
+    return int(int(columns) * share)
 
 
 def of_full(rope_parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,41 +196,6 @@ def native_length(config: Mapping[str, Any]) -> int | None:
     names = ("max_position_embeddings", "n_positions", "max_sequence_length")  # the others: GPT-J's, the first LLaMA's
     found = next((config[name] for name in names if config.get(name)), None)
     return found if type(found) is int and found >= 1 else None
-
-
-def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> Iterator[tuple[str, str]]:
-    if length is None:
-        found = config.get("max_position_embeddings") or config.get("n_positions")
-        yield f"its max_position_embeddings is {found!r}", "give a model whose config.json has its context length"
-    if not isinstance(stated, Mapping):
-        yield f"its config.json has rope_scaling = {stated!r}, which is no mapping", "correct config.json"
-    elif any(isinstance(value, Mapping) for value in stated.values()):
-        yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
-
-    # Both published forms, or two fields of one, may give a parameter different values; one of two may lack it.
-    outside = {key: config[key] for key in ("rope_theta", WINDOW) if key in config}
-    forms = [form for form in (config.get("rope_scaling"), config.get("rope_parameters")) if form]
-    readings: dict[str, list[Any]] = {}
-    for form in [*({**outside, **form} for form in forms if isinstance(form, Mapping)), outside]:
-        for key, value in form.items():
-            if isinstance(value, (int, float, str)):
-                readings.setdefault("rope_type" if key == "type" else key, []).append(value)
-    twice = [key for key, values in readings.items() if len(set(values)) > 1 or len(values) < len(forms)]
-    if twice:
-        wrong = f"its config.json has two readings of {', '.join(sorted(twice))}"
-        yield wrong, "keep what the weights were trained with"
-
-    if config.get("model_type") not in _OURS:  # a class of transformers reads these
-        return
-    for key, value in config.items():
-        harmless = value in (None, False, 1, {}, []) and not ("interleave" in key and value)
-        if key in _KEYS or not _ABOUT_ROPE.search(key) or harmless:
-            continue
-        wrong = f"its config.json has {key} = {value!r}, which transformers' {config.get('model_type')} does not read"
-        remedy = "remove it from config.json if the weights were trained without it"
-        if key == "rope_condense_ratio":
-            remedy = f'write "rope_scaling": {{"type": "linear", "factor": {value}}} in its place, which is the same'
-        yield wrong, remedy
 
 
 def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> dict[str, Any]:
@@ -269,6 +261,10 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
     """
     kind, native = requested_type(own, change), own.native_length
     named, factor = change.get(WINDOW), change.get("factor")
+    if kind in ("ntk", "dynamic") and 0 < own.head_size <= 2:
+        wrong = f"heads with {own.head_size} rotated columns have no base that it could change"
+        yield Problem("rope_parameters.rope_type", kind, wrong, "choose yarn or linear")
+        return
     window = factor_window(own, change)
     scaled_as = scaling.described(own.parameters)
     trained = f"the weights were trained with {scaled_as}"
@@ -276,7 +272,6 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         wrong = f"{trained}, which {kind} would undo"
         remedy = f"rope_parameters: {{rope_type: {own.type}}}, or {AUTO}, with a method that trains"
         remedy += f" (the factor follows: {max(own.factor, target_length / own.window):.4g})" if own.window else ""
-        remedy += "; to undo it on purpose, remove the scaling from the model's config.json"
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
         return
     if own.type in KEPT:
@@ -319,13 +314,17 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
             known = f"{most:.10g}" if least in (0, most) else f"{least:.10g} to {most:.10g}"
             wrong = f"the model has {native:,} tokens natively, with {scaled_as}"
             yield Problem(f"rope_parameters.{WINDOW}", named, wrong, f"give {known}, or leave it out")
-    yield from scaling.check(extended(own, change, target_length))
+    result = extended(own, change, target_length)
+    yield from scaling.check(result)
+    if change.keys() & scaling.BOUNDS:
+        yield from scaling.check_order(result)
 
 
 def described_change(own: TrainedRope, change: Parameters, target_length: int) -> str:
     before, after = own.parameters, extended(own, change, target_length)
+    note = f" ({own.note})" if own.note else ""
     if after != before:
-        return f"{scaling.described(before)} -> {scaling.described(after)}"
-    kept = f"{scaling.described(before)}, unchanged"
+        return f"{scaling.described(before)} -> {scaling.described(after)}{note}"
+    kept = f"{scaling.described(before)}, unchanged{note}"
     beyond = own.type != "dynamic" and not own.is_scaled and target_length > own.native_length
     return kept + f": not scaled for more than {own.native_length:,} tokens" * beyond

@@ -148,7 +148,8 @@ for _backend in ("auto", *available()):
 def has_plain_head(model: Any) -> bool:
     """Return whether a model's logits are its output head's output: large ones would show a soft cap or a factor."""
     weight = model.get_input_embeddings().weight
-    large_11D = torch.linspace(-99, 99, model.config.hidden_size, dtype=weight.dtype, device=weight.device)[None, None]
+    width = model.get_output_embeddings().in_features  # a wrapper's configuration has none
+    large_11D = torch.linspace(-99, 99, width, dtype=weight.dtype, device=weight.device)[None, None]
     return torch.equal(model.get_output_embeddings()(large_11D), logits_of(model, large_11D))
 
 
@@ -285,16 +286,29 @@ class _Decoded:
         return getattr(self._decoder, name, None)
 
 
+def decoder_name(model: Any) -> str | None:
+    """Return the name of the attribute that holds the decoder of a causal LM; None without one.
+
+    It is the prefix of its base model, except for classes that are also a part of a whole, whose prefix is the whole's
+    (Llama 4's and Llama 3.2's with pictures).
+    """
+    names = (model.base_model_prefix, "model")
+    return next((name for name in names if isinstance(getattr(model, name, None), nn.Module)), None)
+
+
 def logits_of(model: Any, hidden_BTD: Tensor) -> Tensor:
     """Return the logits [B, T, V] of hidden states as the forward of a class of transformers computes them, with its
     soft caps and factors."""
     forward = model.native.forward if isinstance(model, ExtendedDecoder) else type(model).forward
-    decoded = _Decoded(model.base_model, hidden_BTD)
-    head_alone = _InPlaceOf(model, **{model.base_model_prefix: decoded})
+    name = decoder_name(model)
+    if name is None:
+        raise TypeError(f"{type(model).__name__} has no decoder")
+    decoded = _Decoded(getattr(model, name), hidden_BTD)
+    head_alone = _InPlaceOf(model, **{name: decoded})
     ids_BT = torch.zeros(hidden_BTD.shape[:2], dtype=torch.long, device=hidden_BTD.device)
     logits: Tensor = forward(head_alone, input_ids=ids_BT, use_cache=False).logits
     if not decoded.was_called:
-        raise TypeError(f"{type(model).__name__} does not call its base_model")
+        raise TypeError(f"{type(model).__name__} does not call its decoder")
     return logits
 
 

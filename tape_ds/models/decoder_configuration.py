@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tape_ds import attention
 from tape_ds.encodings import scaling, trained_rope
-from tape_ds.encodings.trained_rope import FULL, KEPT, OF_THE_CLASS, of_full
+from tape_ds.encodings.trained_rope import FIXED_BASE, FULL, KEPT, OF_THE_CLASS, of_full
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models.gptj import ScaledGPTJConfig
 
@@ -41,15 +41,37 @@ _OTHERWISE = {
 """Reasons against families that the rules below do not find."""
 
 
+def filled_in(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a configuration with what its class fills in late, or reads as missing: the size of a head, the heads of
+    keys and values; and Hunyuan's fixed base as plain RoPE."""
+    if config.sub_configs:
+        return config
+    fields = config.to_dict()  # the attribute may be refused: Gemma 4's differs between layers
+    heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
+    if fields.get("head_dim", heads) is None and heads and width:
+        config.head_dim = width // heads
+    if fields.get("num_key_value_heads", heads) is None and heads:
+        config.num_key_value_heads = heads
+    rope = fields.get("rope_parameters") or {}
+    if config.model_type in FIXED_BASE and rope.get("rope_type") == "dynamic" and rope.get("alpha"):
+        own = trained_rope.read(config.to_dict(), config.name_or_path or config.model_type)
+        kept = {key: rope[key] for key in OF_THE_CLASS if key in rope}
+        config.rope_parameters = dict(own.parameters) | kept
+    return config
+
+
 def check(native: PreTrainedConfig) -> list[Problem]:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(native), None)
     reasons = []
+    remedy = "give a decoder of transformers with rotary positions, all of whose layers are attention"
     if kind is None:
         reasons.append("transformers has no language model of this type")
+        if native.sub_configs:
+            remedy = _of_wrapper(native)
     else:
         if native.sub_configs:
-            several = f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone"
-            reasons.append(f"{several}: save its text model into a folder of its own first (docs/extending.md)")
+            reasons.append(f"it is made of several models ({', '.join(native.sub_configs)}), not a decoder alone")
+            remedy = _of_wrapper(native)
         elif not (rope := getattr(native, "rope_parameters", None)) or not of_full(rope):
             wrong = "its layers that see everything have no rotary positions (rope_parameters) that could be scaled"
             reasons.append(wrong)
@@ -77,8 +99,18 @@ def check(native: PreTrainedConfig) -> list[Problem]:
     if not reasons:
         return []
     name = native.name_or_path or native.model_type
-    remedy = "give a decoder of transformers with rotary positions, all of whose layers are attention"
     return [Problem("model", name, f"{native.model_type}: {'; '.join(reasons)}", remedy)]
+
+
+def _of_wrapper(native: PreTrainedConfig) -> str:
+    """Return the remedy for a model that holds a decoder among others, such as one with pictures."""
+    text = native.sub_configs.get("text_config")
+    inner = getattr(native, "text_config", None)
+    if text is None or not isinstance(inner, PreTrainedConfig):
+        return "give a decoder of transformers alone"
+    if found := check(inner):
+        return f"give another model: its text model cannot be extended either ({found[0].wrong})"
+    return "save its text model alone, as docs/extending.md shows (Models with pictures), and give that folder"
 
 
 def recomputes(native: PreTrainedConfig) -> bool:
@@ -137,32 +169,40 @@ def configure(
 def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a family's ``rope_parameters`` with others for the layers that see everything: the share of a head that is
     rotated and the RoPE of layers with a window stay."""
-    own, rope_parameters = native.rope_parameters, of_full(rope_parameters)
-    before, kind = of_full(own), rope_parameters["rope_type"]
-    # the same angles in the forms that transformers may accept
-    forms: list[dict[str, Any] | None] = [dict(rope_parameters)]
-    if not (kind == "dynamic" or kind in KEPT or isinstance(native, ScaledGPTJConfig)):
-        base = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
-        forms = [
-            scaling.as_llama(rope_parameters, base.head_size),
-            scaling.as_longrope(rope_parameters, base.head_size, base.native_length),
-        ]
-    reason = ""
-    for form in forms:
-        if form is None:
-            continue
+    rope_parameters = of_full(rope_parameters)
+    kind = rope_parameters["rope_type"]
+    found = _accepted(native, rope_parameters)
+    if isinstance(found, dict):
+        return found
+    if unscaled := _unscaled(native):
+        raise UserError(Problem("rope_parameters.rope_type", kind, unscaled, "leave rope_parameters out"))
+    own = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
+    length = 2 * int(own.reach)
+    computed = []
+    for other in ("linear", "ntk", "yarn"):
+        change = {"rope_type": other}
+        fits = other != kind and not list(trained_rope.check_change(own, change, length))
+        if fits and isinstance(_accepted(native, trained_rope.extended(own, change, length)), dict):
+            computed.append(other)
+    wrong = f"transformers' {native.model_type} does not compute it: {found}"
+    remedy = f"choose {' or '.join(computed)}" if computed else "leave rope_parameters out"
+    raise UserError(Problem("rope_parameters.rope_type", kind, wrong, remedy))
+
+
+def _accepted(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return the ``rope_parameters`` of :func:`with_rope` that a family's class accepts, else its reason against
+    them."""
+    own = native.rope_parameters
+    before = of_full(own)
+    reason = "no form of it"
+    for form in _forms(native, rope_parameters):
         changed = form | {key: before[key] for key in _KEPT_KEYS if key in before}
         if SCORE_SCALE in changed:  # transformers computes the factor of this scaling from it
             changed.pop("attention_factor", None)
         if changed == dict(before):
             return dict(own)
-        unscaled = ""
-        if native.model_type in ROTATED_WINDOWS and "window" in needs(native):
-            unscaled = "its layers that see everything have no positions, and those with a window need no scaling"
-        elif getattr(native, "layer_rope_theta", None):
-            unscaled = "its layers have bases that differ (layer_rope_theta)"
-        if unscaled:
-            raise UserError(Problem("rope_parameters.rope_type", kind, unscaled, "leave rope_parameters out"))
+        if unscaled := _unscaled(native):
+            return unscaled
         config = copy.deepcopy(native)
         config.rope_parameters = {**own, FULL: changed} if FULL in own else changed
         try:
@@ -170,8 +210,30 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
         except UserError:  # a GPT-J's
             raise
         except (ValueError, KeyError, TypeError) as error:
-            reason = f": {error}"
+            reason = str(error)
             continue
         return dict(config.rope_parameters)
-    wrong = f"transformers' {native.model_type} does not compute it{reason}"
-    raise UserError(Problem("rope_parameters.rope_type", kind, wrong, "choose linear, ntk or yarn"))
+    return reason
+
+
+def _forms(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the same angles in the forms that transformers may accept."""
+    kind = rope_parameters["rope_type"]
+    if kind == "dynamic" or kind in KEPT or isinstance(native, ScaledGPTJConfig):
+        return [dict(rope_parameters)]
+    base = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
+    of_llama = scaling.as_llama(rope_parameters, base.head_size)
+    longrope = scaling.as_longrope(rope_parameters, base.head_size, base.native_length)
+    return [longrope] if of_llama is None else [of_llama, longrope]
+
+
+def _unscaled(native: PreTrainedConfig) -> str:
+    """Return why the layers that see everything have no positions that could be scaled; empty if they have."""
+    layers = getattr(native, "layer_types", None) or ()
+    if native.model_type in ROTATED_WINDOWS and "window" in needs(native):
+        return "its layers that see everything have no positions, and those with a window need no scaling"
+    if FULL in native.rope_parameters and FULL not in layers:
+        return f"none of its {len(layers)} layers sees everything, and those with a window need no scaling"
+    if getattr(native, "layer_rope_theta", None):
+        return "its layers have bases that differ (layer_rope_theta)"
+    return ""

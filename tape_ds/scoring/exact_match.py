@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tape_ds.data.generated.task import GeneratedSample, Test, ids_of, label
 from tape_ds.scoring import Each, in_turn
-from tape_ds.scoring.losses import bare, evaluating, head_of
+from tape_ds.scoring.losses import bare, decoder_of, evaluating, head_of
 
 BATCH_TOKENS = 8192
 """Tokens that are read at once, and whose logits exist at once."""
@@ -66,7 +66,7 @@ def judge(
         )
         device = causal_lm.get_input_embeddings().weight.device
         with evaluating(causal_lm):
-            hidden_BTD = causal_lm.base_model(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
+            hidden_BTD = decoder_of(causal_lm)(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
             before_BT = answers_BT.roll(-1, dims=1)  # the token before an answer predicts it; the first is never one
             logits_NV = head(hidden_BTD[before_BT.to(device)])
         correct_N = logits_NV.argmax(dim=-1).cpu() == ids_BT[answers_BT]

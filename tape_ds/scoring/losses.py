@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tape_ds.models.decoder import ExtendedDecoder, has_plain_head, logits_of
+from tape_ds.models.decoder import ExtendedDecoder, decoder_name, has_plain_head, logits_of
 from tape_ds.models.decoder_configuration import changes_logits
 from tape_ds.models.language_model import LanguageModel
 from tape_ds.scoring import Each, in_turn
@@ -40,7 +40,7 @@ def bare(wrapped: nn.Module) -> Any:
 
 def unscorable(config: Any) -> str | None:
     """Return why a model with this configuration cannot be scored, or None."""
-    if getattr(config, "auto_map", None) and changes_logits(config):
+    if getattr(config, "auto_map", None) and changes_logits(config.get_text_config(decoder=True)):
         return "its own code changes the logits of its head, which this score does not reproduce"
     return None
 
@@ -48,8 +48,8 @@ def unscorable(config: Any) -> str | None:
 def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
     """Return the function from hidden states [N, D] to logits [N, V]; ValueError if the model has none."""
     head = causal_lm.get_output_embeddings()
-    if causal_lm.base_model is causal_lm or head is None:
-        raise ValueError(f"{type(causal_lm).__name__} has no base model with an output head: not a causal LM")
+    if decoder_name(causal_lm) is None or head is None:
+        raise ValueError(f"{type(causal_lm).__name__} has no decoder with an output head: not a causal LM")
     if (reason := unscorable(causal_lm.config)) is not None:
         raise ValueError(reason)
     ours = isinstance(causal_lm, LanguageModel) and not isinstance(causal_lm, ExtendedDecoder)
@@ -61,6 +61,11 @@ def head_of(causal_lm: Any) -> Callable[[Tensor], Tensor]:
         return head
     # e.g. scaled or capped logits
     return head if plain else lambda hidden_ND: logits_of(causal_lm, hidden_ND[None])[0]
+
+
+def decoder_of(causal_lm: Any) -> Any:
+    """Return the decoder of a model that :func:`head_of` accepts."""
+    return getattr(causal_lm, str(decoder_name(causal_lm)))
 
 
 @contextmanager
@@ -102,12 +107,13 @@ def target_losses(
     causal_lm = bare(model)
     head = head_of(causal_lm)
     lowest, highest = int(input_ids_BT.min()), int(input_ids_BT.max())
-    if not 0 <= lowest <= highest < causal_lm.config.vocab_size:
-        raise ValueError(f"token ids {lowest} .. {highest} leave the vocabulary of {causal_lm.config.vocab_size}")
+    rows = causal_lm.config.get_text_config(decoder=True).vocab_size  # a wrapper with pictures has none itself
+    if not 0 <= lowest <= highest < rows:
+        raise ValueError(f"token ids {lowest} .. {highest} leave the vocabulary of {rows}")
 
     ids_BT = input_ids_BT.to(causal_lm.get_input_embeddings().weight.device)
     with evaluating(causal_lm):
-        hidden_BTD = causal_lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        hidden_BTD = decoder_of(causal_lm)(input_ids=ids_BT, use_cache=False).last_hidden_state
         hidden_MD = hidden_BTD[:, first - 1 : -1].flatten(0, 1)  # M = B N
         targets_M = ids_BT[:, first:].flatten()
         # Allocated once: small results left between the chunks' logits would keep the allocator from reusing their

@@ -129,7 +129,7 @@ class FoundModel:
     @property
     def position_limit(self) -> int | None:
         """Tokens of the table of learned positions; None: no limit."""
-        rotary = getattr(self.config, "rope_parameters", None) is not None
+        rotary = getattr(self.config.get_text_config(), "rope_parameters", None) is not None
         return None if rotary or self.config.model_type in TYPES else self.known_length
 
     def about(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class FoundModel:
             "tokenizer": tokenized.tokenizer_fingerprint(self.tokenizer()),
             "model_type": self.config.model_type,
             "encoding": getattr(self.config, "position_encoding", None),
-            "rope_parameters": getattr(self.config, "rope_parameters", None),
+            "rope_parameters": getattr(self.config.get_text_config(), "rope_parameters", None),
             "native_length": self.known_length,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": self.device.type,

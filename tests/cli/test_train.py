@@ -9,7 +9,7 @@ from tape_ds import run_folder
 from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
 from tape_ds.errors import UserError
-from tape_ds.planning import hardware
+from tape_ds.planning import hardware, recipe_job
 from tests.config import loads
 from tests.config.loads import extension as load
 
@@ -67,3 +67,15 @@ def test_what_a_library_and_what_the_model_refuses_is_one_message():
     with pytest.raises(UserError) as refused:
         train.describe(loads.chat([*words, "--dry_run"]))
     assert len(refused.value.problems) == 2
+
+
+def test_memory_that_a_library_cannot_count_is_a_mistake(monkeypatch):
+    """The dry run had the library's error in its line about memory, and exit code 0; the run itself was a traceback."""
+
+    def overflow(*_):
+        raise RuntimeError("Storage size calculation overflowed\nwith sizes=[9223372036854775807]")
+
+    monkeypatch.setattr(recipe_job, "memory_line", overflow)
+    with pytest.raises(UserError, match="RuntimeError: Storage size calculation overflowed with") as refused:
+        train.describe(load(["--recipe", "demo"]))
+    assert [problem.field for problem in refused.value.problems] == ["window"]

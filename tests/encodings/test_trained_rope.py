@@ -215,6 +215,96 @@ def test_a_setting_of_config_json_that_is_not_known_is_named(change, word):
     assert word in str(problem)
 
 
+def test_what_transformers_computes_is_no_mistake():
+    """Kimi K2 has equal betas, Llama 4 equal bands: both were refused, with the remedy to edit config.json."""
+    kimi = content("yarn")
+    kimi["rope_scaling"] = {**kimi["rope_scaling"], "beta_fast": 1.0, "beta_slow": 1.0}
+    step = content("llama3")
+    step["rope_scaling"] = {**LLAMA3, "low_freq_factor": 4.0}
+    for config, key, value in ((kimi, "beta_slow", 1.0), (step, "low_freq_factor", 4.0)):
+        rope = trained_rope.read(config, "model")
+        assert rope.parameters[key] == value and not list(trained_rope.check_change(rope, {}, 2 * rope.native_length))
+    turned = {"rope_type": "yarn", "beta_slow": 2.0}  # not the model's own
+    fields = [each.field for each in trained_rope.check_change(trained_rope.read(kimi, "kimi"), turned, 262144)]
+    assert fields == ["rope_parameters.beta_slow"]
+
+
+@pytest.mark.parametrize(
+    "base, keys",
+    [
+        ("unscaled", {"rope_type": "default", "factor": 8.0}),  # ms-swift's
+        ("linear, window named", {"beta_fast": 32, "truncate": True}),
+        ("yarn", {"mscale": 0.7}),
+        ("dynamic", {"mscale": 1.0, "mscale_all_dim": 0.0, "low_freq_factor": 1.0}),
+    ],
+)
+def test_parameters_of_another_type_are_passed_over_as_in_transformers(base, keys):
+    config = content(base)
+    changed = {**config, "rope_scaling": {**(config["rope_scaling"] or {}), **keys}}
+    rope = trained_rope.read(changed, "model")
+    assert rope == trained_rope.read(config, "model")
+    shown = trained_rope.described_change(rope, {}, rope.native_length)
+    for key, value in keys.items():
+        assert key == "rope_type" or f"{key} = {value!r}" in shown
+
+
+def hunyuan(**changes):
+    block = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
+    return {**content("unscaled"), "model_type": "hunyuan_v1_dense", "rope_scaling": block, **changes}
+
+
+def test_hunyuan_s_alpha_makes_a_fixed_base():
+    """Its class has NTK's base for every length. It was refused, and the remedy made the base 1,000 times too small."""
+    base = 1e4 * 1000 ** (HEAD / (HEAD - 2))
+    rope = trained_rope.read(hunyuan(), "hunyuan")
+    assert (rope.type, rope.native_length, rope.is_scaled) == ("default", 4096, False)
+    np.testing.assert_allclose(scaling.frequencies(rope.parameters, HEAD)[0], angles("default", base), rtol=1e-13)
+    assert "alpha 1000" in trained_rope.described_change(rope, {}, 8192)
+    found = trained_rope.extended(rope, {"rope_type": "auto"}, 8192)
+    np.testing.assert_allclose(scaling.frequencies(found, HEAD)[0], angles("yarn", base, 2.0, 4096), rtol=1e-13)
+    without = trained_rope.read(hunyuan(rope_scaling={"type": "dynamic", "factor": 2.0}), "hunyuan")
+    assert (without.type, without.factor) == ("dynamic", 2.0)
+
+
+def test_the_alpha_of_another_family_can_be_written_as_its_base():
+    """No class reads it there; the remedy states the base, and is read as that when it is followed."""
+    with pytest.raises(UserError) as refused:
+        trained_rope.read(hunyuan(model_type="llama"), "model")
+    (problem,) = [each for each in refused.value.problems if "alpha" in each.wrong]
+    base = 1e4 * 1000 ** (HEAD / (HEAD - 2))
+    assert f'"rope_theta": {base:.10g}' in problem.remedy
+    rope = trained_rope.read(hunyuan(model_type="llama", rope_scaling=None, rope_theta=base), "model")
+    np.testing.assert_allclose(scaling.frequencies(rope.parameters, HEAD)[0], angles("default", base), rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "change, remedy",
+    [
+        ({LENGTH: 12288.0}, '"max_position_embeddings": 12288'),  # LLaMA-Factory's, with transformers 4
+        ({LENGTH: "4096"}, '"max_position_embeddings": 4096'),
+        ({LENGTH: None, "max_sequence_length": 2048}, '"max_position_embeddings": 2048'),  # LLaMA's first folders
+        ({"rope_scaling": {"type": "su", "factor": 2.0}}, "llama3, longrope, ntk"),
+        ({"rope_scaling": {"type": "linear", "factor": "two"}}, "what the weights were trained with"),
+        ({"rope_scaling": {"type": "linear", "ratio": 2.0, "factor": 2.0}}, "the terms of linear: factor"),
+    ],
+)
+def test_a_remedy_states_what_was_trained_and_takes_nothing_away(change, remedy):
+    with pytest.raises(UserError) as refused:
+        trained_rope.read({**content("unscaled"), **change}, "model")
+    (problem,) = refused.value.problems
+    assert remedy in problem.remedy and "remove" not in problem.remedy
+
+
+def test_vllm_s_factor_in_another_family_is_asked_for():
+    """Its class passes over attn_factor: the weights may have been trained with either."""
+    config = {**content("yarn"), "model_type": "olmo2"}
+    config["rope_scaling"] = {**config["rope_scaling"], "attn_factor": 0.5}
+    with pytest.raises(UserError, match="attn_factor") as refused:
+        trained_rope.read(config, "model")
+    usual = 0.1 * math.log(4) + 1
+    assert all(f"{each:.10g}" in refused.value.problems[0].remedy for each in (usual, 0.5 * usual))
+
+
 @pytest.mark.parametrize(
     "harmless",
     [

@@ -99,8 +99,7 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     if window and not (layers and all(layer == "full_attention" for layer in layers)):
         differences.append(f"it attends within a sliding window of {window}")
         version = "use v0.2 or v0.3 of Mistral 7B, which have none; or " * (config.model_type == "mistral")
-        switch = "sliding_window: null" if config.model_type == "mistral" else "use_sliding_window: false"
-        remedies.append(f"{version}write {switch} into its config.json to train it without the window on purpose")
+        remedies.append(f"{version}keep its own class, which computes the window: position_encoding: rope")
     if getattr(config, "quantization_config", None) is not None:
         differences.append("its weights are quantised")
         before = "give the model as it was before it was quantised"

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 from transformers import AutoConfig, PreTrainedConfig
 
 from tape_ds.encodings import trained_rope
+from tape_ds.encodings.trained_rope import of_full
 from tape_ds.errors import Problem, UserError, is_main_process, raise_if_any
-from tape_ds.models import convert, decoder, decoder_configuration, gptj
+from tape_ds.models import class_frequencies, convert, decoder, decoder_configuration, gptj
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.decoder import ExtendedDecoder
 from tape_ds.models.llama import TapeForCausalLM
@@ -50,7 +51,7 @@ def read(source: str | Path, *, trust_remote_code: bool | None = None, **hub_arg
         if content.get("model_type") == BAICHUAN:
             return baichuan.llama_config(content, str(source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=bool(trust_remote_code), **hub_arguments)
-        config = gptj.with_rope(config)
+    config = decoder_configuration.filled_in(gptj.with_rope(config))
     if config.dtype is not None and not getattr(config.dtype, "is_floating_point", False):
         wrong = f"its config.json has dtype = {config.dtype}, and weights are numbers with a point"
         raise UserError(Problem("model", str(source), wrong, "write the dtype of its files into config.json"))
@@ -96,12 +97,21 @@ def by_own_class(native: PreTrainedConfig) -> bool:
 
 
 def check(native: PreTrainedConfig) -> list[Problem]:
-    return decoder_configuration.check(native) if by_own_class(native) else []
+    """Return why a model is not extended. A class of transformers is built without weights, and must compute what its
+    configuration was read as."""
+    if not by_own_class(native):
+        return []
+    return decoder_configuration.check(native) or class_frequencies.check(native)
 
 
 def configure(native: PreTrainedConfig, **changes: Any) -> Config:
     """Return the configuration of the extended model: the native one's sizes, and ``changes`` to its fields."""
-    return (decoder_configuration.configure if by_own_class(native) else convert.tape_config)(native, **changes)
+    if not by_own_class(native):
+        return convert.tape_config(native, **changes)
+    config = decoder_configuration.configure(native, **changes)
+    if rope_parameters := changes.get("rope_parameters"):
+        raise_if_any(class_frequencies.check_extended(native, config, of_full(rope_parameters)))
+    return config
 
 
 def load(source: str | Path, config: PreTrainedConfig, **arguments: Any) -> Model:

@@ -9,6 +9,7 @@ Imports neither torch nor transformers.
 
 import contextlib
 import pickle
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ _SHOWN = 600
 _OF_THE_MACHINE = ("torch.OutOfMemoryError", "torch.AcceleratorError", "torch.distributed.DistError")
 _SIMPLE = ("UserError", "ValueError", "OSError", "RuntimeError", "Exception", "SafetensorError", "TemplateError")
 """Types whose name adds nothing to their words."""
+_WHOLE_NUMBER = re.compile(r"Field '(\w+)' expected int, got (?:float|str) \(value: '?(\d+)(?:\.0*)?'?\)")
+"""transformers' message for a length of 12288.0, as LLaMA-Factory wrote it with transformers 4."""
 
 
 @contextlib.contextmanager
@@ -87,6 +90,8 @@ def _problems(
     if "trust_remote_code" in reason:
         allowed = remedy if trust_remote_code is None else RUN_CODE
         return [Problem(field, value, f"{wrong} without running the code that comes with it", allowed)]
+    if number := _WHOLE_NUMBER.search(reason):
+        remedy = f'write it as a whole number into config.json: "{number[1]}": {number[2]}'
     return [Problem(field, value, f"{wrong} ({reason})", remedy)]
 
 
