@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tape_ds import encodings
 from tape_ds.config.files import Given
-from tape_ds.config.method import MethodSection, targets_of, unread
+from tape_ds.config.method import LLAMAS_MAPS, MethodSection, check_targets, targets, unread
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Backend, DataCache, Liger, Mixture, StateDType, learns
 from tape_ds.data import sources
@@ -170,8 +170,18 @@ class ExtensionRecipe(Recipe):
         return dict(own) | self.model.position_options
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the recipe without the settings of other methods."""
-        return {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
+        """Return the recipe without the settings of other methods.
+
+        Targets of adapters are spelled out as a Llama's, unless the model is known to be of another family.
+        """
+        found = {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
+        if "lora_targets" in found:
+            is_given = "lora_targets" in self.given
+            if other_family(self.native_config() or {}) is None:
+                found["lora_targets"] = targets(self.method, is_given, LLAMAS_MAPS)
+            elif not is_given:
+                found["lora_targets"] = None
+        return found
 
     def outline(self) -> dict[str, str]:
         model, data, method = self.model, self.data, self.method
@@ -239,7 +249,7 @@ class ExtensionRecipe(Recipe):
     @rule("model", "method", "lora_targets")
     def _targets(self) -> Iterator[Problem]:
         if (config := self.native_config()) is not None and other_family(config) is None:
-            yield from targets_of(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
+            yield from check_targets(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
 
     @rule("method", "position_encoding", "position_options", "state_dtype", "rope_parameters", "theta_linear")
     def _encoding(self) -> Iterator[Problem]:
@@ -254,9 +264,13 @@ class ExtensionRecipe(Recipe):
             yield Problem("state_dtype", model.state_dtype, "unknown dtype", remedy)
         rope = self.rope_parameters
         kind = rope.get("rope_type")
-        if kind == trained_rope.AUTO and not rope.keys() <= {"rope_type", "factor"}:
-            remedy = "remove them, or name the rope_type: one of " + ", ".join(scaling.available())
-            yield Problem("rope_parameters", rope, "auto chooses the type, and takes only a factor", remedy)
+        # what config.json leaves open may be given for a type that auto takes from it
+        others = rope.keys() - {"rope_type", "factor", scaling.WINDOW}
+        if kind == trained_rope.AUTO and others:
+            wrong = f"rope_type auto chooses the type, and takes only factor and {scaling.WINDOW}"
+            remedy = ", ".join(f"rope_parameters.{name}: null" for name in sorted(others))
+            remedy += "; or rope_parameters.rope_type: one of " + ", ".join(scaling.available())
+            yield Problem("rope_parameters", rope, wrong, remedy)
         elif kind is not None:
             # parameters that are missing may be the model's own; they are checked with its configuration
             kind = "yarn" if kind == trained_rope.AUTO else kind

@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import Field, field_validator
 
@@ -16,8 +16,13 @@ from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, Tokens, WrongValueError, rule
 from tape_ds.methods import METHODS, Method, trained
 
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained recipe."""
+OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LORA_TARGETS = (*OF_ATTENTION, "gate_proj", "up_proj", "down_proj")
+"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained whole."""
+LLAMAS_MAPS: Mapping[str, bool] = {name: name in OF_ATTENTION for name in LORA_TARGETS}
+"""Names of the linear maps of a Llama block -> whether attention has them."""
+ALL_LINEAR = "all-linear"
+"""Of adapter targets: every linear map of the family's blocks, as peft names it."""
 GROUPS = ("train_position", "train_norms", "train_embeddings")
 ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit")
 
@@ -58,8 +63,9 @@ class MethodSection(Section):
     """Their scale is lora_alpha / lora_r."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the adapters' input that is dropped."""
-    lora_targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    """Linear maps that get an adapter in every block, by the names of the model's family."""
+    lora_targets: list[str] = list(OF_ATTENTION)
+    """Linear maps that get an adapter in every block, by the names of the model's family; ``all-linear``: every one.
+    Left out, or null: those of attention, in any family."""
     load_in_4bit: bool = False
     """Adapters over a base quantised to 4-bit NormalFloat, twice (QLoRA); needs bitsandbytes, and no ZeRO-3."""
     group_tokens: Tokens = DERIVED
@@ -84,7 +90,10 @@ class MethodSection(Section):
     @classmethod
     def _linear_maps(cls, targets: list[str]) -> list[str]:
         if not targets:
-            raise WrongValueError("no targets", "one or more of: " + ", ".join(LORA_TARGETS))
+            remedy = f"{ALL_LINEAR}, or names of linear maps, such as " + ", ".join(LORA_TARGETS)
+            raise WrongValueError("no targets", f"give {remedy}")
+        if ALL_LINEAR in targets and len(targets) > 1:
+            raise WrongValueError(f"{ALL_LINEAR} has all the others in it", f"give {ALL_LINEAR}")
         return targets
 
     @property
@@ -211,8 +220,32 @@ class MethodSection(Section):
             yield Problem("load_in_4bit", True, "; ".join(reasons), "change that, or load_in_4bit: false")
 
 
-def targets_of(settings: MethodSection, family: str, known: Collection[str] = LORA_TARGETS) -> Iterator[Problem]:
-    """Yield adapter targets that are none of the linear maps of this family."""
-    for target in settings.lora_targets if settings.chosen.trains == "adapters" else []:
-        if target not in known:
-            yield Problem("lora_targets", target, f"no linear map of a {family} block", did_you_mean(target, known))
+def targets(settings: MethodSection, is_given: bool, maps: Mapping[str, bool]) -> list[str]:
+    """Return the linear maps that get an adapter, by name; none where the method has no adapters.
+
+    Args:
+        settings: of the recipe.
+        is_given: whether the recipe names them; else they are those of attention.
+        maps: names of the linear maps of the model's blocks -> whether attention has them.
+    """
+    if settings.chosen.trains != "adapters":
+        return []
+    if not is_given:
+        return [name for name, of_attention in maps.items() if of_attention]
+    return list(maps) if settings.lora_targets == [ALL_LINEAR] else settings.lora_targets
+
+
+def check_targets(settings: MethodSection, family: str, maps: Mapping[str, bool] = LLAMAS_MAPS) -> Iterator[Problem]:
+    """Yield the adapter targets that are none of the linear maps of this family, with the family's own."""
+    unknown = [name for name in targets(settings, True, maps) if name not in maps]
+    if not unknown:
+        return
+    wrong = f"no linear map of a {family} block"
+    own = ", ".join(name for name, of_attention in maps.items() if of_attention)
+    remedy = f"lora_targets: null (those of attention: {own}), or lora_targets: {ALL_LINEAR} ({', '.join(maps)})"
+    if len(unknown) > 1:
+        yield Problem("lora_targets", unknown, wrong.replace("no linear map", "no linear maps"), remedy)
+    else:
+        close = did_you_mean(unknown[0], maps)
+        hint = f"{close} Or " if close.startswith("did") else ""
+        yield Problem("lora_targets", unknown[0], wrong, hint + remedy)

@@ -275,13 +275,16 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         wrong = f"{trained}, which {kind} would undo"
         remedy = f"rope_parameters: {{rope_type: {own.type}}}, or {AUTO}, with a method that trains"
         remedy += f" (the factor follows: {max(own.factor, target_length / own.window):.4g})" if own.window else ""
-        remedy += "; to undo it on purpose, remove the scaling from the model's config.json"
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
         return
     if own.type in KEPT:
         if target_length > native:
             wrong = f"{trained}, which is kept as it is, and reaches {native:,} tokens"
             yield Problem("target_length", target_length, wrong, f"give {native}")
+        for key, value in change.items():
+            if key != "rope_type" and value not in (None, own.parameters.get(key)):
+                field = f"rope_parameters.{key}"
+                yield Problem(field, value, f"{trained}, which is kept as it is", f"{field}: null")
         return
     if kind == "default" and "rope_type" not in change and factor is not None:
         remedy = "add rope_type: one of " + ", ".join([AUTO, *scaling.available()])
@@ -308,7 +311,7 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         wrong = f"{reached} do not reach target_length = {target_length:,}"
         yield Problem("rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length")
 
-    if isinstance(named, int):
+    if isinstance(named, (int, float)):
         least, most = 0.0, float(native)
         if kind == own.type and WINDOW in own.parameters:
             least = most = own.parameters[WINDOW]

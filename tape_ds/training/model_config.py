@@ -3,7 +3,8 @@
 A plan has no tokenizer and perhaps no model: a base that is not on this machine has its published sizes.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tape_ds import attention, encodings
 from tape_ds.config.extension import ExtensionRecipe, check_against_model
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
-from tape_ds.config.method import LORA_TARGETS, targets_of
+from tape_ds.config.method import LLAMAS_MAPS, check_targets, targets
 from tape_ds.config.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.scale import check_model
@@ -67,13 +68,11 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
         encoding, options = recipe.model.position_encoding, position_options(recipe, native)
     found = list(check_model(recipe.scale, native))
     family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
-    linear_maps: Collection[str] = LORA_TARGETS
 
     # transformers' own class has fewer features
     if base.is_foreign:
         if isinstance(recipe, ExtensionRecipe):
             method = recipe.method
-            linear_maps = base.shape.linear_maps
             if method.train_router and not base.shape.has_router:
                 found.append(Problem("train_router", True, f"a {family} has no router", "remove it"))
             if method.chosen.grouped:
@@ -97,14 +96,27 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
         found += attention.check_backend(recipe.model.attention_backend, needs)
 
     if isinstance(recipe, ExtensionRecipe):
-        # left out, the adapters' targets become those of the base's family
-        if not base.is_foreign or "lora_targets" in recipe.given:
-            found += targets_of(recipe.method, family, linear_maps)
+        if "lora_targets" in recipe.given:
+            found += check_targets(recipe.method, family, linear_maps(base))
         found += check_against_model(recipe, native)
     if isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
         learned = recipe.trains_positions and learns(encoding, options)
         found += check_trained(recipe.optimization, learned)
     raise_if_any(found)
+
+
+def linear_maps(base: BaseModel) -> Mapping[str, bool]:
+    """Return the names of the linear maps of a base's blocks -> whether attention has them."""
+    return base.shape.linear_maps if base.is_foreign else LLAMAS_MAPS
+
+
+def with_targets(recipe: ExtensionRecipe, base: BaseModel) -> ExtensionRecipe:
+    """Return the recipe with the adapters' targets by the names of the base's family."""
+    names = targets(recipe.method, "lora_targets" in recipe.given, linear_maps(base))
+    if not names:
+        return recipe
+    method = recipe.method.model_copy(update={"lora_targets": names})
+    return replace(recipe, method=method, given=recipe.given | {"lora_targets"})
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None) -> Config:
