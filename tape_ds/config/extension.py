@@ -158,8 +158,10 @@ class ExtensionRecipe(Recipe):
         if self.method.theta_linear:
             own["rope_type"] = "linear"
         given = {name: value for name, value in self.model.rope_parameters.items() if value is not None}
-        if "rope_type" in own and given.get("rope_type") == trained_rope.AUTO:
-            del given["rope_type"]
+        kind = own.get("rope_type")
+        if kind is not None and given.pop("rope_type", kind) not in (trained_rope.AUTO, kind):
+            # another type is a problem of its own: what only that one has would be a second one
+            given = {name: value for name, value in given.items() if name in ("rope_theta", *scaling.named(kind))}
         return own | given
 
     @property
@@ -324,6 +326,15 @@ class ExtensionRecipe(Recipe):
             yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
 
 
+def of_method(recipe: ExtensionRecipe, problem: Problem) -> Problem:
+    """Return a problem of the type of scaling as one of the method, where the method brings the type."""
+    method = recipe.method
+    if problem.field != "rope_parameters.rope_type" or "rope_type" not in method.chosen.rope_parameters:
+        return problem
+    remedy = problem.remedy.replace("rope_parameters.rope_type: ", "method: ")  # methods have the names of their types
+    return replace(problem, field="method", value=method.method, remedy=remedy)
+
+
 def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Problem]:
     """Return the fields of a recipe that its model does not allow, once its configuration is known: a transformers
     configuration, or the content of a ``config.json``."""
@@ -356,9 +367,11 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     change, method = recipe.rope_parameters, recipe.method
     for problem in trained_rope.check_change(own, change, target):
         if problem.field == "rope_parameters.rope_type" and "rope_type" in method.chosen.rope_parameters:
-            remedy = f"method: {own.type}, or {problem.remedy}" if own.type in METHODS else problem.remedy
-            problem = replace(problem, field="method", value=method.method, remedy=remedy)
-        problems.append(problem)
+            remedy = f"method: lora and {problem.remedy}"
+            if own.type in METHODS:
+                remedy = f"method: {own.type}; or {remedy}"
+            problem = replace(problem, remedy=remedy)
+        problems.append(of_method(recipe, problem))
     # a base frequency that a method is about must be larger than the model's
     theta, present = change.get("rope_theta"), own.unscaled_theta
     if "rope_theta" in method.chosen.rope_parameters and isinstance(theta, (int, float)) and theta <= present:

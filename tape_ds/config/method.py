@@ -1,7 +1,6 @@
 """The section of an extension's recipe about its method (:mod:`tape_ds.methods`), and what each method forbids."""
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import Field, field_validator
@@ -137,7 +136,7 @@ class MethodSection(Section):
                 yield Problem(field, value, "distill is off", "distill: true, or remove it")
                 continue
             others = ", ".join(name for name, method in METHODS.items() if _READ_BY[field](method))
-            remedy = f"remove it (where a base has it: {field}: {json.dumps(holds)}), or method: {others}"
+            remedy = f"remove it (where a base has it: {field}: null), or method: {others}"
             yield Problem(field, value, f"method = {self.method!r} does not read it", remedy)
         resumed = recipe.trainer_value("resume_from_checkpoint")
         if resumed and resumed != "auto" and not recipe.trains:  # auto: if there is a checkpoint
@@ -156,14 +155,14 @@ class MethodSection(Section):
             ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
             yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
         elif self.train_position and not can:
-            remedy = "position_encoding: tape (with an update on), or train_position: false"
-            yield Problem("train_position", True, has_none, remedy)
+            updated = "position_options: {}" if encoding == "tape" else "position_encoding: tape"
+            yield Problem("train_position", True, has_none, f"{updated}, or train_position: false")
         elif method.learns_positions and "train_position" not in recipe.given and not can:
             others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
-            remedy = f"position_encoding: tape (with an update on), or another method: {others}"
-            yield Problem("method", name, has_none, remedy)
+            updated = "position_options: {}" if encoding == "tape" else "position_encoding: tape"
+            yield Problem("method", name, has_none, f"{updated}, or another method: {others}")
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
-            yield Problem("method", name, "nothing is left to train", f"set one of {', '.join(GROUPS)}")
+            yield Problem("method", name, "nothing is left to train", " or ".join(f"{group}: true" for group in GROUPS))
 
     @rule("method", "position_encoding", "rope_parameters", "theta_linear")
     def _rope(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -171,7 +170,7 @@ class MethodSection(Section):
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
-            remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
+            remedy = "remove it (where a base has it: rope_parameters: {}), or choose another method"
             yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
         if not self.chosen.drops_rope:
             return
@@ -208,7 +207,12 @@ class MethodSection(Section):
                 yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
         size = recipe.scale.tensor_parallel_size
         if size > 1 and self.load_in_4bit:
-            yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
+            yield Problem(
+                TENSOR,
+                size,
+                "a weight in 4 bits cannot be cut",
+                f"remove it, or load_in_4bit: false, or {TENSOR}: 1 and deepspeed: zero3",
+            )
         if not self.load_in_4bit or self.chosen.trains != "adapters":
             return
         reasons = []

@@ -266,6 +266,10 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
 
     Fields are the recipe's; arguments as for :func:`extended`.
     """
+    for key in (WINDOW, "factor"):
+        if (value := change.get(key)) is not None and type(value) not in (int, float):
+            yield Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number")
+            return
     kind, native = requested_type(own, change), own.native_length
     named, factor = change.get(WINDOW), change.get("factor")
     window = factor_window(own, change)
@@ -273,8 +277,8 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
     trained = f"the weights were trained with {scaled_as}"
     if kind != own.type and own.is_scaled:
         wrong = f"{trained}, which {kind} would undo"
-        remedy = f"rope_parameters: {{rope_type: {own.type}}}, or {AUTO}, with a method that trains"
-        remedy += f" (the factor follows: {max(own.factor, target_length / own.window):.4g})" if own.window else ""
+        follows = f"; the factor follows: {max(own.factor, target_length / own.window):.4g}" if own.window else ""
+        remedy = f"rope_parameters: {{rope_type: {AUTO}}} (it stays {own.type}{follows})"
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
         return
     if own.type in KEPT:
@@ -287,7 +291,7 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
                 yield Problem(field, value, f"{trained}, which is kept as it is", f"{field}: null")
         return
     if kind == "default" and "rope_type" not in change and factor is not None:
-        remedy = "add rope_type: one of " + ", ".join([AUTO, *scaling.available()])
+        remedy = "rope_parameters.rope_type: one of " + ", ".join([AUTO, *scaling.available()])
         yield Problem("rope_parameters", dict(change), "a factor without a rope_type scales nothing", remedy)
         return
 
@@ -295,13 +299,15 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
     if window is None and target_length > native and (factor is None or own.type in _FROM_WINDOW):
         before, after = native / own.factor, own.factor * native
         wrong = f"{trained}; config.json leaves open if max_position_embeddings = {native:,} is before or after that"
-        either = f"{before:.10g} if the model reaches {native:,} tokens, or {native} if it reaches {after:,.0f}"
         if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
-            remedy = f"write {WINDOW} into the model's config.json: {either}, which is how transformers reads it"
+            remedy = f"write {WINDOW} into the model's config.json: {native} if the model reaches {after:,.0f} tokens, "
+            remedy += f"which is how transformers reads it, {before:.10g} if it reaches {native:,}"
             yield Problem("model", own.name, wrong, remedy)
         else:
-            factors = f"{target_length / before:.4g} or {max(own.factor, target_length / native):.4g}"
-            yield Problem(f"rope_parameters.{WINDOW}", None, wrong, f"give {either} (the factor becomes {factors})")
+            few, many = f"{target_length / before:.4g}", f"{max(own.factor, target_length / native):.4g}"
+            remedy = f"give {before:.10g} if the model reaches {native:,} tokens (the factor becomes {few}), or give "
+            remedy += f"{native} if it reaches {after:,.0f} (the factor becomes {many})"
+            yield Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
     elif isinstance(factor, (int, float)) and kind == own.type and factor < own.factor:
         yield Problem("rope_parameters.factor", factor, trained, f"give {own.factor:g} or more, or leave it out")
     elif isinstance(factor, (int, float)) and factor * base < target_length:

@@ -21,7 +21,7 @@ from tape_ds.models.gptj import ScaledGPTJConfig
 
 ENCODING = "rope"
 """The one encoding of these models: their own."""
-PLAIN = "lora, full, norms, theta, or RoPE scaling without training (yarn, linear, ntk, dynamic)"
+PLAIN = "method: lora, full, norms, theta, yarn, linear, ntk, dynamic"
 """Methods that need nothing of this project inside a model."""
 ATTENTION = "tape_ds"
 """Name of this project's attention in transformers' tables; ``tape_ds_sdpa`` is the same by the backend ``sdpa``."""
@@ -116,9 +116,7 @@ def configure(
     length. ``position_options`` and ``state_dtype`` are refused: these families have neither."""
     problems = []
     if position_encoding != ENCODING:
-        window = f" with sliding_window = {getattr(native, 'sliding_window', None)}" * ("window" in needs(native))
-        wrong = f"a {native.model_type}{window} is extended by its own class, whose positions are RoPE"
-        problems.append(Problem("position_encoding", position_encoding, wrong, f"choose a method: {PLAIN}"))
+        problems.append(Problem("position_encoding", position_encoding, only_rope(native), PLAIN))
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:
             problems.append(Problem(field, value, f"a {native.model_type} has none", "leave it out"))
@@ -131,6 +129,12 @@ def configure(
     if max_position_embeddings is not None and not scaling.is_dynamic(rope_parameters or {}):
         config.max_position_embeddings = max_position_embeddings  # which transformers' dynamic scaling counts from
     return config
+
+
+def only_rope(native: PreTrainedConfig) -> str:
+    """Return why a family takes no other encoding, for messages."""
+    window = f" with sliding_window = {getattr(native, 'sliding_window', None)}" if "window" in needs(native) else ""
+    return f"a {native.model_type}{window} is extended by its own class, whose positions are RoPE"
 
 
 def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
         elif getattr(native, "layer_rope_theta", None):
             unscaled = "its layers have bases that differ (layer_rope_theta)"
         if unscaled:
-            raise UserError(Problem("rope_parameters.rope_type", kind, unscaled, "leave rope_parameters out"))
+            raise UserError(Problem("rope_parameters.rope_type", kind, unscaled, "rope_parameters: {}"))
         config = copy.deepcopy(native)
         config.rope_parameters = {**own, FULL: changed} if FULL in own else changed
         try:
@@ -173,4 +177,4 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
             continue
         return dict(config.rope_parameters)
     wrong = f"transformers' {native.model_type} does not compute it{reason}"
-    raise UserError(Problem("rope_parameters.rope_type", kind, wrong, "choose linear, ntk or yarn"))
+    raise UserError(Problem("rope_parameters.rope_type", kind, wrong, "rope_parameters.rope_type: linear, ntk, yarn"))

@@ -3,7 +3,7 @@
 A plan has no tokenizer and perhaps no model: a base that is not on this machine has its published sizes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from tape_ds import attention, encodings
-from tape_ds.config.extension import ExtensionRecipe, check_against_model
+from tape_ds.config.extension import ExtensionRecipe, check_against_model, of_method
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
 from tape_ds.config.method import LLAMAS_MAPS, check_targets, targets
@@ -22,7 +22,7 @@ from tape_ds.config.sections import check_trained, learns
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import decoder_configuration
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.loading import config_file, extendable, model_folder
@@ -39,15 +39,18 @@ def extended(recipe: ExtensionRecipe, base: BaseModel, tokenizer: Any = NO_TOKEN
     """Return the configuration of a recipe's extended model."""
     model, target = recipe.model, recipe.model.target_length
     given = position_options(recipe, base.config)
-    return extendable.configure(
-        base.config,
-        position_encoding=model.position_encoding,
-        position_options=encodings.options_for(model.position_encoding, given, tokenizer) or None,
-        state_dtype=model.state_dtype,
-        attention_backend=model.attention_backend,
-        max_position_embeddings=target,
-        rope_parameters=trained_rope.extended(base.rope, recipe.rope_parameters, target),
-    )
+    try:
+        return extendable.configure(
+            base.config,
+            position_encoding=model.position_encoding,
+            position_options=encodings.options_for(model.position_encoding, given, tokenizer) or None,
+            state_dtype=model.state_dtype,
+            attention_backend=model.attention_backend,
+            max_position_embeddings=target,
+            rope_parameters=trained_rope.extended(base.rope, recipe.rope_parameters, target),
+        )
+    except UserError as error:
+        raise UserError(of_method(recipe, problem) for problem in error.problems) from error
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
@@ -73,6 +76,7 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
     if base.is_foreign:
         if isinstance(recipe, ExtensionRecipe):
             method = recipe.method
+            found += _only_rope(recipe, native)
             if method.train_router and not base.shape.has_router:
                 found.append(Problem("train_router", True, f"a {family} has no router", "remove it"))
             if method.chosen.grouped:
@@ -103,6 +107,23 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
         learned = recipe.trains_positions and learns(encoding, options)
         found += check_trained(recipe.optimization, learned)
     raise_if_any(found)
+
+
+def _only_rope(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterator[Problem]:
+    """Yield what a class of transformers has not: another encoding than RoPE, and the position state."""
+    model, method = recipe.model, recipe.method
+    if model.position_encoding != PLAIN:
+        remedy = decoder_configuration.PLAIN
+        if "position_encoding" in recipe.given:
+            own = f"position_encoding: {PLAIN}"
+            remedy = own if method.chosen.encoding == PLAIN else f"method: lora and {own}"
+        yield Problem("position_encoding", model.position_encoding, decoder_configuration.only_rope(native), remedy)
+    if model.position_options:
+        wrong = f"a {native.model_type} has none"
+        yield Problem("position_options", model.position_options, wrong, "position_options: {}")
+    if model.state_dtype:
+        wrong = f"a {native.model_type} has no position state"
+        yield Problem("state_dtype", model.state_dtype, wrong, "remove it (where a base has it: state_dtype: null)")
 
 
 def linear_maps(base: BaseModel) -> Mapping[str, bool]:
