@@ -53,8 +53,8 @@ def dead_ends(check, argv, fields, followed, folder=NOWHERE):
     before = {path: path.read_text() for path in folder.rglob("*.*") if path.suffix in (".yaml", ".json")}
     for problem in problems_of(check, argv):
         for way in ways(problem, fields)[:MOST]:
-            words = re.sub(r"\d+|'[^']*'|/\S+", "", f"{problem.field} {problem.wrong} {[step.field for step in way]}")
-            tried = (words, any(step.value is None for step in way))
+            words = re.sub(r"\d+|'[^']*'|/\S+", "", f"{problem.field} {problem.wrong}")
+            tried = (words, *((step.field, step.value is None) for step in way))
             if tried in followed:
                 continue
             followed.add(tried)
@@ -138,7 +138,7 @@ _NO_GATE = "q_proj k_proj v_proj o_proj up_proj down_proj"
 FAMILIES = {
     "llama": ("llama", {}, _LLAMA),
     "qwen3": ("qwen3", {}, _LLAMA),
-    "gpt_neox": ("gpt_neox", {}, "query_key_value dense dense_h_to_4h dense_4h_to_h"),
+    "gpt_neox": ("gpt_neox", {"hidden_size": 64}, "query_key_value dense dense_h_to_4h dense_4h_to_h"),
     "phi3": ("phi3", {"original_max_position_embeddings": 64}, "qkv_proj o_proj gate_up_proj down_proj"),
     "mixtral": ("mixtral", {"num_local_experts": 4}, _ATTENTION),
     "qwen3_moe": ("qwen3_moe", {"num_experts": 4, **_EXPERTS}, _ATTENTION),
@@ -234,7 +234,7 @@ def test_a_remedy_works_for_every_family(family, recipe, base, monkeypatch):
         words = ["--recipe", recipe, "--model", base(family), *SHORT, *mistake.split()]
         found += dead_ends(dry_run, words, EXTENSION.fields(), followed)
     assert found == [], "\n".join(found)
-    assert len(followed) > 25
+    assert len(followed) > 20
 
 
 def test_a_window_that_config_json_leaves_open_is_given_in_one_step(base):

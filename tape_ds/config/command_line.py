@@ -1,8 +1,8 @@
 """A launcher's command line: ``--field value`` overrides a recipe's file.
 
 --recipe NAME_OR_PATH        which recipe; the launcher's default without it
---field VALUE                any field; a list as a,b or a b; a list or a mapping as JSON or YAML on one line; a lone --flag
-                             for true
+--field VALUE                any field; a list as a,b or a b; lists and mappings as JSON or YAML on one line
+--flag                       true
 --field.key VALUE            one key of a mapping; of a flag that is given twice, the last one counts
 --field null                 null, as in a recipe's file: the field's default; the text of that name is '"null"'
 """

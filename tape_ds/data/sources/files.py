@@ -34,7 +34,7 @@ _LONE_BRACKETS = (b"[", b"{", b"[{")  # first lines of one JSON value over sever
 
 
 def _local_archive(pattern: str) -> Path | None:
-    """Return the file of this machine that ``zip://MEMBER::PATH`` names, with or without ``file://`` before the path."""
+    """Return the file of this machine that ``zip://MEMBER::PATH``, or ``zip://MEMBER::file://PATH``, names."""
     before, _, last = pattern.rpartition("::")
     protocol, mark, path = last.rpartition("://")
     is_local = "://" in before and path and (not mark or protocol == "file")
