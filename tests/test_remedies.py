@@ -6,6 +6,7 @@ changed nothing for a method that takes no steps; and a family that has no TAPE 
 was chosen already.
 """
 
+import ast
 import itertools
 import re
 from pathlib import Path
@@ -15,10 +16,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tape_ds.cli import train
-from tape_ds.config import files
+from tape_ds.config import files, trainer
 from tape_ds.config.kinds import KINDS
 from tape_ds.config.loading import load as load_recipe
 from tape_ds.errors import UserError
+from tape_ds.installation import ROOT
 from tape_ds.models.loading.base_model import open_base
 from tape_ds.training import model_config
 from tests.config.helpers import has_bitsandbytes
@@ -256,3 +258,45 @@ def test_a_list_that_fits_no_module_names_the_family_s_own(base):
     assert (problem.field, problem.value) == ("lora_targets", ["q_proj", "gate_proj"])
     assert "lora_targets: null (those of attention: query_key_value, dense)" in problem.remedy
     assert "lora_targets: all-linear (query_key_value, dense, dense_h_to_4h, dense_4h_to_h)" in problem.remedy
+
+
+def texts_of_remedies():
+    """(place, text) of every piece of text that a remedy is made of: the fourth argument of a problem, and what is
+    assigned to a name for it."""
+    for path in sorted((ROOT / "tape_ds").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found = None
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and len(node.args) == 4:
+                found = node.args[3]
+            elif isinstance(node, ast.Assign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+                found = node.value if "remedy" in names else None
+            for each in ast.walk(found) if found is not None else ():
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", each.value
+
+
+OF_OTHERS = {"num_accelerators", "nnodes", "metadata", "no", "field"}
+"""Options of DeepSpeed's launcher, torchrun, lm-eval and pip (--no-deps), and the word for any field."""
+OF_A_MODEL = {
+    *("max_sequence_length", "max_position_embeddings", "sliding_window", "use_sliding_window", "mlp_bias"),
+    "add_bos_token",
+}
+"""Keys of a model's ``config.json`` and ``tokenizer_config.json``."""
+
+
+def test_every_option_and_field_that_a_remedy_names_exists():
+    """In some program of the project; that it is the right one, and helps, is what following it shows."""
+    fields = {field for kind in KINDS.values() for field in kind.fields()} | {"recipe", "base", *trainer.ALIASES}
+    code = "\n".join(path.read_text() for room in ("tape_ds", "tools") for path in (ROOT / room).rglob("*.py"))
+    options = fields | set(re.findall(r'"--(\w+)"', code)) | OF_OTHERS
+    seen, unknown = 0, []
+    for place, text in texts_of_remedies():
+        flags = re.findall(r"--(\w+)", text)
+        said = re.findall(r"(?<![\w.'\"/-])([a-z]+(?:_[a-z0-9]+)+)(?:\.\w+)*: \S", text)
+        seen += len(flags) + len(said)
+        unknown += [(place, flag) for flag in flags if flag not in options]
+        unknown += [(place, name) for name in said if name not in fields | OF_A_MODEL]
+    assert unknown == []
+    assert seen > 60
