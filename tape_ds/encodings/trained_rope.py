@@ -139,6 +139,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         if each.field.endswith("rope_type"):
             remedy = "give a model with one of: " + ", ".join(scaling.available())
         field = each.field.replace("rope_parameters", place)
+        if each.field.endswith(".rope_theta") and "rope_theta" not in stated:
+            field = "rope_theta"  # of the configuration itself
         found.append(Problem("model", name, f"its config.json has {field} = {each.value!r}, {each.wrong}", remedy))
     raise_if_any(found)
     if rope_type not in _STATIC:

@@ -119,6 +119,15 @@ def test_an_extension_has_these_frequencies_or_is_refused(name, asked):
     np.testing.assert_allclose(frequencies, angles(*formula), rtol=1e-13)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_base_frequency_is_named_where_config_json_has_it(inside):
+    """One outside of ``rope_scaling`` was named as one inside."""
+    scaled = {"rope_type": "linear", "factor": 4.0, WINDOW: 4096} | ({"rope_theta": 0.5} if inside else {})
+    config = {LENGTH: 16384, "rope_scaling": scaled} | ({} if inside else {"rope_theta": 0.5})
+    with pytest.raises(UserError, match=r"has rope_scaling\.rope_theta = 0.5" if inside else r"has rope_theta = 0.5"):
+        trained_rope.read(config, "model")
+
+
 def test_a_longrope_keeps_its_own_parameters():
     """A window or a factor of the recipe replaced the model's without a word."""
     factors = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32, WINDOW: 4096}
