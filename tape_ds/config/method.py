@@ -155,11 +155,11 @@ class MethodSection(Section):
             ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
             yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
         elif self.train_position and not can:
-            updated = "position_options: {}" if encoding == "tape" else "position_encoding: tape"
+            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
             yield Problem("train_position", True, has_none, f"{updated}, or train_position: false")
         elif method.learns_positions and "train_position" not in recipe.given and not can:
             others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
-            updated = "position_options: {}" if encoding == "tape" else "position_encoding: tape"
+            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
             yield Problem("method", name, has_none, f"{updated}, or another method: {others}")
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
             yield Problem("method", name, "nothing is left to train", " or ".join(f"{group}: true" for group in GROUPS))

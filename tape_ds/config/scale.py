@@ -45,10 +45,10 @@ class Scale(Section):
             yield Problem(self.field, self.ways, "nothing is trained", "remove it")
         else:
             yield from check_groups(self, recipe.world_size)
-        if size > 1 and engine is None and recipe.trains:
+        if size > 1 and engine is None:
             wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
-            yield Problem(TENSOR, size, wrong, "deepspeed: zero1 or zero2")
-        elif size > 1 and recipe.trains and (stage := deepspeed_config.stage(engine)) not in (1, 2):
+            yield Problem(TENSOR, size, wrong, "deepspeed: zero1 or zero2" if recipe.trains else "remove it")
+        elif size > 1 and (stage := deepspeed_config.stage(engine)) not in (1, 2):
             wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
             remedy = f"deepspeed: zero1 or zero2; or {TENSOR}: 1 and {SEQUENCE}: {size}"
             yield Problem(TENSOR, size, wrong, remedy)
