@@ -140,7 +140,7 @@ _NO_GATE = "q_proj k_proj v_proj o_proj up_proj down_proj"
 FAMILIES = {
     "llama": ("llama", {}, _LLAMA),
     "qwen3": ("qwen3", {}, _LLAMA),
-    "gpt_neox": ("gpt_neox", {"hidden_size": 64}, "query_key_value dense dense_h_to_4h dense_4h_to_h"),
+    "gpt_neox": ("gpt_neox", {"hidden_size": 64, "head_dim": 16}, "query_key_value dense dense_h_to_4h dense_4h_to_h"),
     "phi3": ("phi3", {"original_max_position_embeddings": 64}, "qkv_proj o_proj gate_up_proj down_proj"),
     "mixtral": ("mixtral", {"num_local_experts": 4}, _ATTENTION),
     "qwen3_moe": ("qwen3_moe", {"num_experts": 4, **_EXPERTS}, _ATTENTION),
