@@ -1,8 +1,10 @@
 """A launcher's command line: ``--field value`` overrides a recipe's file.
 
 --recipe NAME_OR_PATH        which recipe; the launcher's default without it
---field VALUE                any field; a list as a,b or a b or JSON, a mapping as JSON, a lone --flag for true
+--field VALUE                any field; a list as a,b or a b; lists and mappings as JSON or YAML on one line
+--flag                       true
 --field.key VALUE            one key of a mapping; of a flag that is given twice, the last one counts
+--field null                 null, as in a recipe's file: the field's default; the text of that name is '"null"'
 """
 
 import json
@@ -97,22 +99,36 @@ def override(
                 inner = place.get(part)
                 place[part] = dict(inner) if isinstance(inner, dict) else {}
                 place = place[part]
-            place[last] = plain(texts[0]) if texts else True
+            quoted = _quoted(texts[0]) if texts else None
+            place[last] = quoted or (plain(texts[0]) if texts else True)
             merged[name] = Given(top, WHERE)
     return merged
 
 
 def meant(text: str, annotation: Any) -> Any:
-    """Return the value of a text in a field of this type; the text itself if the field does not take its value."""
-    if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
-        value = plain(text)
-        is_whole = text.startswith("[") or (value is None and takes(annotation, type(None)))
-        return value if is_whole else _items(text, annotation)
+    """Return the value of a text in a field of this type; the text itself if the field does not take its value.
+
+    ``null`` is null whatever the type is, as in a file.
+    """
     value = plain(text)
+    if value is None:
+        return None
+    if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
+        return value if text.startswith("[") else _items(text, annotation)
+    if takes(annotation, str) and (quoted := _quoted(text)) is not None:
+        return quoted
     if isinstance(value, str) or not takes(annotation, str):
         return value
     kinds = (int, float) if type(value) is int else (type(value),)
     return value if any(takes(annotation, kind) for kind in kinds) else text
+
+
+def _quoted(text: str) -> str | None:
+    """Return the inside of ``"null"`` or ``"5"``: quotes are needed only where the inside alone is no text."""
+    if len(text) < 3 or text[0] != '"' or text[-1] != '"':
+        return None
+    inside = text[1:-1]
+    return None if plain(inside) == inside else inside
 
 
 def _items(text: str, annotation: Any) -> list[Any]:
@@ -138,5 +154,5 @@ def plain(text: str) -> Any:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            return text
+            return files.flow(text)
     return text

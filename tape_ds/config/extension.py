@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tape_ds import encodings
 from tape_ds.config.files import Given
-from tape_ds.config.method import MethodSection, targets_of, unread
+from tape_ds.config.method import LLAMAS_MAPS, MethodSection, check_targets, targets, unread
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.sections import Backend, DataCache, Liger, Mixture, StateDType, learns
 from tape_ds.data import sources
@@ -158,8 +158,10 @@ class ExtensionRecipe(Recipe):
         if self.method.theta_linear:
             own["rope_type"] = "linear"
         given = {name: value for name, value in self.model.rope_parameters.items() if value is not None}
-        if "rope_type" in own and given.get("rope_type") == trained_rope.AUTO:
-            del given["rope_type"]
+        kind = own.get("rope_type")
+        if kind is not None and given.pop("rope_type", kind) not in (trained_rope.AUTO, kind):
+            # another type is a problem of its own: what only that one has would be a second one
+            given = {name: value for name, value in given.items() if name in ("rope_theta", *scaling.named(kind))}
         return own | given
 
     @property
@@ -170,8 +172,18 @@ class ExtensionRecipe(Recipe):
         return dict(own) | self.model.position_options
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the recipe without the settings of other methods."""
-        return {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
+        """Return the recipe without the settings of other methods.
+
+        Targets of adapters are spelled out as a Llama's, unless the model is known to be of another family.
+        """
+        found = {name: value for name, value in super().as_dict().items() if name not in self.method.unused_fields}
+        if "lora_targets" in found:
+            is_given = "lora_targets" in self.given
+            if other_family(self.native_config() or {}) is None:
+                found["lora_targets"] = targets(self.method, is_given, LLAMAS_MAPS)
+            elif not is_given:
+                found["lora_targets"] = None
+        return found
 
     def outline(self) -> dict[str, str]:
         model, data, method = self.model, self.data, self.method
@@ -239,7 +251,7 @@ class ExtensionRecipe(Recipe):
     @rule("model", "method", "lora_targets")
     def _targets(self) -> Iterator[Problem]:
         if (config := self.native_config()) is not None and other_family(config) is None:
-            yield from targets_of(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
+            yield from check_targets(self.method, str(config.get("model_type") or "llama").removeprefix("tape_"))
 
     @rule("method", "position_encoding", "position_options", "state_dtype", "rope_parameters", "theta_linear")
     def _encoding(self) -> Iterator[Problem]:
@@ -254,9 +266,13 @@ class ExtensionRecipe(Recipe):
             yield Problem("state_dtype", model.state_dtype, "unknown dtype", remedy)
         rope = self.rope_parameters
         kind = rope.get("rope_type")
-        if kind == trained_rope.AUTO and not rope.keys() <= {"rope_type", "factor"}:
-            remedy = "remove them, or name the rope_type: one of " + ", ".join(scaling.available())
-            yield Problem("rope_parameters", rope, "auto chooses the type, and takes only a factor", remedy)
+        # what config.json leaves open may be given for a type that auto takes from it
+        others = rope.keys() - {"rope_type", "factor", scaling.WINDOW}
+        if kind == trained_rope.AUTO and others:
+            wrong = f"rope_type auto chooses the type, and takes only factor and {scaling.WINDOW}"
+            remedy = ", ".join(f"rope_parameters.{name}: null" for name in sorted(others))
+            remedy += "; or rope_parameters.rope_type: one of " + ", ".join(scaling.available())
+            yield Problem("rope_parameters", rope, wrong, remedy)
         elif kind is not None:
             # parameters that are missing may be the model's own; they are checked with its configuration
             kind = "yarn" if kind == trained_rope.AUTO else kind
@@ -310,6 +326,15 @@ class ExtensionRecipe(Recipe):
             yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
 
 
+def of_method(recipe: ExtensionRecipe, problem: Problem) -> Problem:
+    """Return a problem of the type of scaling as one of the method, where the method brings the type."""
+    method = recipe.method
+    if problem.field != "rope_parameters.rope_type" or "rope_type" not in method.chosen.rope_parameters:
+        return problem
+    remedy = problem.remedy.replace("rope_parameters.rope_type: ", "method: ")  # methods have the names of their types
+    return replace(problem, field="method", value=method.method, remedy=remedy)
+
+
 def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Problem]:
     """Return the fields of a recipe that its model does not allow, once its configuration is known: a transformers
     configuration, or the content of a ``config.json``."""
@@ -342,9 +367,11 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     change, method = recipe.rope_parameters, recipe.method
     for problem in trained_rope.check_change(own, change, target):
         if problem.field == "rope_parameters.rope_type" and "rope_type" in method.chosen.rope_parameters:
-            remedy = f"method: {own.type}, or {problem.remedy}" if own.type in METHODS else problem.remedy
-            problem = replace(problem, field="method", value=method.method, remedy=remedy)
-        problems.append(problem)
+            remedy = f"method: lora and {problem.remedy}"
+            if own.type in METHODS:
+                remedy = f"method: {own.type}; or {remedy}"
+            problem = replace(problem, remedy=remedy)
+        problems.append(of_method(recipe, problem))
     # a base frequency that a method is about must be larger than the model's
     theta, present = change.get("rope_theta"), own.unscaled_theta
     if "rope_theta" in method.chosen.rope_parameters and isinstance(theta, (int, float)) and theta <= present:

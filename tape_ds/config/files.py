@@ -223,6 +223,15 @@ def _shipped_file(path: Path) -> RecipeFile:
     return read_file(path, "recipe")
 
 
+def flow(text: str) -> Any:
+    """Return the list or mapping that a text is in YAML; the text itself if it is none, or not readable."""
+    try:
+        value = _Loader(text).get_single_data()
+    except Exception:  # building a value raises anything, see read_file
+        return text
+    return value if isinstance(value, list | dict) else text
+
+
 def read_file(path: Path, field: str) -> RecipeFile:
     """Return a file's own recipe and its variants; its problems have the name ``field`` where they have no better."""
     own: Collected = {}

@@ -168,7 +168,7 @@ class ChatRecipe(FinetuningRecipe):
         yield from conversations.check(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
         if self.data.eval_data and self.data.eval_share:
             wrong = "eval_data names what is held out"
-            yield Problem("eval_share", self.data.eval_share, wrong, "keep one of the two")
+            yield Problem("eval_share", self.data.eval_share, wrong, "remove it, or eval_data: []")
 
     @rule("model", "chat_template")
     def _template(self) -> Iterator[Problem]:

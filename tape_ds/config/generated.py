@@ -190,7 +190,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
                     "test_digits", data.test_digits, "shorter than what is trained", f"give {trained} or more"
                 )
             if data.test_digits > arithmetic.LONGEST:
-                yield Problem("test_digits", data.test_digits, "too long", f"give {arithmetic.LONGEST:,} or less")
+                yield Problem("test_digits", data.test_digits, "too long", f"give {arithmetic.LONGEST} or less")
 
     @rule("task", "task_options", "train_lengths", "test_lengths")
     def _options_and_lengths(self) -> Iterator[Problem]:
@@ -206,7 +206,7 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         elif instead := wrong_trained(task, data.train_lengths):
             yield Problem("train_lengths", data.train_lengths, f"{data.task} has no such sequences", instead)
         if not data.test_lengths:
-            remedy = "leave it out, or give held_out_samples: 0 to score nothing"
+            remedy = "leave it out, and to score nothing give held_out_samples: 0"
             yield Problem("test_lengths", data.test_lengths, "no length", remedy)
         for each in data.test_lengths:
             if instead := task.wrong_length(each):
@@ -227,4 +227,4 @@ class GeneratedRecipe(new_model.NewModelRecipe):
         epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
         if epochs > 0 and self.trainer_value("max_steps") <= 0:
             wrong = "problems are generated without end"
-            yield Problem("num_train_epochs", epochs, wrong, "give max_steps in its place")
+            yield Problem("num_train_epochs", epochs, wrong, "leave it out, and give max_steps in its place")

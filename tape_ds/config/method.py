@@ -1,8 +1,7 @@
 """The section of an extension's recipe about its method (:mod:`tape_ds.methods`), and what each method forbids."""
 
 import importlib.util
-import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import Field, field_validator
 
@@ -16,8 +15,13 @@ from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, Tokens, WrongValueError, rule
 from tape_ds.methods import METHODS, Method, trained
 
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained recipe."""
+OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LORA_TARGETS = (*OF_ATTENTION, "gate_proj", "up_proj", "down_proj")
+"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained whole."""
+LLAMAS_MAPS: Mapping[str, bool] = {name: name in OF_ATTENTION for name in LORA_TARGETS}
+"""Names of the linear maps of a Llama block -> whether attention has them."""
+ALL_LINEAR = "all-linear"
+"""Of adapter targets: every linear map of the family's blocks, as peft names it."""
 GROUPS = ("train_position", "train_norms", "train_embeddings")
 ADAPTERS = ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit")
 
@@ -58,8 +62,9 @@ class MethodSection(Section):
     """Their scale is lora_alpha / lora_r."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the adapters' input that is dropped."""
-    lora_targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    """Linear maps that get an adapter in every block, by the names of the model's family."""
+    lora_targets: list[str] = list(OF_ATTENTION)
+    """Linear maps that get an adapter in every block, by the names of the model's family; ``all-linear``: every one.
+    Left out, or null: those of attention, in any family."""
     load_in_4bit: bool = False
     """Adapters over a base quantised to 4-bit NormalFloat, twice (QLoRA); needs bitsandbytes, and no ZeRO-3."""
     group_tokens: Tokens = DERIVED
@@ -84,7 +89,10 @@ class MethodSection(Section):
     @classmethod
     def _linear_maps(cls, targets: list[str]) -> list[str]:
         if not targets:
-            raise WrongValueError("no targets", "one or more of: " + ", ".join(LORA_TARGETS))
+            remedy = f"{ALL_LINEAR}, or names of linear maps, such as " + ", ".join(LORA_TARGETS)
+            raise WrongValueError("no targets", f"give {remedy}")
+        if ALL_LINEAR in targets and len(targets) > 1:
+            raise WrongValueError(f"{ALL_LINEAR} has all the others in it", f"give {ALL_LINEAR}")
         return targets
 
     @property
@@ -128,7 +136,7 @@ class MethodSection(Section):
                 yield Problem(field, value, "distill is off", "distill: true, or remove it")
                 continue
             others = ", ".join(name for name, method in METHODS.items() if _READ_BY[field](method))
-            remedy = f"remove it (where a base has it: {field}: {json.dumps(holds)}), or method: {others}"
+            remedy = f"remove it (where a base has it: {field}: null), or method: {others}"
             yield Problem(field, value, f"method = {self.method!r} does not read it", remedy)
         resumed = recipe.trainer_value("resume_from_checkpoint")
         if resumed and resumed != "auto" and not recipe.trains:  # auto: if there is a checkpoint
@@ -147,14 +155,14 @@ class MethodSection(Section):
             ours = ", ".join(name for name, method in METHODS.items() if method.learns_positions)
             yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
         elif self.train_position and not can:
-            remedy = "position_encoding: tape (with an update on), or train_position: false"
-            yield Problem("train_position", True, has_none, remedy)
+            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
+            yield Problem("train_position", True, has_none, f"{updated}, or train_position: false")
         elif method.learns_positions and "train_position" not in recipe.given and not can:
             others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
-            remedy = f"position_encoding: tape (with an update on), or another method: {others}"
-            yield Problem("method", name, has_none, remedy)
+            updated = "position_options: {}" if learns(encoding, {}) else "position_encoding: tape"
+            yield Problem("method", name, has_none, f"{updated}, or another method: {others}")
         if method.trains == "groups" and not any(getattr(self, switch) for switch in GROUPS):
-            yield Problem("method", name, "nothing is left to train", f"set one of {', '.join(GROUPS)}")
+            yield Problem("method", name, "nothing is left to train", " or ".join(f"{group}: true" for group in GROUPS))
 
     @rule("method", "position_encoding", "rope_parameters", "theta_linear")
     def _rope(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -162,7 +170,7 @@ class MethodSection(Section):
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
         if None not in (own, given) and given not in (own, trained_rope.AUTO):
-            remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
+            remedy = "remove it (where a base has it: rope_parameters: {}), or choose another method"
             yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
         if not self.chosen.drops_rope:
             return
@@ -199,7 +207,12 @@ class MethodSection(Section):
                 yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
         size = recipe.scale.tensor_parallel_size
         if size > 1 and self.load_in_4bit:
-            yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
+            yield Problem(
+                TENSOR,
+                size,
+                "a weight in 4 bits cannot be cut",
+                f"remove it, or load_in_4bit: false, or {TENSOR}: 1 and deepspeed: zero3",
+            )
         if not self.load_in_4bit or self.chosen.trains != "adapters":
             return
         reasons = []
@@ -211,8 +224,32 @@ class MethodSection(Section):
             yield Problem("load_in_4bit", True, "; ".join(reasons), "change that, or load_in_4bit: false")
 
 
-def targets_of(settings: MethodSection, family: str, known: Collection[str] = LORA_TARGETS) -> Iterator[Problem]:
-    """Yield adapter targets that are none of the linear maps of this family."""
-    for target in settings.lora_targets if settings.chosen.trains == "adapters" else []:
-        if target not in known:
-            yield Problem("lora_targets", target, f"no linear map of a {family} block", did_you_mean(target, known))
+def targets(settings: MethodSection, is_given: bool, maps: Mapping[str, bool]) -> list[str]:
+    """Return the linear maps that get an adapter, by name; none where the method has no adapters.
+
+    Args:
+        settings: of the recipe.
+        is_given: whether the recipe names them; else they are those of attention.
+        maps: names of the linear maps of the model's blocks -> whether attention has them.
+    """
+    if settings.chosen.trains != "adapters":
+        return []
+    if not is_given:
+        return [name for name, of_attention in maps.items() if of_attention]
+    return list(maps) if settings.lora_targets == [ALL_LINEAR] else settings.lora_targets
+
+
+def check_targets(settings: MethodSection, family: str, maps: Mapping[str, bool] = LLAMAS_MAPS) -> Iterator[Problem]:
+    """Yield the adapter targets that are none of the linear maps of this family, with the family's own."""
+    unknown = [name for name in targets(settings, True, maps) if name not in maps]
+    if not unknown:
+        return
+    wrong = f"no linear map of a {family} block"
+    own = ", ".join(name for name, of_attention in maps.items() if of_attention)
+    remedy = f"lora_targets: null (those of attention: {own}), or lora_targets: {ALL_LINEAR} ({', '.join(maps)})"
+    if len(unknown) > 1:
+        yield Problem("lora_targets", unknown, wrong.replace("no linear map", "no linear maps"), remedy)
+    else:
+        close = did_you_mean(unknown[0], maps)
+        hint = f"{close} Or " if close.startswith("did") else ""
+        yield Problem("lora_targets", unknown[0], wrong, hint + remedy)

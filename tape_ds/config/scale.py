@@ -47,10 +47,10 @@ class Scale(Section):
             yield from check_groups(self, recipe.world_size)
         if size > 1 and engine is None:
             wrong = "only DeepSpeed averages gradients among the processes with the same pieces"
-            yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
+            yield Problem(TENSOR, size, wrong, "deepspeed: zero1 or zero2" if recipe.trains else "remove it")
         elif size > 1 and (stage := deepspeed_config.stage(engine)) not in (1, 2):
             wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
-            remedy = "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3"
+            remedy = f"deepspeed: zero1 or zero2; or {TENSOR}: 1 and {SEQUENCE}: {size}"
             yield Problem(TENSOR, size, wrong, remedy)
 
         # these count on whole sequences
@@ -61,7 +61,7 @@ class Scale(Section):
         ):
             value = recipe.trainer_value(name)
             if self.ways > 1 and value and value != trainer.library_default(name):
-                yield Problem(name, value, f"with {self.field} above 1: {wrong}", "remove one of the two")
+                yield Problem(name, value, f"with {self.field} above 1: {wrong}", f"remove it, or {self.field}: 1")
 
     @rule("deepspeed")
     def _engine(self, recipe: RecipeView) -> Iterator[Problem]:
@@ -94,7 +94,7 @@ def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
     """Yield why ``world`` processes do not fall into groups that work on the same sequences."""
     if scale.sequence_parallel_size > 1 and scale.tensor_parallel_size > 1:
         wrong = f"together with {SEQUENCE} = {scale.sequence_parallel_size}: DeepSpeed has groups for one of the two"
-        remedy = f"{TENSOR} alone keeps a part of every sequence in each process as well, or use ZeRO-3 and the other"
+        remedy = f"{SEQUENCE}: 1 ({TENSOR} keeps a part of every sequence in each process as well), or {TENSOR}: 1"
         yield Problem(TENSOR, scale.tensor_parallel_size, wrong, remedy)
     elif world % scale.ways:
         fitting = [each for each in range(1, world + 1) if world % each == 0]

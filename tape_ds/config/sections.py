@@ -102,10 +102,12 @@ class Safety(Section):
     def _trainer(self, recipe: RecipeView) -> Iterator[Problem]:
         for name in ("keep_every", "keep_steps"):
             if (value := getattr(self, name)) and recipe.trainer_value("save_strategy") == "no":
-                yield Problem(name, value, "save_strategy is no: nothing is saved", "remove one of the two")
+                yield Problem(
+                    name, value, "save_strategy is no: nothing is saved", f"{name}: null, or save_strategy: steps"
+                )
         if self.start_anew and (checkpoint := recipe.trainer_value("resume_from_checkpoint")):
             wrong = f"it removes what resume_from_checkpoint = {checkpoint!r} would resume"
-            yield Problem("start_anew", True, wrong, "remove one of the two")
+            yield Problem("start_anew", True, wrong, "start_anew: false, or resume_from_checkpoint: null")
         if self.spike_action == "skip" and recipe.trainer_value("fp16"):
             wrong = "fp16's loss scale takes a skipped step for an overflow, and shrinks"
             yield Problem("spike_action", "skip", wrong, "use bf16, or spike_action: warn")
@@ -199,7 +201,7 @@ def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem
     for name in (_RATE, _DECAY):
         value, default = getattr(optimization, name), Optimization.model_fields[name].default
         if not trained and value != default:
-            remedy = f"remove it (where a base has it: {name}: {'null' if name == _RATE else 0}), or train an encoding "
+            remedy = f"remove it (where a base has it: {name}: null), or train an encoding "
             wrong = "no parameters of a positional encoding are trained"
             yield Problem(name, value, wrong, remedy + "with parameters: tape, fire, t5, or any with abacus")
 

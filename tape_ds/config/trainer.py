@@ -218,7 +218,7 @@ class Trainer(Library):
         steps, epochs = self.max_steps, self.num_train_epochs if "num_train_epochs" in self.model_fields_set else None
         if steps > 0 and epochs is not None and epochs > 0:
             wrong = f"max_steps = {steps} decides, this would be ignored"
-            remedy = "remove one of the two (--max_steps -1 takes a recipe's back)"
+            remedy = "remove it, or max_steps: -1"
             yield Problem("num_train_epochs", epochs, wrong, remedy)
         if steps <= 0 and (epochs is None or epochs <= 0):
             yield Problem("max_steps", steps, "no length of training", "give max_steps or num_train_epochs")
@@ -231,7 +231,8 @@ class Trainer(Library):
         # a field that is wrong by itself has its default here, which is never refused
         if self.save_strategy not in ("steps", "no"):
             wrong = "a run is one pass over its samples, with no evaluation in between"
-            yield Problem("save_strategy", self.save_strategy, wrong, "give steps (and save_steps), or no")
+            remedy = "save_strategy: steps (with save_steps), or save_strategy: no"
+            yield Problem("save_strategy", self.save_strategy, wrong, remedy)
         if recipe.trains and self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
             wrong = "it follows an evaluation during training, and a run has none"
             yield Problem("lr_scheduler_type", self.lr_scheduler_type, wrong, "give another, such as cosine")
@@ -241,10 +242,10 @@ class Trainer(Library):
                 yield Problem(name, value, "not a whole number", "give one, or a share of the run (below 1)")
         for name in _OF_WORKERS if self.dataloader_num_workers == 0 else ():
             if value := getattr(self, name):
-                remedy = "remove it, or give dataloader_num_workers"
+                remedy = "remove it, or dataloader_num_workers: 1"
                 yield Problem(name, value, "no worker: dataloader_num_workers = 0", remedy)
         if self.bf16 and self.fp16:
-            yield Problem("fp16", True, "bf16 is on as well", "keep one of the two")
+            yield Problem("fp16", True, "bf16 is on as well", "bf16: false, or fp16: false")
         reentrant = (self.activation_checkpointing_kwargs or {}).get("use_reentrant", False)
         if reentrant is not False:
             wrong = "reentrant checkpointing cuts the gradients of the position updates"

@@ -107,6 +107,6 @@ def problems_with(config: ModelConfig) -> list[Problem]:
     chosen = options(config)
     problems += chosen.problems_with(config)
     if chosen.no_dynamic_scaling and scaling.is_dynamic(rope_parameters):
-        wrong, remedy = chosen.no_dynamic_scaling, "choose another rope_type"
+        wrong, remedy = chosen.no_dynamic_scaling, "rope_parameters.rope_type: linear, ntk, yarn"
         problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, remedy))
     return problems

@@ -36,7 +36,7 @@ class YarnOptions(Options):
     def problems_with(self, config: ModelConfig) -> Iterator[Problem]:
         rope_type = (config.rope_parameters or {}).get("rope_type")
         if "yarn" not in (rope_type or ""):
-            remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
+            remedy = "rope_parameters.rope_type: yarn, yarn_revised; or position_encoding: rope"
             yield Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy)
         yield from super().problems_with(config)
 
@@ -203,7 +203,7 @@ class PopeOptions(Options):
         if rope_type not in ("default", "linear"):
             # other scalings are defined on RoPE's pairs; linear divides positions
             wrong = "scales the frequencies of pairs of channels, and pope has one for each channel"
-            yield Problem("rope_parameters.rope_type", rope_type, wrong, "choose default or linear")
+            yield Problem("rope_parameters.rope_type", rope_type, wrong, "rope_parameters.rope_type: default, linear")
         yield from super().problems_with(config)
 
 

@@ -88,8 +88,8 @@ def two_factors(given: Mapping[str, Any], place: str) -> tuple[str, str]:
     return wrong, f"{remedy}, or {plain:.10g} as transformers does"
 
 
-def wrong_parameters(parameters: Parameters, head_size: int, kept: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the parameters of a base, each with its remedy; ``kept``: further types."""
+def wrong_parameters(parameters: Parameters, head_size: int, kept: Collection[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each wrong parameter of a base, what is wrong and a remedy; ``kept``: further types."""
     rope_type = parameters["rope_type"]
     for each in scaling.check(parameters):
         key = each.field.rpartition(".")[2]
@@ -98,7 +98,7 @@ def wrong_parameters(parameters: Parameters, head_size: int, kept: Collection[st
             remedy = "give a model with one of: " + ", ".join(sorted([*scaling.available(), *kept]))
         elif key not in scaling.named(rope_type) and key != "rope_theta":
             remedy = _of_unknown(key, each.value, parameters, head_size)
-        yield f"{key} = {each.value!r}, {each.wrong}", remedy
+        yield key, f"{each.value!r}, {each.wrong}", remedy
 
 
 def _of_unknown(key: str, value: Any, parameters: Parameters, head_size: int) -> str:

@@ -137,8 +137,12 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
         parameters[WINDOW] = window
     if rope_type in KEPT:
         return TrainedRope(name, parameters, length, window, head_size, note)
-    found = wrong_parameters(parameters, head_size, KEPT)
-    raise_if_any([Problem("model", name, f"its config.json has {place}.{wrong}", remedy) for wrong, remedy in found])
+    found = []
+    for key, wrong, remedy in wrong_parameters(parameters, head_size, KEPT):
+        is_outside = key == "rope_theta" and key not in stated  # of the configuration itself
+        field = key if is_outside else f"{place}.{key}"
+        found.append(Problem("model", name, f"its config.json has {field} = {wrong}", remedy))
+    raise_if_any(found)
     if rope_type not in _STATIC:
         return TrainedRope(name, parameters, length, window or length, head_size, note)
 
@@ -259,28 +263,36 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
 
     Fields are the recipe's; arguments as for :func:`extended`.
     """
+    for key in (WINDOW, "factor"):
+        if (value := change.get(key)) is not None and type(value) not in (int, float):
+            yield Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number")
+            return
     kind, native = requested_type(own, change), own.native_length
     named, factor = change.get(WINDOW), change.get("factor")
     if kind in ("ntk", "dynamic") and 0 < own.head_size <= 2:
         wrong = f"heads with {own.head_size} rotated columns have no base that it could change"
-        yield Problem("rope_parameters.rope_type", kind, wrong, "choose yarn or linear")
+        yield Problem("rope_parameters.rope_type", kind, wrong, "rope_parameters.rope_type: yarn, linear")
         return
     window = factor_window(own, change)
     scaled_as = scaling.described(own.parameters)
     trained = f"the weights were trained with {scaled_as}"
     if kind != own.type and own.is_scaled:
         wrong = f"{trained}, which {kind} would undo"
-        remedy = f"rope_parameters: {{rope_type: {own.type}}}, or {AUTO}, with a method that trains"
-        remedy += f" (the factor follows: {max(own.factor, target_length / own.window):.4g})" if own.window else ""
+        follows = f"; the factor follows: {max(own.factor, target_length / own.window):.4g}" if own.window else ""
+        remedy = f"rope_parameters: {{rope_type: {AUTO}}} (it stays {own.type}{follows})"
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
         return
     if own.type in KEPT:
         if target_length > native:
             wrong = f"{trained}, which is kept as it is, and reaches {native:,} tokens"
             yield Problem("target_length", target_length, wrong, f"give {native}")
+        for key, value in change.items():
+            if key != "rope_type" and value not in (None, own.parameters.get(key)):
+                field = f"rope_parameters.{key}"
+                yield Problem(field, value, f"{trained}, which is kept as it is", f"{field}: null")
         return
     if kind == "default" and "rope_type" not in change and factor is not None:
-        remedy = "add rope_type: one of " + ", ".join([AUTO, *scaling.available()])
+        remedy = "rope_parameters.rope_type: one of " + ", ".join([AUTO, *scaling.available()])
         yield Problem("rope_parameters", dict(change), "a factor without a rope_type scales nothing", remedy)
         return
 
@@ -288,13 +300,15 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
     if window is None and target_length > native and (factor is None or own.type in _FROM_WINDOW):
         before, after = native / own.factor, own.factor * native
         wrong = f"{trained}; config.json leaves open if max_position_embeddings = {native:,} is before or after that"
-        either = f"{before:.10g} if the model reaches {native:,} tokens, or {native} if it reaches {after:,.0f}"
         if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
-            remedy = f"write {WINDOW} into the model's config.json: {either}, which is how transformers reads it"
+            remedy = f"write {WINDOW} into the model's config.json: {native} if the model reaches {after:,.0f} tokens, "
+            remedy += f"which is how transformers reads it, {before:.10g} if it reaches {native:,}"
             yield Problem("model", own.name, wrong, remedy)
         else:
-            factors = f"{target_length / before:.4g} or {max(own.factor, target_length / native):.4g}"
-            yield Problem(f"rope_parameters.{WINDOW}", None, wrong, f"give {either} (the factor becomes {factors})")
+            few, many = f"{target_length / before:.4g}", f"{max(own.factor, target_length / native):.4g}"
+            remedy = f"give {before:.10g} if the model reaches {native:,} tokens (the factor becomes {few}), or give "
+            remedy += f"{native} if it reaches {after:,.0f} (the factor becomes {many})"
+            yield Problem(f"rope_parameters.{WINDOW}", None, wrong, remedy)
     elif isinstance(factor, (int, float)) and kind == own.type and factor < own.factor:
         yield Problem("rope_parameters.factor", factor, trained, f"give {own.factor:g} or more, or leave it out")
     elif isinstance(factor, (int, float)) and factor * base < target_length:
@@ -304,7 +318,7 @@ def check_change(own: TrainedRope, change: Parameters, target_length: int) -> It
         wrong = f"{reached} do not reach target_length = {target_length:,}"
         yield Problem("rope_parameters.factor", factor, wrong, f"{remedy}: it follows from target_length")
 
-    if isinstance(named, int):
+    if isinstance(named, (int, float)):
         least, most = 0.0, float(native)
         if kind == own.type and WINDOW in own.parameters:
             least = most = own.parameters[WINDOW]

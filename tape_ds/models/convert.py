@@ -128,10 +128,10 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
     problems = []
     if rows > model.config.vocab_size:
         wrong = f"more than the {model.config.vocab_size:,} there are, and rows are never added"
-        problems.append(Problem("rows", rows, wrong, f"give {model.config.vocab_size:,} or fewer"))
+        problems.append(Problem("rows", rows, wrong, f"give {model.config.vocab_size} or fewer"))
     elif tokens > rows:
         wrong = f"the tokenizer has tokens beyond them: {_tokens_from(rows, tokenizer)}"
-        remedy = f"give {tokens:,} or more, or another tokenizer, whose tokens all stay"
+        remedy = f"give {tokens} or more, or another tokenizer, whose tokens all stay"
         problems.append(Problem("rows", rows, wrong, remedy))
     for name in ("bos_token_id", "eos_token_id"):
         given = getattr(model.config, name)

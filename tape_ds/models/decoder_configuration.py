@@ -21,7 +21,7 @@ from tape_ds.models.gptj import ScaledGPTJConfig
 
 ENCODING = "rope"
 """The one encoding of these models: their own."""
-PLAIN = "lora, full, norms, theta, or RoPE scaling without training (yarn, linear, ntk, dynamic)"
+PLAIN = "method: lora, full, norms, theta, yarn, linear, ntk, dynamic"
 """Methods that need nothing of this project inside a model."""
 ATTENTION = "tape_ds"
 """Name of this project's attention in transformers' tables; ``tape_ds_sdpa`` is the same by the backend ``sdpa``."""
@@ -149,9 +149,7 @@ def configure(
     length. ``position_options`` and ``state_dtype`` are refused: these families have neither."""
     problems = []
     if position_encoding != ENCODING:
-        window = f" with sliding_window = {getattr(native, 'sliding_window', None)}" * ("window" in needs(native))
-        wrong = f"a {native.model_type}{window} is extended by its own class, whose positions are RoPE"
-        problems.append(Problem("position_encoding", position_encoding, wrong, f"choose a method: {PLAIN}"))
+        problems.append(Problem("position_encoding", position_encoding, only_rope(native), PLAIN))
     for field, value in (("position_options", position_options), ("state_dtype", state_dtype)):
         if value:
             problems.append(Problem(field, value, f"a {native.model_type} has none", "leave it out"))
@@ -166,6 +164,12 @@ def configure(
     return config
 
 
+def only_rope(native: PreTrainedConfig) -> str:
+    """Return why a family takes no other encoding, for messages."""
+    window = f" with sliding_window = {getattr(native, 'sliding_window', None)}" if "window" in needs(native) else ""
+    return f"a {native.model_type}{window} is extended by its own class, whose positions are RoPE"
+
+
 def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a family's ``rope_parameters`` with others for the layers that see everything: the share of a head that is
     rotated and the RoPE of layers with a window stay."""
@@ -175,7 +179,7 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
     if isinstance(found, dict):
         return found
     if unscaled := _unscaled(native):
-        raise UserError(Problem("rope_parameters.rope_type", kind, unscaled, "leave rope_parameters out"))
+        raise UserError(Problem("rope_parameters.rope_type", kind, unscaled, "rope_parameters: {}"))
     own = trained_rope.read(native.to_dict(), native.name_or_path or native.model_type)
     length = 2 * int(own.reach)
     computed = []
@@ -185,7 +189,7 @@ def with_rope(native: PreTrainedConfig, rope_parameters: Mapping[str, Any]) -> d
         if fits and isinstance(_accepted(native, trained_rope.extended(own, change, length)), dict):
             computed.append(other)
     wrong = f"transformers' {native.model_type} does not compute it: {found}"
-    remedy = f"choose {' or '.join(computed)}" if computed else "leave rope_parameters out"
+    remedy = f"rope_parameters.rope_type: {', '.join(computed)}" if computed else "rope_parameters: {}"
     raise UserError(Problem("rope_parameters.rope_type", kind, wrong, remedy))
 
 

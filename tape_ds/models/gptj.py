@@ -54,7 +54,7 @@ class ScaledGPTJConfig(GPTJConfig):
         """Skip transformers' check, which does not know ``ntk`` and ``yarn_revised``."""
         problems = scaling.check(self.rope_parameters or {})
         if scaling.is_dynamic(self.rope_parameters or {}):
-            remedy = "choose linear, ntk, yarn or yarn_revised"
+            remedy = "rope_parameters.rope_type: linear, ntk, yarn, yarn_revised"
             problems.append(Problem("rope_parameters.rope_type", "dynamic", "not computed for GPT-J", remedy))
         columns, left = divmod(self.n_embd, self.n_head)
         if left:

@@ -21,9 +21,11 @@ from tape_ds.attention import backends
 from tape_ds.attention.shifted_groups import attention_span
 from tape_ds.config import deepspeed_config, trainer
 from tape_ds.config.extension import ExtensionRecipe
+from tape_ds.config.method import LLAMAS_MAPS, targets
 from tape_ds.config.recipe import Recipe
 from tape_ds.distributed.layout import Engine
 from tape_ds.errors import raise_if_any
+from tape_ds.models.flops import decoder_shape
 from tape_ds.models.loading.config_file import TAPE
 from tape_ds.planning import hardware, search, shape
 from tape_ds.planning.hardware import Gpu
@@ -42,7 +44,8 @@ def job_of(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     if method is not None and method.chosen.trains == "nothing":
         trained = TrainedShape()
     elif method is not None and method.chosen.trains != "everything":
-        adapted = method.lora_targets if method.chosen.trains == "adapters" else []
+        maps = LLAMAS_MAPS if config.model_type == TAPE else decoder_shape(config).linear_maps
+        adapted = targets(method, "lora_targets" in recipe.given, maps)
         trained = TrainedShape(
             norms=method.train_norms,
             embeddings=method.train_embeddings,

@@ -64,5 +64,5 @@ def check(recipe: Recipe, config: "shape.Config | None") -> list[Problem]:
         return [Problem("device", "cpu", wrong, "make the model smaller")]
     if count <= LARGEST:
         return []
-    wrong = f"{NO_GPU}, and {count / 1e9:,.1f} B parameters would be trained on the CPU"
+    wrong = f"{NO_GPU}, and a model of {count / 1e9:,.1f} B parameters would be trained on the CPU"
     return [Problem("device", "cpu", wrong, f"{remedy} --allow_cpu; tape-ds plan plans for GPUs that are elsewhere")]

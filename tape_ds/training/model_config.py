@@ -3,17 +3,18 @@
 A plan has no tokenizer and perhaps no model: a base that is not on this machine has its published sizes.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from tape_ds import attention, encodings, paths
-from tape_ds.config.extension import ExtensionRecipe, check_against_model
+from tape_ds.config.extension import ExtensionRecipe, check_against_model, of_method
 from tape_ds.config.finetuning import FinetuningRecipe
 from tape_ds.config.generated import GeneratedRecipe
-from tape_ds.config.method import LORA_TARGETS, targets_of
+from tape_ds.config.method import LLAMAS_MAPS, check_targets, targets
 from tape_ds.config.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.config.recipe import Recipe
 from tape_ds.config.scale import check_model
@@ -21,7 +22,7 @@ from tape_ds.config.sections import check_trained, learns
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.distributed.layout import SEQUENCE
 from tape_ds.encodings import trained_rope
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.models import decoder_configuration
 from tape_ds.models.configuration import TapeConfig
 from tape_ds.models.loading import config_file, extendable, hub, json_file, model_folder
@@ -38,15 +39,18 @@ def extended(recipe: ExtensionRecipe, base: BaseModel, tokenizer: Any = NO_TOKEN
     """Return the configuration of a recipe's extended model."""
     model, target = recipe.model, recipe.model.target_length
     given = position_options(recipe, base.config)
-    return extendable.configure(
-        base.config,
-        position_encoding=model.position_encoding,
-        position_options=encodings.options_for(model.position_encoding, given, tokenizer) or None,
-        state_dtype=model.state_dtype,
-        attention_backend=model.attention_backend,
-        max_position_embeddings=target,
-        rope_parameters=trained_rope.extended(base.rope, recipe.rope_parameters, target),
-    )
+    try:
+        return extendable.configure(
+            base.config,
+            position_encoding=model.position_encoding,
+            position_options=encodings.options_for(model.position_encoding, given, tokenizer) or None,
+            state_dtype=model.state_dtype,
+            attention_backend=model.attention_backend,
+            max_position_embeddings=target,
+            rope_parameters=trained_rope.extended(base.rope, recipe.rope_parameters, target),
+        )
+    except UserError as error:
+        raise UserError(of_method(recipe, problem) for problem in error.problems) from error
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
@@ -67,13 +71,12 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
         encoding, options = recipe.model.position_encoding, position_options(recipe, native)
     found = list(check_model(recipe.scale, native))
     family = "llama" if native.model_type == TAPE else native.model_type.removeprefix("tape_")
-    linear_maps: Collection[str] = LORA_TARGETS
 
     # transformers' own class has fewer features
     if base.is_foreign:
         if isinstance(recipe, ExtensionRecipe):
             method = recipe.method
-            linear_maps = base.shape.linear_maps
+            found += _only_rope(recipe, native)
             if method.train_router and not base.shape.has_router:
                 found.append(Problem("train_router", True, f"a {family} has no router", "remove it"))
             if method.chosen.grouped:
@@ -97,14 +100,44 @@ def require_fit(recipe: Recipe, base: BaseModel) -> None:
         found += attention.check_backend(recipe.model.attention_backend, needs)
 
     if isinstance(recipe, ExtensionRecipe):
-        # left out, the adapters' targets become those of the base's family
-        if not base.is_foreign or "lora_targets" in recipe.given:
-            found += targets_of(recipe.method, family, linear_maps)
+        if "lora_targets" in recipe.given:
+            found += check_targets(recipe.method, family, linear_maps(base))
         found += check_against_model(recipe, native)
     if isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
         learned = recipe.trains_positions and learns(encoding, options)
         found += check_trained(recipe.optimization, learned)
     raise_if_any(found)
+
+
+def _only_rope(recipe: ExtensionRecipe, native: PreTrainedConfig) -> Iterator[Problem]:
+    """Yield what a class of transformers has not: another encoding than RoPE, and the position state."""
+    model, method = recipe.model, recipe.method
+    if model.position_encoding != PLAIN:
+        remedy = decoder_configuration.PLAIN
+        if "position_encoding" in recipe.given:
+            own = f"position_encoding: {PLAIN}"
+            remedy = own if method.chosen.encoding == PLAIN else f"method: lora and {own}"
+        yield Problem("position_encoding", model.position_encoding, decoder_configuration.only_rope(native), remedy)
+    if model.position_options:
+        wrong = f"a {native.model_type} has none"
+        yield Problem("position_options", model.position_options, wrong, "position_options: {}")
+    if model.state_dtype:
+        wrong = f"a {native.model_type} has no position state"
+        yield Problem("state_dtype", model.state_dtype, wrong, "remove it (where a base has it: state_dtype: null)")
+
+
+def linear_maps(base: BaseModel) -> Mapping[str, bool]:
+    """Return the names of the linear maps of a base's blocks -> whether attention has them."""
+    return base.shape.linear_maps if base.is_foreign else LLAMAS_MAPS
+
+
+def with_targets(recipe: ExtensionRecipe, base: BaseModel) -> ExtensionRecipe:
+    """Return the recipe with the adapters' targets by the names of the base's family."""
+    names = targets(recipe.method, "lora_targets" in recipe.given, linear_maps(base))
+    if not names:
+        return recipe
+    method = recipe.method.model_copy(update={"lora_targets": names})
+    return replace(recipe, method=method, given=recipe.given | {"lora_targets"})
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None) -> Config:

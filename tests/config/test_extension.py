@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from tape_ds.config.extension import check_against_model
 from tape_ds.data.pose import Pose
@@ -190,6 +190,37 @@ def test_options_of_pose_reach_its_draw():
 def test_documents_too_short_for_a_sequence_are_left_out_where_they_cannot_fill_it(fields, least):
     assert load(["--recipe", write(**fields)]).data.min_document_tokens == least
     assert load(["--recipe", write(**fields, min_document_tokens=7)]).data.min_document_tokens == 7
+
+
+def test_targets_are_written_out_as_a_llama_s_unless_the_family_is_another(tmp_path):
+    """So a checkpoint's recipe names what is trained, and a recipe that is printed for a Pythia loads again."""
+    llama = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    base = write(method="lora", lora_targets="all-linear", train_embeddings=False)
+    recipe = load(["--recipe", base])
+    assert recipe.method.lora_targets == ["all-linear"] and recipe.as_dict()["lora_targets"] == llama
+    config = GPTNeoXConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=1)
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "pythia")
+    build_tokenizer().save_pretrained(tmp_path / "pythia")
+    words = ["--model", str(tmp_path / "pythia"), "--rope_parameters", "{}"]
+    assert load(["--recipe", base, *words]).as_dict()["lora_targets"] == ["all-linear"]
+    assert load(["--recipe", base, *words, "--lora_targets", "null"]).as_dict()["lora_targets"] is None
+    found, _ = problems_of("--recipe", base, "--lora_targets", "all-linear,q_proj")
+    assert found["lora_targets"].remedy == "give all-linear"
+
+
+def test_rope_type_auto_takes_what_config_json_leaves_open_and_nothing_else():
+    window = {"rope_type": "auto", "original_max_position_embeddings": 8192}
+    assert load(["--recipe", write(rope_parameters=window)]).rope_parameters == window
+    found, _ = problems_of("--recipe", write(rope_parameters=window | {"beta_fast": 16, "rope_theta": 1e6}))
+    assert "rope_parameters.beta_fast: null, rope_parameters.rope_theta: null" in found["rope_parameters"].remedy
+
+
+def test_a_window_that_is_no_number_is_named():
+    """It was a traceback: float() of a text."""
+    for words in (["--method", "ntk", "--rope_parameters", "{}"], ["--rope_parameters.rope_type", "linear"]):
+        argv = ["--recipe", write(), *words, "--rope_parameters.original_max_position_embeddings", "long"]
+        found, _ = problems_of(*argv)
+        assert found["rope_parameters.original_max_position_embeddings"].wrong == "not a number"
 
 
 def test_a_method_chosen_above_leaves_out_its_base_s_settings_of_another():

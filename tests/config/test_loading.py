@@ -128,6 +128,50 @@ def test_null_means_not_given_but_for_deepspeed():
     assert recipe.data.window == 16384
 
 
+@pytest.mark.parametrize(
+    ("base", "field", "default"),
+    [
+        ({"method": "lora", "lora_targets": ["up_proj"]}, "lora_targets", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ({"position_encoding": "rope", "method": "lora"}, "position_encoding", "rope"),
+        ({"eval_data": ["stdlib:typing.py"]}, "eval_data", []),
+        ({"max_documents": 5}, "max_documents", None),
+        ({"report_to": "tensorboard"}, "report_to", "none"),
+    ],
+)
+def test_null_on_the_command_line_is_null(base, field, default):
+    """``--lora_targets null`` was read as a linear map of that name; only a file could take a base's value back."""
+    recipe = load(["--recipe", write(**base), f"--{field}", "null"])
+    assert (recipe.as_dict() | recipe.trainer.kwargs)[field] == default
+
+
+def test_null_for_a_field_that_must_be_given_is_missing():
+    found, _ = problems_of("--recipe", write(), "--model", "null", "--max_steps", "null")
+    assert {name: problem.wrong for name, problem in found.items()} == {
+        "model": "missing",
+        "max_steps": "no length of training",
+    }
+
+
+def test_a_text_that_looks_like_another_value_stands_in_quotes():
+    words = ["--sample_prompts", '"null"', "null", '"5"', 'say "no"', '"word"', "--sample_steps", "3"]
+    (problem,) = problems_of("--recipe", write(), *words)[0].values()
+    assert problem.value == ["null", None, "5", 'say "no"', '"word"']
+    recipe = load(["--recipe", write(), "--run_name", '"null"'])
+    assert recipe.trainer.kwargs["run_name"] == "null"
+
+
+def test_lists_and_mappings_are_taken_as_remedies_write_them():
+    words = [
+        "--rope_parameters",
+        "{rope_type: yarn, factor: 2.0}",
+        "--eval_data",
+        "[stdlib:typing.py, stdlib:inspect.py]",
+    ]
+    recipe = load(["--recipe", write(), *words])
+    assert recipe.model.rope_parameters == {"rope_type": "yarn", "factor": 2.0}
+    assert recipe.data.eval_data == ["stdlib:typing.py", "stdlib:inspect.py"]
+
+
 def test_a_bare_no_of_yaml_is_the_word():
     text = yaml.safe_dump(GOOD) + "save_strategy: no\n"
     assert load(["--recipe", write(text=text)]).trainer.kwargs["save_strategy"] == "no"

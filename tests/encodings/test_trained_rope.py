@@ -119,6 +119,26 @@ def test_an_extension_has_these_frequencies_or_is_refused(name, asked):
     np.testing.assert_allclose(frequencies, angles(*formula), rtol=1e-13)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_base_frequency_is_named_where_config_json_has_it(inside):
+    """One outside of ``rope_scaling`` was named as one inside."""
+    scaled = {"rope_type": "linear", "factor": 4.0, WINDOW: 4096} | ({"rope_theta": 0.5} if inside else {})
+    config = {LENGTH: 16384, "rope_scaling": scaled} | ({} if inside else {"rope_theta": 0.5})
+    with pytest.raises(UserError, match=r"has rope_scaling\.rope_theta = 0.5" if inside else r"has rope_theta = 0.5"):
+        trained_rope.read(config, "model")
+
+
+def test_a_longrope_keeps_its_own_parameters():
+    """A window or a factor of the recipe replaced the model's without a word."""
+    factors = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32, WINDOW: 4096}
+    config = {"model_type": "phi3", LENGTH: 131072, "hidden_size": 256, "num_attention_heads": 4}
+    rope = trained_rope.read(config | {"rope_scaling": {"type": "longrope", **factors}}, "phi3")
+    assert list(trained_rope.check_change(rope, {"rope_type": "auto", WINDOW: 4096}, 131072)) == []
+    for key, value in ((WINDOW, 8192), ("factor", 64.0)):
+        (problem,) = trained_rope.check_change(rope, {"rope_type": "auto", key: value}, 131072)
+        assert (problem.field, problem.remedy) == (f"rope_parameters.{key}", f"rope_parameters.{key}: null")
+
+
 def test_the_length_that_config_json_leaves_open_is_asked_for():
     """deepseek-coder names the length after linear x4, Vicuna that before; factors differ by four."""
     rope, target = own("linear, open"), 65536

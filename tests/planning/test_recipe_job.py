@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from transformers import AutoConfig
 
 from tape_ds.checkpoint import Manifest
 from tape_ds.cli import plan
@@ -50,6 +51,20 @@ def test_a_job_is_read_from_the_recipe():
 )
 def test_the_method_decides_what_is_trained(words, trained):
     assert asked("--method", *words.split(), world=1).trained == shape.TrainedShape(**trained)
+
+
+@pytest.mark.parametrize(
+    ("given", "outputs"), [("null", [192, 64]), ("all-linear", [192, 64, 128, 64])], ids=["null", "all-linear"]
+)
+def test_adapters_of_another_family_are_counted_by_its_own_maps(given, outputs, tmp_path):
+    """Those of a Pythia were looked for under a Llama's names, and a plan had none."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+    AutoConfig.for_model("gpt_neox", **sizes, max_position_embeddings=512).save_pretrained(tmp_path)
+    words = ["--recipe", "llama3_8b_32k_lora_80gb", "--train_norms", "false", "--lora_targets", given]
+    recipe = loads.extension(words, elsewhere=True)
+    job = recipe_job.job_of(recipe, model_config.planned_config(recipe, str(tmp_path / "config.json")), 1, A100)
+    inputs = [64, 64, 64, 128][: len(outputs)]
+    assert job.trained_parameters == 2 * recipe.method.lora_r * (sum(inputs) + sum(outputs))
 
 
 @pytest.mark.parametrize("name", [name for name in shipped() if kinds.of(name, ExtensionRecipe).LAUNCHER in PLANNED])

@@ -40,6 +40,6 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
     for option, (least, largest) in task.bounds.items():
         most = values[largest] if isinstance(largest, str) else largest
         if not least <= values[option] <= most:
-            remedy = f"give {least:,} to {most:,}"
+            remedy = f"give {least} to {most}"
             problems.append(Problem(f"task_options.{option}", values[option], "out of range", remedy))
     return problems

@@ -97,7 +97,7 @@ class AddressingTask(Task):
         if self.shortest <= length <= self.longest and length % self.step == 0:
             return None
         even = "" if self.step == 1 else f", a multiple of {self.step}"
-        return f"give {self.shortest:,} to {self.longest:,}{even}"
+        return f"give {self.shortest} to {self.longest}{even}"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,16 @@ from tape_ds.errors import Problem, UserError
 _PEEKED_FILES = 32
 _HEAD = 512  # bytes of a text that are decoded to check it
 FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
+_MEMBER = "zip://MEMBER::/path/of/FILE.zip"
 _LONE_BRACKETS = (b"[", b"{", b"[{")  # first lines of one JSON value over several lines
+
+
+def _local_archive(pattern: str) -> Path | None:
+    """Return the file of this machine that ``zip://MEMBER::PATH``, or ``zip://MEMBER::file://PATH``, names."""
+    before, _, last = pattern.rpartition("::")
+    protocol, mark, path = last.rpartition("://")
+    is_local = "://" in before and path and (not mark or protocol == "file")
+    return paths.of(path).absolute() if is_local else None
 
 
 class _Files(RowSource):
@@ -40,13 +49,20 @@ class _Files(RowSource):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         self.pattern, _, self.column = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
-        self.remote = "://" in self.pattern
+        self.archive = _local_archive(self.pattern)
+        self.remote = "://" in self.pattern and self.archive is None
         self.repair = "check the URL and the network"
         if not self.remote:
             self.repair = "repair the file, or leave it out of the glob"
+        if self.archive is not None:
+            self.pattern = f"{self.pattern.rpartition('::')[0]}::file://{self.archive}"
+        elif not self.remote:
             self.pattern = str(paths.of(self.pattern)) if self.pattern else ""
 
     def files(self) -> dict[str, File]:
+        if self.archive is not None and not self.archive.is_file():
+            wrong = f"there is no archive {self.archive}"
+            raise UserError(self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}"))
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:
@@ -62,15 +78,15 @@ class _Files(RowSource):
             problems.append(self.problem("no '#field' names the column of the text", f"write {self.form}"))
         if not self.needs_column and self.column:
             problems.append(self.problem("a text file has no '#field'", f"write {self.form}"))
-        if self.remote:
-            for link in self.pattern.split("::"):
-                try:
-                    get_filesystem_class(link.partition("://")[0])
-                except (ValueError, ImportError) as error:
-                    problems.append(self.problem(str(error), "write for example hf://datasets/..."))
+        links = list(self._check_links()) if "://" in self.pattern else []
+        problems += links
+        if self.remote or links:
             return problems
 
-        files = self.files() if self.pattern else {}
+        try:
+            files = self.files() if self.pattern else {}
+        except UserError as error:
+            return [*problems, *error.problems]
         if not files:
             wrong = "no file matches" if glob.has_magic(self.pattern) else "no such file"
             remedy = f"check the path; relative ones start at {Path.cwd()}, and [[] is a bracket in a name"
@@ -87,6 +103,18 @@ class _Files(RowSource):
             except UserError as error:
                 problems += error.problems
         return problems
+
+    def _check_links(self) -> Iterator[Problem]:
+        """Yield what is wrong with the links of a URL, ``zip://MEMBER::URL``, without asking for it."""
+        links = self.pattern.split("::")
+        for link in links:
+            try:
+                get_filesystem_class(link.partition("://")[0])
+            except (ValueError, ImportError) as error:
+                yield self.problem(str(error), f"write for example hf://datasets/NAME/FILE, or {_MEMBER}")
+        protocol = links[-1].partition("://")[0]
+        if protocol in ("zip", "tar"):
+            yield self.problem(f"{protocol}:// names a member of no archive", f"write {_MEMBER}")
 
     @abstractmethod
     def _rows(
@@ -113,17 +141,22 @@ class _Files(RowSource):
         return self.reading(rows, f"{name} cannot be read", self.repair)
 
     def fingerprint(self) -> str:
-        """Hash names, column and the identity of each file's contents; of remote files the pattern, which should name a
-        revision."""
+        """Hash names, column and the identity of each file's contents, of an archive's members that of the archive; of
+        remote files the pattern, which should name a revision."""
         files = {} if self.remote else self.files()
         try:
-            read = [f"{name}={file_identity(Path(file.path))}" for name, file in files.items()] or [self.pattern]
+            if self.archive is not None:
+                read = [*files, f"archive={file_identity(self.archive)}"]
+            else:
+                read = [f"{name}={file_identity(Path(file.path))}" for name, file in files.items()] or [self.pattern]
         except OSError as error:  # a file after those that are looked into
             raise UserError(self.problem(f"cannot be read: {error}", self.repair)) from error
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
         files = {} if self.remote else self.files()
+        if self.archive is not None:
+            return {f"{self.archive.resolve().as_posix()}::{file.path}" for file in files.values()}
         return {Path(file.path).resolve().as_posix() for file in files.values()} or {self.pattern}
 
 

@@ -58,11 +58,7 @@ class Extension(Run):
     @classmethod
     def resolve(cls, recipe: ExtensionRecipe, base: BaseModel) -> "Extension":
         model_config.require_fit(recipe, base)
-        method = recipe.method
-        # targets that the recipe leaves out are the attention's maps, as the base's family names them
-        if method.chosen.trains == "adapters" and "lora_targets" not in recipe.given and base.is_foreign:
-            targets = [name for name, of_attention in base.shape.linear_maps.items() if of_attention]
-            recipe = replace(recipe, method=method.model_copy(update={"lora_targets": targets}))
+        recipe = model_config.with_targets(recipe, base)
         tokenizer = tokenizers.load_tokenizer(base.folder, "model")
         raise_if_any(convert.check_rows(base.config, tokenizer))
         config = model_config.extended(recipe, base, tokenizer)

@@ -109,6 +109,41 @@ def test_compressed_lines_of_this_machine(tmp_path):
         read(f"jsonl:{tmp_path}/x.jsonl.zst#text")
 
 
+@pytest.mark.parametrize("place", ["{here}/set.zip", "file://{here}/set.zip", "set.zip", "~/set.zip"])
+def test_members_of_an_archive_of_this_machine(tmp_path, monkeypatch, place):
+    """A path after ``::`` was taken for a protocol, and the remedy was to write hf://datasets."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "set.zip").write_bytes(archive("inner/test.jsonl", lines({"input": "z1"}, {"input": "z2"})))
+    spec = f"jsonl:zip://inner/*.jsonl::{place.format(here=tmp_path)}#input"
+    (source,) = parse_all([spec])
+    assert source.check() == []
+    assert read(spec) == [("test.jsonl:1", "z1"), ("test.jsonl:2", "z2")]
+    assert source.identities("train") == {f"{tmp_path}/set.zip::inner/test.jsonl"}
+    before = source.fingerprint()
+    (tmp_path / "set.zip").write_bytes(archive("inner/test.jsonl", lines({"input": "z1"}, {"input": "other"})))
+    assert parse(spec).fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wrong", "remedy"),
+    [
+        ("zip://a.jsonl::{here}/none.zip", "there is no archive", "check the path"),
+        ("zip://none.txt::{here}/set.zip", "cannot be read", "repair the file"),
+        ("zip://none*.txt::{here}/set.zip", "no file matches", "check the path"),
+        ("zip://{here}/set.zip/inner/test.jsonl", "a member of no archive", "write zip://MEMBER::/path/of/FILE.zip"),
+        ("zap://a.txt::{here}/set.zip", "Protocol not known: zap", "or zip://MEMBER::/path/of/FILE.zip"),
+        ("zip://a.txt::{here}/text.zip", "cannot be found: File is not a zip file", "repair the file"),
+    ],
+)
+def test_what_is_wrong_with_an_archive_is_found_before_anything_starts(tmp_path, pattern, wrong, remedy):
+    (tmp_path / "set.zip").write_bytes(archive("inner/test.jsonl", lines({"input": "z1"})))
+    (tmp_path / "text.zip").write_text("no archive")
+    (problem,) = parse(f"text:{pattern.format(here=tmp_path)}").check()
+    assert wrong in problem.wrong
+    assert remedy in problem.remedy
+
+
 @pytest.fixture
 def pile(tmp_path):
     """Lines as the Pile has them, and a few keys that are no text."""
