@@ -24,7 +24,7 @@ ONE_IN = {
     "tests/models/test_generation.py::test_packed_documents_continue_in_a_cache": 3,
     "tests/models/test_outputs.py::test_a_training_step_compiles_without_a_break": 2,
     "tests/models/test_packing.py::test_packed_is_each_document_alone": 5,
-    "tests/models/test_published_configurations.py::test_a_family_with_any_field_left_out_or_any_scaling": 17,
+    "tests/models/test_published_configurations.py::test_a_family_with_any_field_left_out_or_any_scaling": 23,
     "tests/models/test_score_bias.py::test_every_mask_at_every_place": 5,
     "tests/models/test_score_bias.py::test_no_tensor_grows_with_the_square_of_the_length": 3,
     "tests/models/test_score_bias.py::test_within_a_window": 3,
