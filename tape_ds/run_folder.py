@@ -39,7 +39,7 @@ RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
 PROFILE = "profile"
 OWN_FILES: Mapping[str, re.Pattern[str]] = {
     RESULTS: re.compile(
-        r"(run|loss|loss_by_position|position_updates|passkey|perplexity|answers|exact_match|addressing)"
+        r"(run|loss|loss_by_position|position_updates|passkey|ruler|perplexity|answers|exact_match|addressing)"
         r"\.(json|png|csv|md)"
     ),
     PROFILE: re.compile(r"(trace|memory|summary)_rank\d+\.(json\.gz|pickle|md)"),

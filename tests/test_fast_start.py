@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-EVALUATION = ("", "generate", "perplexity", "passkey", "arithmetic", "harness", "report")
+EVALUATION = ("", "generate", "perplexity", "passkey", "ruler", "arithmetic", "harness", "report")
 TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
 LAUNCHERS = tuple(
     f"launchers/{name}.py"

@@ -76,8 +76,15 @@ class ExtensionData(Section):
     data_cache: DataCache = None
 
 
+RULER_TASKS = (
+    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
+    *("niah_multiquery", "niah_multivalue", "vt", "cwe", "fwe"),
+)
+"""RULER's tasks whose questions are generated, by lm-eval's names."""
+
+
 class ExtensionEvaluation(Section):
-    """Loss by position and passkeys, before training and after."""
+    """Loss by position, passkeys and RULER, before training and after."""
 
     eval_length: Annotated[Tokens, FREE, COMPARED] = Field(DERIVED, ge=2)
     """Tokens of each held-out document that are scored; default target_length. More is allowed."""
@@ -91,6 +98,12 @@ class ExtensionEvaluation(Section):
     """Prompts of each length, the number and its place drawn for each from the seed."""
     passkey_form: Annotated[Literal["longlora", "pose"], FREE, COMPARED] = "longlora"
     """Prompts of LongLoRA or of PoSE."""
+    ruler_lengths: Annotated[list[Annotated[Tokens, Field(ge=1024)]], FREE, COMPARED] = []
+    """Tokens of RULER's questions with their replies; more than target_length is allowed. Empty: no questions."""
+    ruler_tasks: Annotated[list[str], FREE, COMPARED] = ["niah_multikey_2", "vt"]
+    """RULER's tasks that are asked, of those without downloads."""
+    ruler_samples: Annotated[int, FREE, COMPARED] = Field(5, ge=1, le=500)
+    """Questions of each task and length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +238,15 @@ class ExtensionRecipe(Recipe):
             "data": read if self.trains else "none is read: nothing is trained",
             "held out": f"{', '.join(data.eval_data)}: {scored}" if data.eval_data else "nothing",
             "passkeys": asked,
+            "RULER": self._ruler_asked(),
         }
+
+    def _ruler_asked(self) -> str:
+        score = self.evaluation
+        if not score.ruler_lengths:
+            return "none"
+        lengths = ", ".join(f"{length:,}" for length in score.ruler_lengths)
+        return f"{score.ruler_samples} questions of each of {', '.join(score.ruler_tasks)} in {lengths} tokens"
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         other = "model" not in broken and other_family(self.native_config() or {}) is not None
@@ -288,6 +309,19 @@ class ExtensionRecipe(Recipe):
         lengths = self.evaluation.passkey_lengths
         if len(set(lengths)) < len(lengths):
             yield Problem("passkey_lengths", lengths, "a length is repeated", "give each number of tokens once")
+
+    @rule("ruler_lengths", "ruler_tasks")
+    def _ruler(self) -> Iterator[Problem]:
+        lengths, tasks = self.evaluation.ruler_lengths, self.evaluation.ruler_tasks
+        if len(set(lengths)) < len(lengths):
+            yield Problem("ruler_lengths", lengths, "a length is repeated", "give each number of tokens once")
+        if len(set(tasks)) < len(tasks):
+            yield Problem("ruler_tasks", tasks, "a task is repeated", "give each once")
+        for task in tasks:
+            if task not in RULER_TASKS:
+                yield Problem("ruler_tasks", task, "not a task without downloads", did_you_mean(task, RULER_TASKS))
+        if lengths and not tasks:
+            yield Problem("ruler_tasks", tasks, "ruler_lengths asks for questions", "name a task, or no lengths")
 
     @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ repeats whole rounds of the sentences without a space between two rounds (PoSE's
   filler, keys and places. A nominal length is 3.75 characters a token there, rounded down to a multiple of 1,024; with
   Llama's tokenizer the eight nominal lengths have 891 to 7,990 tokens.
 
-In :func:`draw` and :func:`grid` the filler is as long as the tokenizer allows: ``length`` counts its tokens.
+In :func:`draw` and :func:`grid` the filler is as long as the tokenizer allows: prompt and reply have ``length`` tokens.
 """
 
 import hashlib
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LARGEST_KEY = 50_000
+REPLY_TOKENS = 10
+"""Tokens of a reply, PoSE's number: room for a space and more digits than the largest key has, at a digit a token."""
 PUBLISHED_LENGTHS = tuple(range(1000, 9000, 1000))  # nominal tokens
 PUBLISHED_TRIALS = 20  # prompts of a length, seeds 0 to 19
 
@@ -50,7 +52,7 @@ FORMS: dict[str, Callable[[int], str]] = {
 class PasskeyPrompt:
     """One prompt with its answer."""
 
-    length: int  # the most tokens that it may have
+    length: int  # the most tokens that it may have with its reply
     trial: int
     key: int
     depth: float  # share of the filler before the key, 0 to 1
@@ -77,6 +79,7 @@ def draw(
     tokenizer: "PreTrainedTokenizerBase", lengths: Sequence[int], trials: int, seed: int, form: str = "longlora"
 ) -> list[PasskeyPrompt]:
     """Draw ``trials`` prompts of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
+    ``REPLY_TOKENS`` of a length are for the answer.
 
     A prompt depends on (seed, trial, length) alone.
     """
@@ -87,7 +90,7 @@ def draw(
             generator = np.random.Generator(np.random.PCG64((seed, trial, length)))
             key, depth = int(generator.integers(1, LARGEST_KEY, endpoint=True)), float(generator.random())
             try:
-                prompts.append(write(tokenizer, length, key, depth, form, trial))
+                prompts.append(write(tokenizer, length, key, depth, form, trial, REPLY_TOKENS))
             except UserError as error:
                 problems += error.problems
                 break  # other keys of this length have the same problem
@@ -180,7 +183,7 @@ def write(
         if len(ids) + reply <= length:
             low, best = units, PasskeyPrompt(length, trial, key, depth, prompt, tuple(ids))
         elif units == 0:
-            wrong = f"without any filler the prompt has {len(ids)} tokens"
+            wrong = f"without any filler prompt and reply have {len(ids) + reply} tokens"
             raise UserError(Problem("passkey_lengths", length, wrong, f"give {len(ids) + reply} or more"))
         else:
             high = units

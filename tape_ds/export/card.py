@@ -38,6 +38,7 @@ HUB_BASES = {
 """Short names of hub models: hub id and remark."""
 TITLES = {
     "passkey": "Passkeys found",
+    "ruler": "RULER's scores, with 95 % intervals",
     "perplexity": "Perplexity by length",
     "answer_loss": "Loss on held-out answers, nats per token",
 }

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.losses import bare, evaluating
-from tape_ds.scoring.passkey import reads_in_pieces
+from tape_ds.scoring.replies import reads_in_pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

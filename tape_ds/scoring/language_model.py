@@ -27,7 +27,7 @@ from tape_ds.models.loading import exact
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.models import FoundModel, check_tokens, used_at
-from tape_ds.scoring.passkey import reads_in_pieces
+from tape_ds.scoring.replies import reads_in_pieces
 
 AUTO_TOKENS = 16_384
 """Tokens of a batch, padding included, if its size is ``auto``."""

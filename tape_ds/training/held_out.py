@@ -149,7 +149,7 @@ def passkey_retrieval(
         for name, variant in variants.items():
             for length in sorted({prompt.length for prompt in prompts}):
                 asked = [prompt for prompt in prompts if prompt.length == length]
-                with _computing_as(model, variant, length):
+                with computing_as(model, variant, length):
                     found[name] += passkey.score(model, tokenizer, asked, each=distributed_map)
         return found
 
@@ -167,7 +167,7 @@ def score_variants(model: Model, documents: Sequence[EvalDocument], variants: Va
 
     def score_one(job: tuple[str, EvalDocument]) -> SpanLosses:
         variant, document = job
-        with _computing_as(model, variants[variant], document.input_ids_1T.shape[1]):
+        with computing_as(model, variants[variant], document.input_ids_1T.shape[1]):
             return score_spans(model, document.input_ids_1T, span)
 
     results: Scores = {variant: {} for variant in variants}
@@ -189,7 +189,7 @@ def scored_together(model: Model, variants: Variants) -> list[list[str]]:
 
 
 @contextlib.contextmanager
-def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]:
+def computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]:
     """Make ``model`` compute as the variant; with its own encoding as that is used on ``length`` tokens."""
     own = bare(model)
     with contextlib.ExitStack() as stack:

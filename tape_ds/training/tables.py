@@ -82,6 +82,27 @@ def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int, u
     _print(table)
 
 
+def print_ruler(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+    """Print RULER's scores with Wilson's intervals: a row per variant and task, a column per length."""
+    rows = [row for part in found.values() for row in part]
+    lengths = sorted({row["length"] for row in rows})
+    table = Table(title="RULER's scores, % (95 % interval)", title_justify="left")
+    table.add_column("")
+    table.add_column("task")
+    for length in lengths:
+        table.add_column(f"{length:,}", justify="right")
+    for variant, part in found.items():
+        by_place = {(row["task"], row["length"]): row for row in part}
+        for task in dict.fromkeys(row["task"] for row in rows):
+            cells = []
+            for length in lengths:
+                row = by_place[task, length]
+                cells.append(f"{100 * row['score']:.0f} ({100 * row['low']:.0f}-{100 * row['high']:.0f})")
+            table.add_row(escape(variant), task, *cells)
+        table.add_section()
+    _print(table)
+
+
 def _place(position: int) -> str:
     return f"{position / 1024:g}k" if position >= 1024 else str(position)
 

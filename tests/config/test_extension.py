@@ -252,3 +252,27 @@ def test_lengths_of_any_decoder_are_checked_before_it_loads(tmp_path):
     assert found["window"].wrong == "longer than target_length = 512"
     found, _ = problems_of("--recipe", good, *words, "--target_length", "128", "--window", "64")
     assert "shorter than the 256 tokens" in found["target_length"].wrong
+
+
+def test_rulers_tasks_are_lm_evals():
+    """A recipe is checked without lm-eval, whose import takes seconds."""
+    from tape_ds.config.extension import RULER_TASKS
+    from tape_ds.scoring.ruler_generators import QA_FILES, tasks
+
+    assert tuple(task for task in tasks() if task not in QA_FILES) == RULER_TASKS
+
+
+def test_rulers_questions_are_checked():
+    words = ["--ruler_lengths", "1k", "1k", "--ruler_tasks", "vt", "vt", "niah_multikey", "qa_squad"]
+    recipe = write("ruler.yaml")
+    _, message = problems_of("--recipe", recipe, *words)
+    assert "4 problems found" in message
+    for wrong in (
+        "ruler_lengths = [1024, 1024]: a length is repeated",
+        "ruler_tasks = ['vt', 'vt', 'niah_multikey', 'qa_squad']: a task is repeated",
+        "ruler_tasks = 'niah_multikey': not a task without downloads",
+        "ruler_tasks = 'qa_squad': not a task without downloads",
+    ):
+        assert wrong in message
+    asked = load(["--recipe", recipe, "--ruler_lengths", "2k", "--ruler_tasks", "vt", "cwe"]).outline()["RULER"]
+    assert asked == "5 questions of each of vt, cwe in 2,048 tokens"

@@ -82,6 +82,13 @@ def test_a_prompt_is_a_function_of_seed_trial_and_length():
     assert [p.key for p in draw(Letters(), [500], 2, seed=7, form="pose")] == [p.key for p in one[3:5]]
 
 
+def test_a_drawn_prompt_leaves_room_for_its_reply():
+    """In a run's scores prompt and reply had 8 tokens more than their length, and the command's had not: the same model
+    got different numbers at "8k"."""
+    prompts = draw(Letters(), [300, 500], 3, seed=7)
+    assert [len(prompt.ids) + passkey.REPLY_TOKENS for prompt in prompts] == [300] * 3 + [500] * 3
+
+
 def test_keys_and_depths_are_uniform():
     """Of 2,000 each tenth holds 200 +- 13 (one standard deviation); 5 of them never happen by chance."""
     prompts = draw(Letters(), [260], 2000, seed=1)

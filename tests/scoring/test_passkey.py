@@ -7,9 +7,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from tape_ds import results
-from tape_ds.data.multikey import KeyedQuestion, KeyedText
-from tape_ds.data.passkey import PasskeyPrompt, draw
-from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score, score_shared
+from tape_ds.data.passkey import REPLY_TOKENS, PasskeyPrompt, draw
+from tape_ds.scoring.passkey import Passkey, Reply, score
 from tests.data.letters import Letters
 from tests.models.helpers import tiny_model, tokens
 from tests.scoring.readers import Reader
@@ -37,7 +36,7 @@ def replied(model, asked, **options):
 
 def generated(model, asked):
     ids_1T = torch.tensor([asked.ids])
-    new = model.generate(ids_1T, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+    new = model.generate(ids_1T, max_new_tokens=REPLY_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
     return new[0, ids_1T.shape[1] :].tolist()
 
 
@@ -54,23 +53,6 @@ def test_a_plain_llama_is_asked_too_with_its_adapter():
     assert plain == generated(model, prompt())
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     assert replied(adapted, prompt()) == generated(adapted, prompt()) != plain
-
-
-@pytest.mark.parametrize("encoding", ["tape", "rope", "alibi"])
-def test_a_shared_text_gives_each_question_the_reply_it_gets_alone(encoding):
-    model, ids = tiny_model(encoding=encoding), prompt(length=60).ids
-    starts, asked = {40: 30, 64: 54}, [prompt(length=4, seed=seed).ids for seed in (1, 2)]
-    questions = {
-        length: [KeyedQuestion(trial, 5, 0.5, start, each) for trial, each in enumerate(asked)]
-        for length, start in starts.items()
-    }
-    shared = score_shared(model, Numbers(), KeyedText(ids[:54], questions), chunk=16)
-    assert [each.length for each in shared] == [40, 64]
-    for found in shared:
-        for reply, question in zip(found.replies, asked, strict=True):
-            alone = PasskeyPrompt(found.length, 0, 5, 0.5, "", ids[: starts[found.length]] + question)
-            assert [int(part) for part in reply.reply.split()] == replied(model, alone)
-            assert reply.tokens == len(alone.ids)
 
 
 @pytest.fixture
@@ -106,7 +88,7 @@ def test_what_is_not_exact_in_pieces_is_read_in_one(watched):
     for model in (tiny_model(encoding="rope dynamic"), tiny_llama()):
         calls, _ = watched(model)
         score(model, Numbers(), [prompt()], chunk=7)
-        assert calls.count("model") == NEW_TOKENS
+        assert calls.count("model") == REPLY_TOKENS
 
 
 def test_all_prompts_of_a_length_call_the_same_modules(watched):

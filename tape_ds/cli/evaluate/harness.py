@@ -1,15 +1,14 @@
-"""lm-eval's tasks, asked of any model of this project: MMLU, ARC, RULER, passkey, SCROLLS and thousands more.
+"""lm-eval's tasks, asked of any model of this project: MMLU, ARC, passkey, SCROLLS and thousands more.
 
     tape-ds evaluate harness runs/demo --tasks tape_table9
     tape-ds evaluate harness smollm2 --tasks arc_easy hellaswag --num_fewshot 5 --batch_size 8 --limit 100
-    tape-ds evaluate harness MODEL --tasks tape_needle --max_length 32k --metadata '{"max_seq_lengths": [16384]}'
     tape-ds evaluate harness MODEL --tasks tape_scrolls --metadata '{"data_dir": "scrolls/"}'
     tape-ds evaluate harness MODEL --tasks tape_pose_standard --batch_size auto --num_gpus 8
 
-Groups of this project: tape_table9 (MMLU's four parts, ARC), tape_pose_standard, tape_passkey, tape_scrolls,
-tape_needle and tape_ruler. All other options are lm-eval's own, but for those of its model, its folder of results, its
-cache and its trackers. A request that is longer than --max_length is an error before the first answer, or is cut by
---truncate, and what was cut is counted.
+Groups of this project: tape_table9 (MMLU's four parts, ARC), tape_pose_standard, tape_passkey and tape_scrolls; for
+RULER there is ``tape-ds evaluate ruler``. All other options are lm-eval's own, but for those of its model, its folder
+of results, its cache and its trackers. A request that is longer than --max_length is an error before the first answer,
+or is cut by --truncate, and what was cut is counted.
 
 Written to the folder of results: ``harness.json``, below ``lm_eval`` what lm-eval writes itself, and for SCROLLS
 ``scrolls/NAME.json``, the texts by id that its benchmark takes. An interrupted evaluation resumes when it is started

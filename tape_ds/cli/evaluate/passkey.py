@@ -4,7 +4,6 @@
     tape-ds evaluate passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
     tape-ds evaluate passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
     tape-ds evaluate passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
-    tape-ds evaluate passkey MODEL --protocol multikey          one key among many, after RULER
     tape-ds evaluate passkey MODEL --lengths 32k 64k 128k --num_gpus 8
 
 A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key follows ``depth`` of the filler.
@@ -16,31 +15,28 @@ Exit codes: 0 done; 2 a mistake.
 """
 
 import argparse
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.arguments import Parser, add_model, add_output, below_one, length
-from tape_ds.data import multikey
 from tape_ds.data import passkey as prompts
-from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS
+from tape_ds.data.passkey import FORMS, PUBLISHED_LENGTHS, PUBLISHED_TRIALS, REPLY_TOKENS
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from tape_ds.data.multikey import KeyedText
     from tape_ds.data.passkey import PasskeyQuestion
     from tape_ds.scoring.models import FoundModel
     from tape_ds.scoring.passkey import Reply
+    from tape_ds.scoring.resumable import Evaluation
 
 NAME = "passkey"
 LENGTHS = tuple(1024 * thousands for thousands in (1, 2, 4, 8))
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRIALS = 5
-NEW_TOKENS = 10  # PoSE's number; LongLoRA's rule looks at the first few
 SETTINGS = ("protocol", "form", "depths", "trials", "new_tokens", "use_cache", "chunk")
 """Options that decide numbers, with the lengths."""
 
@@ -50,85 +46,105 @@ def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
     options, problems = parse(argv)
 
-    from tape_ds.scoring import heat_maps, models, passkey, resumable
-    from tape_ds.scoring.resumable import Cost
-    from tape_ds.training import tables
+    from tape_ds.scoring import heat_maps, models, resumable
 
     found = models.find(options, problems)
-    tokenizer = found.tokenizer()
-    questions, texts = prepare(options, found, tokenizer, problems)
-    fingerprint = multikey.fingerprint() if texts else prompts.fingerprint(options.form)
+    questions = prepare(options, found, problems)
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
         model=found.about(),
         config={name: vars(options)[name] for name in SETTINGS} | {"lengths": sorted(options.lengths)},
-        data={f"passkey:{'multikey' if texts else options.form}": fingerprint},
+        data={f"passkey:{options.form}": prompts.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
     models.print_notes(found, options.lengths)
+    return work.run(
+        partial(ask_all, options, found, questions, work),
+        partial(show, options, found, work.folder),
+        overwrite=options.overwrite,
+        tables=heat_maps.files(work.folder, NAME),
+    )
+
+
+def ask_all(
+    options: argparse.Namespace, found: "FoundModel", questions: Sequence["PasskeyQuestion"], work: "Evaluation"
+) -> dict[str, Any]:
+    """Load the model, and return the figures of its replies."""
+    from tape_ds.scoring import replies
+    from tape_ds.scoring.passkey import Reply
+    from tape_ds.scoring.resumable import Cost
+
+    if is_main_process():
+        print(announcement(options, len(questions)), flush=True)
+    model = found.load()
+    cost = Cost(found.device)
+    if options.use_cache and not replies.reads_in_pieces(model) and is_main_process():
+        print("prompts are read in one piece: for this model pieces may give other numbers", flush=True)
+    longest_first = sorted(questions, key=lambda question: -question.length)
+    ask = partial(answer, options, model, found.tokenizer())
+    answered = work.run_jobs([(question.name, question) for question in longest_first], ask)
+    rows = []
+    for question in questions:
+        rows.append((question.length, question.depth, Reply(**answered[question.name])))
+    return {"form": options.form, **count(rows), "cost": cost.taken(prompt_tokens=sum(row[2].tokens for row in rows))}
+
+
+def answer(options: argparse.Namespace, model: Any, tokenizer: Any, question: "PasskeyQuestion") -> dict[str, Any]:
+    """Return the reply to one question."""
+    from tape_ds.scoring import models, passkey
+
+    prompt = question.write()
+    # a nominal length may be less than the tokens
+    tokens = max(question.length, len(prompt.ids) + options.new_tokens)
+    reading = {name: vars(options)[name] for name in ("chunk", "new_tokens", "use_cache")}
+    with models.used_at(model, tokens):
+        (answered,) = passkey.score(model, tokenizer, [prompt], **reading)
+    return vars(answered.replies[0])
+
+
+def count(rows: Sequence[tuple[int, float | None, "Reply"]]) -> dict[str, Any]:
+    """Return the counts of replies, each with its length and depth: by both, and by length."""
+    from tape_ds.scoring.passkey import Passkey
+
+    cells = []
+    for nominal, depth in sorted({(nominal, depth) for nominal, depth, _ in rows}):
+        own = [reply for *place, reply in rows if place == [nominal, depth]]
+        known = all(reply.same_ids is not None for reply in own)
+        cell = {"length": nominal, "depth": depth, "trials": len(own)}
+        cell["correct"] = sum(reply.correct for reply in own)
+        cell["correct_ids"] = sum(bool(reply.same_ids) for reply in own) if known else None
+        cells.append(cell | {"mean_tokens": statistics.fmean(reply.tokens for reply in own)})
+    by_length = []
+    for nominal in sorted({nominal for nominal, *_ in rows}):
+        own = [reply for of, _, reply in rows if of == nominal]
+        by_length.append(Passkey(nominal, tuple(own)).to_dict())
+    return {"cells": cells, "passkeys": by_length}
+
+
+def announcement(options: argparse.Namespace, total: int) -> str:
+    """Return what is asked, in words."""
+    lengths = len(options.lengths)
+    where = f"{lengths} length{'' if lengths == 1 else 's'}"
+    if options.depths:
+        depths = len(options.depths)
+        where = f"{depths} depth{'' if depths == 1 else 's'} and {where}"
+    return f"passkeys: {options.trials} at each of {where} = {total:,} prompts"
+
+
+def show(options: argparse.Namespace, found: "FoundModel", folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write tables and picture, and print the tables."""
+    from tape_ds.scoring import heat_maps
+    from tape_ds.scoring.passkey import Passkey
+    from tape_ds.training import tables
+
     title = f"Passkeys found by {found.name_or_path} ({options.form}, {options.protocol})"
-    keywords = {name: vars(options)[name] for name in ("chunk", "new_tokens")}
-
-    def ask_all() -> dict[str, Any]:
-        if is_main_process():
-            lengths, depths = len(options.lengths), len(options.depths or [0])
-            places = f"{depths} depth{'s' * (depths != 1)} and " if options.depths else ""
-            total = options.trials * depths * lengths
-            where = f"{places}{lengths} length{'s' * (lengths != 1)}"
-            print(f"passkeys: {options.trials} at each of {where} = {total:,} prompts", flush=True)
-        model = found.load()
-        cost = Cost(found.device)
-        if options.use_cache and not passkey.reads_in_pieces(model) and is_main_process():
-            print("prompts are read in one piece: for this model pieces may give other numbers", flush=True)
-
-        def ask(question: "PasskeyQuestion") -> dict[str, Any]:
-            prompt = question.write()
-            # a nominal length may be less than the tokens
-            tokens = max(question.length, len(prompt.ids) + options.new_tokens)
-            with models.used_at(model, tokens):
-                (answered,) = passkey.score(model, tokenizer, [prompt], use_cache=options.use_cache, **keywords)
-            return vars(answered.replies[0])
-
-        def ask_about(text: "KeyedText") -> list[dict[str, Any]]:
-            with models.used_at(model, max(text.questions)):
-                return [each.to_dict() for each in passkey.score_shared(model, tokenizer, text, **keywords)]
-
-        replies: list[tuple[int, float | None, Reply]] = []  # with length and depth
-        if texts:
-            answered = work.run_jobs([(f"text {number}", text) for number, text in enumerate(texts)], ask_about)
-            for each in map(passkey.Passkey.from_dict, itertools.chain(*answered.values())):
-                replies += [(each.length, None, reply) for reply in each.replies]
-        else:
-            longest_first = sorted(questions, key=lambda question: -question.length)
-            answered = work.run_jobs([(question.name, question) for question in longest_first], ask)
-            for question in questions:
-                replies.append((question.length, question.depth, passkey.Reply(**answered[question.name])))
-        cells = []
-        for nominal, depth in sorted({(nominal, depth) for nominal, depth, _ in replies}):
-            own = [reply for *place, reply in replies if place == [nominal, depth]]
-            known = all(reply.same_ids is not None for reply in own)
-            cell = {"length": nominal, "depth": depth, "trials": len(own)}
-            cell["correct"] = sum(reply.correct for reply in own)
-            cell["correct_ids"] = sum(bool(reply.same_ids) for reply in own) if known else None
-            cells.append(cell | {"mean_tokens": statistics.fmean(reply.tokens for reply in own)})
-        by_length = []
-        for nominal in sorted({nominal for nominal, *_ in replies}):
-            by_length.append(passkey.Passkey(nominal, tuple(reply for of, _, reply in replies if of == nominal)))
-        tokens = sum(len(text.ids) for text in texts) or sum(reply.tokens for *_, reply in replies)
-        passkeys = [each.to_dict() for each in by_length]
-        return {"form": options.form, "cells": cells, "passkeys": passkeys, "cost": cost.taken(prompt_tokens=tokens)}
-
-    def show(figures: Mapping[str, Any]) -> None:
-        by_length = [passkey.Passkey.from_dict(each) for each in figures["passkeys"]]
-        written = heat_maps.write_passkeys(figures["cells"], work.folder, title=title, native_length=found.known_length)
-        print(f"\n{title}\n")
-        print(heat_maps.passkey_table(figures["cells"]))
-        tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length, "its length")
-        print(", ".join(str(path) for path in written))
-
-    shown = heat_maps.files(work.folder, NAME)
-    return work.run(ask_all, show, overwrite=options.overwrite, tables=shown)
+    by_length = [Passkey.from_dict(each) for each in figures["passkeys"]]
+    written = heat_maps.write_passkeys(figures["cells"], folder, title=title, native_length=found.known_length)
+    print(f"\n{title}\n")
+    print(heat_maps.passkey_table(figures["cells"]))
+    tables.print_passkeys({found.name_or_path: by_length}, found.known_length or by_length[-1].length, "its length")
+    print(", ".join(str(path) for path in written))
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
@@ -140,10 +156,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     group.add_argument(
         "--protocol",
         default="grid",
-        choices=("grid", "published", "multikey"),
+        choices=("grid", "published"),
         help="grid: keys at chosen depths (default); published: LongLoRA's filler, keys and places, numpy's seeds 0 to "
-        "19, at nominal lengths of which 3.75 characters a token are taken; multikey: ten keys with names in one text, "
-        "each asked for by its name",
+        "19, at nominal lengths of which 3.75 characters a token are taken",
     )
     group.add_argument(
         "--lengths",
@@ -164,10 +179,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         "--trials",
         type=int,
         help="prompts at each depth of each length: --trials 4 --lengths 4k 8k asks 4 x 5 depths x 2 lengths = 40 "
-        "(default: 5; published, multikey: 20 at each length)",
+        "(default: 5; published: 20 at each length)",
     )
     group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
-    group.add_argument("--new_tokens", type=int, default=NEW_TOKENS, help="of a reply (default: %(default)s)")
+    group.add_argument("--new_tokens", type=int, default=REPLY_TOKENS, help="of a reply (default: %(default)s)")
     group.add_argument(
         "--use_cache",
         type=str.lower,
@@ -180,10 +195,11 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     )
     options = parser.parse_args(argv)
     options.use_cache = options.use_cache == "true"
-    grid, published = options.protocol == "grid", options.protocol == "published"
+    grid = options.protocol == "grid"
     options.depths = options.depths or (list(DEPTHS) if grid else None)
-    options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)
-    options.trials = options.trials if options.trials is not None else TRIALS if grid else PUBLISHED_TRIALS
+    options.lengths = options.lengths or list(LENGTHS if grid else PUBLISHED_LENGTHS)
+    if options.trials is None:
+        options.trials = TRIALS if grid else PUBLISHED_TRIALS
 
     problems = below_one(options, "new_tokens", "chunk")
     if not grid and options.depths is not None:
@@ -201,33 +217,26 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         options.depths = depths
     if not grid and options.form != "longlora":
         problems.append(Problem("--form", options.form, f"{options.protocol} prompts use LongLoRA's", "leave it out"))
-    if options.protocol == "multikey" and not options.use_cache:
-        problems.append(Problem("--use_cache", False, "questions about one text share its cache", "leave it out"))
     if len(set(options.lengths)) < len(options.lengths):
         problems.append(Problem("--lengths", options.lengths, "one is given twice", "give each once"))
     return options, problems
 
 
-def prepare(
-    options: argparse.Namespace, model: "FoundModel", tokenizer: "PreTrainedTokenizerBase", problems: list[Problem]
-) -> tuple[list["PasskeyQuestion"], list["KeyedText"]]:
-    """Return the protocol's questions, or its texts with their questions."""
+def prepare(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> list["PasskeyQuestion"]:
+    """Return the protocol's questions."""
     from tape_ds.scoring.models import check_lengths
 
+    tokenizer = model.tokenizer()
     least = len(prompts.answer_ids(tokenizer, prompts.LARGEST_KEY) or ())
     if 1 <= options.new_tokens < least:
         wrong = f"{prompts.LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
     questions: list[PasskeyQuestion] = []
-    texts: list[KeyedText] = []
-    drawn: dict[str, Any] = {"seed": options.seed, "reply": options.new_tokens}
     with collecting(problems, "--{}"):
         if options.protocol == "published":
             questions = prompts.published(tokenizer, options.lengths, options.trials)
-        elif options.protocol == "multikey":
-            texts = multikey.draw(tokenizer, options.lengths, options.trials, **drawn)
         else:
-            drawn["form"] = options.form
+            drawn: dict[str, Any] = {"seed": options.seed, "form": options.form, "reply": options.new_tokens}
             questions = prompts.grid(tokenizer, options.lengths, options.depths, options.trials, **drawn)
     if options.protocol != "published" or model.position_limit is None:
         problems += check_lengths("--lengths", options.lengths, model)
@@ -238,4 +247,4 @@ def prepare(
             longest[question.length] = max(longest[question.length], needed)
         problems += check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
     raise_if_any(problems)
-    return questions, texts
+    return questions

@@ -6,6 +6,8 @@
         --stride 16k --bos --min_tokens 128k --max_tokens 128k --max_documents 20
     tape-ds evaluate perplexity MODEL --data bin:proof_pile.bin --lengths 8k --num_gpus 8
 
+--long_ppl adds LongPPL: the loss over the tokens that a long context predicts well and a short one does not.
+
 Three conventions, whose numbers do not compare: all_tokens scores every token of windows that overlap (LongLoRA, and
 Table 2 of TAPE, --stride 256), new_tokens scores each token once with what its window has before it (PoSE, YaRN,
 Hugging Face), blocks scores windows that do not overlap. Tokens that no window covers are counted, stored and shown.
@@ -25,12 +27,14 @@ from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring.windows import CONVENTIONS, Scoring
 
 if TYPE_CHECKING:
+    from tape_ds.scoring.long_ppl import LongJob
     from tape_ds.scoring.models import FoundModel
-    from tape_ds.scoring.window_jobs import Jobs, Texts
+    from tape_ds.scoring.window_jobs import Jobs, Texts, WindowJob
 
 NAME = "perplexity"
 STRIDE = 256  # the published one of all_tokens
 SPLIT = "heldout"
+LONG_PPL_SHORT = 4096  # as published
 SHORTEST = 2
 """Tokens of the shortest window and document: one to start from and one to predict."""
 SCORING = ("convention", "bos", "first_window", "drop_last", "spans")
@@ -46,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
 
-    from tape_ds.scoring import losses, models, resumable, window_jobs
+    from tape_ds.scoring import long_ppl, losses, models, resumable, window_jobs
     from tape_ds.scoring.resumable import Cost
 
     found = models.find(options, problems)
@@ -56,11 +60,14 @@ def main(argv: list[str] | None = None) -> int:
         problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
     if (reason := losses.unscorable(found.config)) is not None:
         problems.append(Problem("model", found.name_or_path, reason, "score another model"))
+    judge = find_judge(options, found, problems)
     raise_if_any(problems)
 
     choice = {name: vars(options)[name] for name in DOCUMENTS}
     stride = STRIDE if options.stride is None and options.convention != "blocks" else options.stride
     deciding = {name: vars(options)[name] for name in SCORING}
+    if options.long_ppl:
+        deciding["long_ppl"] = {"short": options.long_ppl_short, "judge": None if judge is None else judge.about()}
     work = resumable.Evaluation(
         NAME,
         resumable.folder(options.output, found),
@@ -88,11 +95,21 @@ def main(argv: list[str] | None = None) -> int:
         raise_if_any(problems)  # before the model is loaded
         jobs = window_jobs.plan(parts, options.lengths, scoring)
         require_covered(jobs, parts, options.lengths, scoring, found)
+        long_jobs = long_ppl.jobs(parts, options.lengths, options.long_ppl_short) if options.long_ppl else {}
         model = found.load()
+        judging = model if judge is None else judge.load()
         cost = Cost(found.device)
-        score_job = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
-        done = work.run_jobs(list(jobs.items()), score_job)
+        score_windows = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
+        score_long = partial(long_ppl.work, model, judging, parts, options.long_ppl_short, options.chunk)
+
+        def score_job(job: "WindowJob | LongJob") -> Any:
+            return score_long(job) if isinstance(job, long_ppl.LongJob) else score_windows(job)
+
+        planned: list[tuple[str, WindowJob | LongJob]] = [*jobs.items(), *long_jobs.items()]
+        done = work.run_jobs(sorted(planned, key=lambda item: -item[1].length), score_job)
         figures = window_jobs.figures(parts, options.lengths, scoring, jobs, done)
+        if options.long_ppl:
+            figures["long_ppl"] = long_ppl.figures(long_jobs, done)
         tokens = sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
         return {**figures, "cost": cost.taken(tokens=tokens)}
 
@@ -127,6 +144,20 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     group.add_argument("--first_window", action="store_true", help="only each document's first: PoSE's --truncate")
     group.add_argument("--drop_last", action="store_true", help="leave out each document's last: TAPE's eval.py")
     group.add_argument("--spans", type=length, metavar="N", help="loss by position, in spans of N tokens, too")
+    group.add_argument(
+        "--long_ppl", action="store_true", help="also the loss over the tokens that need a long context (LongPPL)"
+    )
+    group.add_argument(
+        "--long_ppl_short",
+        type=length,
+        metavar="N",
+        help="tokens of the short context, every 1,024 a new one (default: 4k)",
+    )
+    group.add_argument(
+        "--long_ppl_judge",
+        metavar="MODEL",
+        help="finds those tokens; of the same tokenizer (default: the model itself)",
+    )
     group.add_argument("--batch_size", type=int, default=1, metavar="N", help="windows at once (default: %(default)s)")
     group.add_argument("--chunk", type=int, default=1024, metavar="N", help="positions whose logits exist at once")
     options = parser.parse_args(argv)
@@ -142,6 +173,16 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
     if options.max_tokens is not None and options.max_tokens < options.min_tokens:
         wrong = f"less than --min_tokens {options.min_tokens}"
         problems.append(Problem("--max_tokens", options.max_tokens, wrong, "the larger of the two, or more"))
+    for name in ("long_ppl_short", "long_ppl_judge"):
+        if getattr(options, name) is not None and not options.long_ppl:
+            problems.append(Problem(f"--{name}", getattr(options, name), "--long_ppl is not given", "add --long_ppl"))
+    options.long_ppl_short = options.long_ppl_short or LONG_PPL_SHORT
+    if options.long_ppl and not any(tokens > options.long_ppl_short for tokens in options.lengths):
+        wrong = f"no length is longer than the short context, {options.long_ppl_short:,} tokens"
+        problems.append(Problem("--long_ppl", True, wrong, "give longer --lengths, or a shorter --long_ppl_short"))
+    if options.long_ppl and options.bos:
+        wrong = "LongPPL reads windows as they are in the text"
+        problems.append(Problem("--bos", True, wrong, "leave it out, or score without --long_ppl"))
     twice = sorted({spec for spec in options.data if options.data.count(spec) > 1})
     problems += [Problem("--data", spec, "named twice", "name it once") for spec in twice]
 
@@ -157,6 +198,32 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]
         wrong = f"a window of {min(options.lengths)} tokens moves by {room} at most, or tokens are left out"
         problems.append(Problem("--stride", stride, wrong, f"{room} or less, or longer --lengths"))
     return options, problems
+
+
+def find_judge(options: argparse.Namespace, model: "FoundModel", problems: list[Problem]) -> "FoundModel | None":
+    """Return the model that finds LongPPL's tokens, if it is another one."""
+    from tape_ds.data import tokenized
+    from tape_ds.scoring import losses, models
+
+    if options.long_ppl_judge is None:
+        return None
+    # as it is: the other options of a model are this command's model's
+    changed = {"model": options.long_ppl_judge, "tokenizer": None, "position_updates": "on", "rope_scaling": "own"}
+    asked = argparse.Namespace(**vars(options) | changed)
+    judges: list[FoundModel] = []
+    with collecting(problems):
+        judges.append(models.find(asked))
+    if not judges:
+        return None
+    (judge,) = judges
+    own = tokenized.tokenizer_fingerprint(model.tokenizer())
+    if tokenized.tokenizer_fingerprint(judge.tokenizer()) != own:
+        wrong = f"its tokenizer is not that of {model.name_or_path}"
+        problems.append(Problem("--long_ppl_judge", options.long_ppl_judge, wrong, "name a model with the same one"))
+    if (reason := losses.unscorable(judge.config)) is not None:
+        problems.append(Problem("--long_ppl_judge", options.long_ppl_judge, reason, "name another model"))
+    problems += models.check_lengths("--lengths", options.lengths, judge)
+    return judge
 
 
 def require_covered(
@@ -205,6 +272,15 @@ def show(figures: Mapping[str, Any], model: "FoundModel") -> None:
             if out["tokens"]:
                 words.append(f"{out['tokens']:,} tokens in no window")
             rows[f"{entry['length']:,}"] = "; ".join(words)
+        tables.print_rows(rows)
+    if figures.get("long_ppl"):
+        print("\nLongPPL")
+        rows = {}
+        for entry in figures["long_ppl"]:
+            value = "no key token" if entry["long_ppl"] is None else f"{entry['long_ppl']:.4f}"
+            share = f"{entry['key_tokens']:,} of {entry['targets']:,} tokens"
+            whole = f"{entry['perplexity']:.4f} over all of them"
+            rows[f"{entry['source']}, {entry['length']:,}"] = f"{value}; {share}; {whole}"
         tables.print_rows(rows)
     for source, documents in figures["loss_by_position"].items():
         print(f"\n{source}")

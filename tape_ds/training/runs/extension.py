@@ -1,4 +1,4 @@
-"""Runs that extend a pretrained model: held-out documents, passkeys and PoSE or packed sequences."""
+"""Runs that extend a pretrained model: held-out documents, passkeys, RULER, and PoSE or packed sequences."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,8 +29,9 @@ from tape_ds.models.loading.base_model import BaseModel
 from tape_ds.models.loading.config_file import family_note
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
+from tape_ds.scoring.ruler_questions import RulerQuestion
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import model_config, plots, tables
+from tape_ds.training import model_config, plots, ruler_scores, tables
 from tape_ds.training.held_out import (
     EvalDocument,
     Variant,
@@ -44,6 +45,7 @@ from tape_ds.training.run import Run, sample_count, weights_dtype
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"
+RULER = "results/ruler.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class Extension(Run):
     held_out: list[EvalDocument] = field(default_factory=list)
     prompts: list[passkey.PasskeyPrompt] = field(default_factory=list)
     """Each hides a number that the model is asked for."""
+    ruler: list[RulerQuestion] = field(default_factory=list)
 
     @classmethod
     def resolve(cls, recipe: ExtensionRecipe, base: BaseModel) -> "Extension":
@@ -75,8 +78,10 @@ class Extension(Run):
             self.arguments.seed,
             asked.passkey_form,
         )
+        ruler = ruler_scores.draw(tokenizer, asked.ruler_tasks, asked.ruler_lengths, asked.ruler_samples)
         sequences: Any = training_sequences(recipe, tokenizer, bad_rows) if recipe.trains else []
-        return replace(self, held_out=held_out, prompts=prompts, sequences=sequences, bad_rows=bad_rows)
+        read = {"held_out": held_out, "prompts": prompts, "ruler": ruler, "sequences": sequences}
+        return replace(self, **read, bad_rows=bad_rows)
 
     def load_model(self) -> extendable.Model:
         arguments, options = self.arguments, {}
@@ -174,6 +179,10 @@ class Extension(Run):
             prompts, file = self.prompts, self.output / PASSKEYS
             show = partial(tables.print_passkeys, native_length=native)
             callbacks.append(passkey_retrieval(prompts, self.tokenizer, self.variants, made, file, show))
+        if self.ruler:
+            file = self.output / RULER
+            arguments = (self.ruler, self.tokenizer, self.variants, made, file, tables.print_ruler)
+            callbacks.append(ruler_scores.ruler_scores(*arguments))
         return callbacks
 
     def figures(self) -> dict[str, Any]:
@@ -183,6 +192,7 @@ class Extension(Run):
             "native_length": self.base.length,
             "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
             "passkey": passkey_rows(passkeys),
+            "ruler": ruler_scores.rows_of(ruler_scores.read(self.output / RULER)) if self.ruler else [],
         }
 
     def show(self) -> None:
@@ -194,6 +204,8 @@ class Extension(Run):
             tables.print_loss_by_position(scores, native)
         if self.prompts:
             tables.print_passkeys(read_passkeys(self.output / PASSKEYS), native)
+        if self.ruler:
+            tables.print_ruler(ruler_scores.read(self.output / RULER))
 
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:

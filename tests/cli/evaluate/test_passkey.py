@@ -2,16 +2,12 @@
 
 import contextlib
 import csv
-import re
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tape_ds import results
 from tape_ds.cli.evaluate import passkey
 from tape_ds.scoring import models
-from tests.data.letters import END
 from tests.evaluation.found_models import asker
 from tests.scoring.readers import Reader
 
@@ -86,10 +82,6 @@ def test_all_problems_are_in_one_message(ask, tmp_path, capsys):
         (["--protocol", "published", "--depths", "0.5"], "--depths"),
         (["--protocol", "published", "--form", "pose"], "--form"),
         (["--protocol", "published", "--lengths", "100"], "--lengths"),
-        (["--protocol", "multikey", "--trials", "12"], "--trials"),
-        (["--protocol", "multikey", "--seed", "-1"], "--seed"),
-        (["--protocol", "multikey", "--lengths", "600", "9000"], "--lengths = 600"),
-        (["--protocol", "multikey", "--lengths", "3000", "--use_cache", "false"], "--use_cache"),
     ],
 )
 def test_what_a_protocol_excludes_is_refused(ask, capsys, words, field):
@@ -123,30 +115,3 @@ def test_angles_are_those_of_the_tokens_that_a_prompt_has(ask, tmp_path, monkeyp
     tokens = {each["tokens"] for each in figures(tmp_path)["passkeys"][0]["replies"]}
     assert set(used) == ({1200} if protocol == "grid" else {max(tokens) + 10})
     assert protocol == "grid" or max(tokens) > 4096
-
-
-class NamedReader(Reader):
-    """Finds the key of the name that the question has."""
-
-    def forward(self, input_ids, use_cache, logits_to_keep, past_key_values=None, cache=None):
-        cache = past_key_values if cache is None else cache  # transformers' newest and older name
-        seen = "".join(map(chr, input_ids[0].tolist()))
-        cache.update(*(torch.zeros(1, 1, len(seen), 1) for _ in range(2)), 0)  # cropped as a real one
-        self.read = self.read[: cache.get_seq_length() - len(seen)] + seen
-        text, _, question = self.read.rpartition("\nWhat is the pass key of the ")
-        name, _, written = question.rpartition("? The pass key of the ")
-        found = re.search(rf"The pass key of the {name} is ([0-9]+)", text)
-        reply = f" {found[1]}. " if found and name else ""
-        written = written.removeprefix(f"{name} is")
-        logits = torch.zeros(1, 1, 128)
-        logits[..., ord(reply[len(written)]) if len(written) < len(reply) else END] = 1.0
-        return SimpleNamespace(logits=logits)
-
-
-def test_keys_among_keys_are_found_by_name(ask, tmp_path):
-    words = ["--protocol", "multikey", "--lengths", "3000", "4000", "--trials", "10"]
-    assert ask(NamedReader(0), *words)[0] == 0
-    found = figures(tmp_path)
-    counts = [(each["length"], each["correct"], each["trials"]) for each in found["passkeys"]]
-    assert counts == [(3000, 10, 10), (4000, 10, 10)]
-    assert all(each["same_ids"] for part in found["passkeys"] for each in part["replies"])

@@ -15,7 +15,7 @@ from tape_ds import results
 from tape_ds.cli.evaluate import perplexity
 from tape_ds.data.sources import token_file
 from tape_ds.data.tokenized import tokenizer_fingerprint
-from tape_ds.scoring import losses, models, window_jobs
+from tape_ds.scoring import long_ppl, losses, models, window_jobs
 from tests.data.sources import token_writers
 from tests.models.helpers import VOCABULARY
 
@@ -279,3 +279,27 @@ def test_a_header_is_not_scored(evaluate, documents, base, tmp_path, capsys):
     for name in ("x.npy", "x.bin"):
         code = perplexity.main([str(base), "--data", f"bin:{tmp_path}/{name}", "--lengths", "32"])
         assert code == 2 and f"tokens:{tmp_path}/{name}" in capsys.readouterr().err
+
+
+def test_long_ppl_of_the_windows(evaluate, spec, documents, base, tmp_path):
+    """Key tokens are those of the windows that are longer than the short context, found by the model or by a judge."""
+    asked = ("--data", spec, "--lengths", 16, 64, "--long_ppl", "--long_ppl_short", 24)
+    (entry,) = evaluate(*asked)["long_ppl"]
+    model = LlamaForCausalLM.from_pretrained(base).eval()
+    parts = []
+    for ids in documents.values():
+        for start in range(0, len(ids) - 63, 64):
+            ids_1T = torch.tensor([ids[start : start + 64]])
+            parts.append(long_ppl.score(model, model, ids_1T, short=24))
+    assert (entry["length"], entry["windows"], entry["targets"]) == (64, 3, 3 * 40)
+    assert entry["nll"] == pytest.approx(long_ppl.pooled(parts)["nll"], abs=1e-5)
+    assert entry["key_tokens"] == long_ppl.pooled(parts)["key_tokens"]
+    assert evaluate(*asked, "--long_ppl_judge", base)["long_ppl"] == [entry]
+
+
+def test_long_ppl_that_cannot_be_is_refused(base, spec, tmp_path, capsys):
+    words = [str(base), "--data", spec, "--lengths", "16", "--output", str(tmp_path / "out")]
+    assert perplexity.main([*words, "--long_ppl"]) == 2
+    assert "--long_ppl = True: no length is longer than the short context, 4,096 tokens" in capsys.readouterr().err
+    assert perplexity.main([*words, "--long_ppl_judge", str(base)]) == 2
+    assert "--long_ppl is not given" in capsys.readouterr().err

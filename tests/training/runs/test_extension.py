@@ -129,3 +129,26 @@ def test_passkeys_are_asked_of_every_method_alike(model):
     assert list(asking.after) == ["norms, trained"]
     with pytest.raises(UserError, match="without any filler"):
         assemble(recipe(model, passkey_lengths="5"))
+
+
+def test_rulers_questions_are_asked_of_every_variant(model):
+    """The same ones for every method; each variant's replies are scored by task and length."""
+    asked = {"ruler_lengths": "1k", "ruler_tasks": "vt,fwe", "ruler_samples": 2}
+    one, other = (assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
+    assert [(each.task, each.length, each.number) for each in one.ruler] == [
+        (task, 1024, number) for task in ("vt", "fwe") for number in (0, 1)
+    ]
+    assert one.ruler == other.ruler
+    assert all(len(each.ids) + each.new_tokens <= 1024 for each in one.ruler)
+    (asking,) = one.scoring()
+    assert asking.file.name == "ruler.json" and list(asking.after) == ["norms, trained"]
+    found = asking.measure(one.model, asking.before)
+    assert [(row["task"], row["length"], row["samples"]) for row in found["untouched"]] == [
+        ("vt", 1024, 2),
+        ("fwe", 1024, 2),
+    ]
+    for row in found["untouched"]:
+        assert row["score"] == sum(reply["score"] for reply in row["replies"]) / 2
+        assert row["low"] <= row["score"] <= row["high"]
+    asking.write(asking.file, found)
+    assert asking.read(asking.file) == found

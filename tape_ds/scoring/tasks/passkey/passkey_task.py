@@ -14,13 +14,11 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
 from tape_ds.data import passkey, tokenizer
-from tape_ds.data.passkey import same_ids
+from tape_ds.data.passkey import REPLY_TOKENS, same_ids
 from tape_ds.scoring.passkey import first_integer
 
 TOKENIZER_NAMES = ("tokenizer", "pretrained", "model")
 """Under which lm-eval's model arguments may name a tokenizer, the first one found counts."""
-REPLY = 10
-"""Tokens, as ``max_gen_toks`` in the YAML."""
 RULES = ("exact_match", "exact_ids")
 
 
@@ -36,7 +34,7 @@ def documents(
         )
     loaded = load(named[0])
     rows = []
-    for question in passkey.grid(loaded, lengths, depths, trials, seed=seed, form=form, reply=REPLY):
+    for question in passkey.grid(loaded, lengths, depths, trials, seed=seed, form=form, reply=REPLY_TOKENS):
         prompt = question.write()
         shared = {"length": prompt.length, "depth": prompt.depth, "trial": prompt.trial, "key": prompt.key}
         rows.append({**shared, "prompt": prompt.text, "tokenizer": named[0]})

@@ -1,0 +1,263 @@
+"""RULER: how well a model uses its context, by task and length, without the network.
+
+    tape-ds evaluate ruler runs/demo --lengths 4k 8k 16k
+    tape-ds evaluate ruler smollm2 --lengths 4k 8k --tasks niah_multikey_2 vt --samples 25
+    tape-ds evaluate ruler MODEL --chat --lengths 32k 64k 128k --num_gpus 8
+    tape-ds evaluate ruler MODEL --haystack "text:essays/*.txt" --squad dev-v2.0.json
+    tape-ds evaluate ruler runs/demo --against runs/evaluation/smollm2      differences from the base
+
+Texts, answers and scores are those of the installed lm-eval, but prompt and reply together never exceed the length,
+whatever the tokenizer. Five tasks hide needles in essays: --haystack names them, in place of which this command has
+texts of an installed package. Numbers with another haystack do not compare. The two tasks about documents are asked
+if --squad and --hotpot name their files. Replies are greedy.
+
+Effective lengths, by RULER's threshold (85.6 %) and by the model's own (85 % of its score at the shortest length), come
+with the probability that they are reached. Written to the folder of results: ``ruler.json`` (every reply),
+``ruler.csv``, ``ruler.md``, ``ruler.png``. An interrupted evaluation resumes with the next question when the same
+command is started again. Exit codes: 0 done; 2 a mistake.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tape_ds import storage
+from tape_ds.arguments import Parser, add_model, add_output, below_one, length
+from tape_ds.errors import Problem, UserError, collecting, command, did_you_mean, is_main_process, raise_if_any
+from tape_ds.scoring import CHUNK
+
+if TYPE_CHECKING:
+    from tape_ds.data.sources import Source
+    from tape_ds.scoring.models import FoundModel
+    from tape_ds.scoring.ruler_questions import DrawnTask, RulerQuestion
+
+NAME = "ruler"
+LENGTHS = (4096, 8192, 16384)
+SAMPLES = 25
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, draw, ask, count, write, print."""
+    options, problems = parse(argv)
+
+    from tape_ds.scoring import models, resumable, ruler_questions, ruler_tables
+    from tape_ds.scoring.resumable import Cost
+
+    base = read_base(options.against, problems)
+    tasks = choose_tasks(options, problems)
+    found: FoundModel | None = None
+    with collecting(problems):
+        found = models.find(options)
+    if found is None:  # its tokenizer measures everything else
+        raise UserError(problems)
+    problems += models.check_lengths("--lengths", options.lengths, found)
+    drawn, source = draw(options, tasks, found, problems)
+
+    questions = [question for each in drawn for question in each.questions]
+    config: dict[str, Any] = {name: vars(options)[name] for name in ("lengths", "samples", "chat", "chunk")}
+    config |= {"tasks": tasks, "sentences": splitter(tasks)}
+    data = {"questions": ruler_questions.fingerprint(questions), source.spec: source.fingerprint()}
+    if options.against is not None:
+        data["against"] = storage.digest(base_file(options.against))
+    work = resumable.Evaluation(
+        NAME,
+        resumable.folder(options.output, found),
+        model=found.about(),
+        config=config,
+        data=data,
+        seed=options.seed,
+    )
+    models.print_notes(found, options.lengths)
+    title = f"RULER: {found.name_or_path} ({'chat' if options.chat else 'base'})"
+
+    def ask_all() -> dict[str, Any]:
+        from tape_ds.scoring import ruler
+
+        model = found.load()
+        cost = Cost(found.device)
+        longest_first = sorted(questions, key=lambda question: -len(question.ids))
+        ask = partial(answer, model, found.tokenizer(), options.chunk)
+        answered = work.run_jobs([(question.name, question) for question in longest_first], ask)
+        replies = [row(question, answered[question.name]) for question in questions]
+        figures = ruler.figures(replies, seed=options.seed, against=base)
+        asked = {task: [each.room for each in drawn if each.questions[0].task == task] for task in tasks}
+        figures |= {"haystack": source.spec, "not_asked": not_asked(tasks), "room": asked}
+        if options.against is not None:
+            figures["against"] = options.against
+        tokens = sum(len(question.ids) for question in questions)
+        return {**figures, "cost": cost.taken(prompt_tokens=tokens)}
+
+    def show(figures: Mapping[str, Any]) -> None:
+        written = ruler_tables.write(figures, work.folder, title)
+        print(f"\n{title}\n\n{ruler_tables.summary(figures)}\n\n{ruler_tables.table(figures)}\n")
+        print(", ".join(str(path) for path in written))
+
+    if is_main_process():
+        print(f"{NAME}: {len(questions):,} questions of {len(tasks)} tasks", flush=True)
+    return work.run(ask_all, show, overwrite=options.overwrite, tables=ruler_tables.files(work.folder))
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Problem]]:
+    """Return the options, and what is wrong with them whatever the model."""
+    parser = Parser(prog="tape-ds evaluate ruler", description=__doc__)
+    add_model(parser)
+    add_output(parser)
+    group = parser.add_argument_group("RULER")
+    group.add_argument(
+        "--lengths",
+        type=length,
+        nargs="+",
+        default=list(LENGTHS),
+        metavar="N",
+        help="tokens of prompt and reply, such as 4096 or 4k (default: 4k 8k 16k)",
+    )
+    group.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all whose data are there")
+    group.add_argument(
+        "--samples", type=int, default=SAMPLES, help="of each task and length, 500 at most (default: %(default)s)"
+    )
+    group.add_argument("--chat", action="store_true", help="ask in the form of the model's chat template")
+    group.add_argument("--haystack", metavar="SPEC", help="data of the essays' place, as in recipes")
+    group.add_argument("--squad", metavar="FILE", help="SQuAD's dev-v2.0.json, for the task qa_squad")
+    group.add_argument("--hotpot", metavar="FILE", help="HotpotQA's hotpot_dev_distractor_v1.json, for qa_hotpot")
+    group.add_argument(
+        "--against", metavar="FOLDER", help="results of another model, or their ruler.json, to compare with"
+    )
+    group.add_argument(
+        "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
+    )
+    options = parser.parse_args(argv)
+    problems = below_one(options, "chunk", "samples")
+    if options.seed < 0:
+        problems.append(Problem("--seed", options.seed, "below 0", "give 0 or more"))
+    for name in ("lengths", "tasks"):
+        given = getattr(options, name) or []
+        if len(set(given)) < len(given):
+            problems.append(Problem(f"--{name}", given, "one is given twice", "give each once"))
+    options.lengths = sorted(set(options.lengths))
+    return options, problems
+
+
+def choose_tasks(options: argparse.Namespace, problems: list[Problem]) -> list[str]:
+    """Return the tasks to ask, in RULER's order."""
+    from tape_ds.scoring.ruler_generators import QA_FILES, tasks
+
+    missing = {task: name for task, name in QA_FILES.items() if getattr(options, name) is None}
+    if options.tasks is None:
+        return [task for task in tasks() if task not in missing]
+    for task in options.tasks:
+        if task not in tasks():
+            problems.append(Problem("--tasks", task, "not a task of RULER", did_you_mean(task, tasks())))
+        elif task in missing:
+            remedy = f"give --{missing[task]} FILE, or leave the task out"
+            problems.append(Problem("--tasks", task, "its questions are in a file that is not named", remedy))
+    for task, name in QA_FILES.items():
+        if task not in missing and task not in options.tasks:
+            problems.append(Problem(f"--{name}", getattr(options, name), f"{task} is not asked", "leave it out"))
+    return [task for task in tasks() if task in options.tasks]
+
+
+def draw(
+    options: argparse.Namespace, tasks: Sequence[str], model: "FoundModel", problems: list[Problem]
+) -> tuple[list["DrawnTask"], "Source"]:
+    """Return the questions of every task and length, and the haystack.
+
+    Raises:
+        UserError: with ``problems`` and all that is wrong here.
+    """
+    from tape_ds.data.sources import parse_all
+    from tape_ds.scoring import ruler_questions
+    from tape_ds.scoring.ruler_generators import QA_FILES, Generators, NoQuestionError, hides_in_essays
+
+    spec = options.haystack or ruler_questions.HAYSTACK
+    sources: list[Source] = []
+    texts: list[str] = []
+    with collecting(problems):
+        sources = parse_all([spec], "--haystack")
+        if sources[0].tokenised:
+            wrong = "it holds token ids, and needles are hidden in texts"
+            raise_if_any([Problem("--haystack", spec, wrong, "name the texts")])
+        if any(hides_in_essays(task) for task in tasks):
+            texts = [document.text for document in sources[0].documents("heldout")]
+    if options.haystack is not None and tasks and not any(hides_in_essays(task) for task in tasks):
+        problems.append(Problem("--haystack", spec, "no task hides needles in essays", "leave it out"))
+    files = {name: Path(getattr(options, name)) for name in QA_FILES.values() if getattr(options, name) is not None}
+    generators = Generators(lambda: texts, files)
+    problems += generators.check_qa()
+    tokenizer = model.tokenizer()
+    if options.chat and tokenizer.chat_template is None:
+        wrong = "the tokenizer has no chat template"
+        problems.append(Problem("--chat", True, wrong, "leave it out, or name a --tokenizer that has one"))
+    with collecting(problems, "--{}"):
+        raise_if_any(ruler_questions.check(tasks, options.lengths, options.samples, tokenizer, texts, spec))
+    raise_if_any(problems)  # before texts are made, which takes seconds for long ones
+    drawn = []
+    for task in tasks:
+        for tokens in options.lengths:
+            # with seed 0, the default, lm-eval's own seeds
+            keywords = {"chat": options.chat, "seed": options.seed or None}
+            try:
+                drawn.append(ruler_questions.draw(generators, task, tokenizer, tokens, options.samples, **keywords))
+            except NoQuestionError as error:
+                problem = ruler_questions.too_short(task, tokens, error)
+                problems.append(replace(problem, field="--lengths"))
+    raise_if_any(problems)
+    return drawn, sources[0]
+
+
+def answer(model: Any, tokenizer: Any, chunk: int, question: "RulerQuestion") -> dict[str, Any]:
+    """Return the reply to a question and its score."""
+    from tape_ds.scoring import generation, models, replies, ruler_questions
+    from tape_ds.scoring.losses import bare, evaluating
+
+    ends = generation.ends_of(model, tokenizer)
+    causal_lm = bare(model)
+    with models.used_at(model, question.length), evaluating(causal_lm):
+        ids = replies.reply(causal_lm, question.ids, new_tokens=question.new_tokens, ends=ends, chunk=chunk)
+    reply = tokenizer.decode(ids, skip_special_tokens=True)
+    return {"reply": reply, "score": ruler_questions.score(question.task, question.document, reply)}
+
+
+def row(question: "RulerQuestion", answered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is stored of a question and its reply."""
+    place = {"task": question.task, "length": question.length, "question": question.number}
+    return {**place, "tokens": len(question.ids), "answers": question.document["outputs"], **answered}
+
+
+def splitter(tasks: Sequence[str]) -> str | None:
+    """Return the name of what splits the haystack into sentences; None if there is none to split."""
+    from tape_ds.scoring.ruler_generators import hides_in_essays, sentence_splitter
+
+    return sentence_splitter()[0] if any(hides_in_essays(task) for task in tasks) else None
+
+
+def not_asked(tasks: Sequence[str]) -> list[str]:
+    from tape_ds.scoring.ruler_generators import tasks as all_tasks
+
+    return [task for task in all_tasks() if task not in tasks]
+
+
+def base_file(given: str) -> Path:
+    path = Path(given)
+    return path / f"{NAME}.json" if path.is_dir() else path
+
+
+def read_base(given: str | None, problems: list[Problem]) -> list[Mapping[str, Any]] | None:
+    """Return the stored replies of the model to compare with."""
+    if given is None:
+        return None
+    from tape_ds import results
+
+    file = base_file(given)
+    try:
+        replies = results.load(file).figures["replies"]
+        return [{"task": each["task"], "length": each["length"], "score": each["score"]} for each in replies]
+    except (OSError, KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
+        wrong = f"{file.name} in it is no result of this command ({type(error).__name__})"
+        remedy = "name the folder of results that 'tape-ds evaluate ruler' wrote for the base"
+        problems.append(Problem("--against", given, wrong, remedy))
+        return None

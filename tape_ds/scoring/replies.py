@@ -1,0 +1,108 @@
+"""Greedy replies to prompts: the prompt is read once, into a cache, then the reply is read token by token.
+
+A text that several questions share is read once; each question continues a cache of the text. A cache of full layers is
+cut back after a reply. Other layers (sliding windows, states) have forgotten what stood there, so each question gets a
+copy of the cache.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from tape_ds.models.inputs import CACHE
+from tape_ds.scoring import CHUNK
+
+
+def reads_in_pieces(causal_lm: Any) -> bool:
+    """Return whether reading a text in pieces, from a cache, is exact: an encoding of this project declares it with
+    ``cache_exact``; transformers' models promise nothing."""
+    return bool(getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False))
+
+
+def reply(
+    causal_lm: Any,
+    ids: Sequence[int],
+    *,
+    new_tokens: int,
+    ends: Sequence[int] = (),
+    chunk: int = CHUNK,
+    length: int | None = None,
+    use_cache: bool = True,
+) -> list[int]:
+    """Return the greedy continuation of a prompt, in evaluation mode.
+
+    Args:
+        causal_lm: bare, see :func:`tape_ds.scoring.losses.bare`.
+        new_tokens: of the reply; without ``ends`` exactly as many.
+        ends: tokens that end the reply, and are part of it.
+        chunk: tokens of the prompt that are read at once, if the model :func:`reads_in_pieces`.
+        length: reads in as many pieces as a prompt of this length, so that prompts of one nominal length call the same
+            modules equally often. Default: the prompt's own.
+        use_cache: False reads the whole text again for every new token.
+    """
+    cache = DynamicCache(config=causal_lm.config) if use_cache else None
+    pieces = 1
+    if reads_in_pieces(causal_lm):
+        pieces = -(-(length or len(ids)) // chunk)
+    return _continue(causal_lm, ids, cache, pieces, new_tokens, ends)
+
+
+def replies_about(
+    causal_lm: Any,
+    text: Sequence[int],
+    questions: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    ends: Sequence[int] = (),
+    chunk: int = CHUNK,
+) -> Iterator[list[int]]:
+    """Yield the reply to each of the questions that follow a text; the text is read once. See :func:`reply`."""
+    cache = DynamicCache(config=causal_lm.config)
+    pieces = 1
+    if reads_in_pieces(causal_lm):
+        pieces = -(-len(text) // chunk)
+    _continue(causal_lm, text, cache, pieces, 1, ())
+    # layers of every other kind keep less than the whole text
+    cuttable = all(type(layer) is DynamicLayer for layer in cache.layers)
+    for question in questions:
+        own = cache if cuttable else copy.deepcopy(cache)
+        ids = _continue(causal_lm, question, own, 1, new_tokens, ends)
+        yield ids
+        if cuttable:
+            cache.crop(-(len(question) + len(ids) - 1))  # the last new token was not read
+
+
+@torch.no_grad()
+def _continue(
+    causal_lm: Any,
+    ids: Sequence[int],
+    cache: DynamicCache | None,
+    pieces: int,
+    new_tokens: int,
+    ends: Sequence[int],
+) -> list[int]:
+    """Read ``ids`` in a number of pieces, after the tokens of the cache; return the greedy continuation. Only the
+    logits of the last token are computed."""
+    ids_1T = torch.tensor([ids], device=causal_lm.get_input_embeddings().weight.device)
+
+    def next_token(unread_1T: Tensor) -> Tensor:
+        inputs = {"input_ids": unread_1T, CACHE: cache, "use_cache": cache is not None, "logits_to_keep": 1}
+        token_1: Tensor = causal_lm(**inputs).logits[:, -1].argmax(dim=-1)
+        return token_1
+
+    unread = ids_1T
+    if cache is not None:
+        *first, unread = ids_1T.tensor_split(min(pieces, len(ids)), dim=1)
+        for piece_1T in first:
+            next_token(piece_1T)
+    chosen = [next_token(unread)]
+    # without ends nothing waits for the device
+    while len(chosen) < new_tokens and not (ends and int(chosen[-1]) in ends):
+        last_1T = chosen[-1][None]
+        ids_1T = torch.cat((ids_1T, last_1T), dim=1)
+        chosen.append(next_token(ids_1T if cache is None else last_1T))
+    return [int(token) for token in torch.cat(chosen)]

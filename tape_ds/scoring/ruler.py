@@ -1,0 +1,148 @@
+"""RULER's figures: scores by task and length, and the length that a model can be said to use.
+
+An effective length is the longest one that reaches a threshold: RULER's, 85.6 %, which Llama2-7B reaches at 4,096
+tokens (Hsieh et al. 2024, arXiv:2404.06654, Table 3), or 85 % of the model's own score at its shortest length (NoLiMa,
+Modarressi et al. 2025, arXiv:2502.05167). RULER's threshold is one of all 13 tasks; with fewer, another model would be
+at it.
+
+Scores are shares, 0 to 1. The questions of each task and length are resampled, and a probability is the share of the
+samples whose mean reaches the threshold.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+PUBLISHED_THRESHOLD = 0.856
+OWN_SHARE = 0.85
+RESAMPLES = 10_000
+Z_95 = 1.959963984540054  # the normal distribution has 95 % within as many standard deviations
+INTERVAL = (0.025, 0.975)
+Scores = dict[tuple[str, int], list[float]]
+"""Of every question, by task and length."""
+
+
+def scores_of(replies: Iterable[Mapping[str, Any]]) -> Scores:
+    found: Scores = {}
+    for reply in replies:
+        found.setdefault((reply["task"], reply["length"]), []).append(float(reply["score"]))
+    return found
+
+
+def figures(
+    replies: Sequence[Mapping[str, Any]], *, seed: int, against: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Return all figures of an evaluation but its cost.
+
+    Args:
+        replies: plain mappings with ``task``, ``length``, ``score``, ``tokens`` of the prompt, and more, in order.
+        seed: of the resampling.
+        against: replies of another model, for the differences.
+    """
+    scores = scores_of(replies)
+    lengths = sorted({length for _, length in scores})
+    means = _resampled(scores, lengths, seed)
+    cells = []
+    for (task, length), values in scores.items():
+        own = [reply for reply in replies if (reply["task"], reply["length"]) == (task, length)]
+        low, high = wilson(math.fsum(values), len(values))
+        cells.append(
+            {
+                "task": task,
+                "length": length,
+                "samples": len(values),
+                "score": math.fsum(values) / len(values),
+                "low": low,
+                "high": high,
+                "mean_tokens": math.fsum(reply["tokens"] for reply in own) / len(own),
+            }
+        )
+    first = lengths[0]
+    by_length = []
+    for length in lengths:
+        low, high = np.quantile(means[length], INTERVAL).tolist()
+        own_threshold = OWN_SHARE * means[first]
+        by_length.append(
+            {
+                "length": length,
+                "tasks": sum(of == length for _, of in scores),
+                "mean": _mean(scores, length),
+                "low": low,
+                "high": high,
+                "reaches_published": float((means[length] >= PUBLISHED_THRESHOLD).mean()),
+                "reaches_own": float((means[length] >= own_threshold).mean()),
+            }
+        )
+    found = {
+        "cells": cells,
+        "lengths": by_length,
+        "effective": {
+            "published": _effective(by_length, PUBLISHED_THRESHOLD, "reaches_published"),
+            "own": _effective(by_length, OWN_SHARE * _mean(scores, first), "reaches_own"),
+        },
+        "replies": list(replies),
+    }
+    if against is not None:
+        found["differences"] = differences(scores, scores_of(against), seed)
+    return found
+
+
+def differences(scores: Scores, base: Scores, seed: int) -> list[dict[str, Any]]:
+    """Return how much more a model scores than another at each length that both were asked, over the tasks of both.
+
+    Questions that both were asked are resampled together.
+    """
+    common = {key for key in scores if key in base and len(scores[key]) == len(base[key])}
+    gains: Scores = {}
+    for key in sorted(common):
+        gains[key] = [own - theirs for own, theirs in zip(scores[key], base[key], strict=True)]
+    lengths = sorted({length for _, length in common})
+    means = _resampled(gains, lengths, seed)
+    rows = []
+    for length in lengths:
+        low, high = np.quantile(means[length], INTERVAL).tolist()
+        theirs = {key: base[key] for key in gains}
+        row = {"length": length, "tasks": sum(of == length for _, of in gains), "base": _mean(theirs, length)}
+        rows.append(row | {"difference": _mean(gains, length), "low": low, "high": high})
+    return rows
+
+
+def wilson(total: float, samples: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a mean of shares (Wilson 1927); wider than needed where scores lie between 0 and
+    1, since no shares vary more than right and wrong answers do."""
+    share = total / samples
+    spread = Z_95**2 / samples
+    centre = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _mean(scores: Scores, length: int) -> float:
+    """Return the mean of the tasks' means, as RULER takes it."""
+    of_tasks = [math.fsum(values) / len(values) for (_, of), values in scores.items() if of == length]
+    return math.fsum(of_tasks) / len(of_tasks)
+
+
+def _resampled(scores: Scores, lengths: Sequence[int], seed: int) -> dict[int, np.ndarray]:
+    """Return means of resampled questions, fp64 [RESAMPLES], by length."""
+    found = {}
+    for length in lengths:
+        generator = np.random.default_rng((seed, length))
+        of_tasks = []
+        for (_, of), values in scores.items():
+            if of == length:
+                chosen_RN = generator.integers(len(values), size=(RESAMPLES, len(values)))
+                of_tasks.append(np.array(values)[chosen_RN].mean(axis=1))
+        found[length] = np.mean(of_tasks, axis=0)
+    return found
+
+
+def _effective(by_length: Sequence[Mapping[str, Any]], threshold: float, name: str) -> dict[str, Any]:
+    """Return the longest length that reaches a threshold, and how probable that is; of none, the shortest's
+    probability."""
+    reached = [each for each in by_length if each["mean"] >= threshold]
+    decisive = reached[-1] if reached else by_length[0]
+    length = decisive["length"] if reached else None
+    return {"threshold": threshold, "length": length, "probability": decisive[name]}
