@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from tape_ds.scoring import CHUNK
-from tape_ds.scoring.passkey import reads_in_pieces
+from tape_ds.scoring.replies import reads_in_pieces
 from tape_ds.serving.refusal import RefusalError
 from tape_ds.serving.served import Served
 from tape_ds.serving.settings import AnswerSettings
