@@ -139,6 +139,19 @@ def test_files_of_a_glob_or_folder_are_read_in_the_order_of_their_names(tmp_path
     assert "token files of 2 kinds" in wrong(f"tokens:{tmp_path}")
 
 
+def test_a_folder_with_files_of_several_programs_is_refused(tmp_path):
+    """Both are .bin: their documents were read as those of one corpus."""
+    write.megatron(tmp_path / "a", [[5, END]])
+    write.llm_c(tmp_path / "b.bin", [[5, 6]], "uint16")
+    assert "token files of 2 kinds (Megatron's .bin and .idx, llm.c's token file)" in wrong(f"tokens:{tmp_path}")
+
+
+def test_prefixes_of_megatron_may_be_globbed(tmp_path):
+    for name in "ba":
+        write.megatron(tmp_path / f"{name}_text_document", [[ord(name), END]])
+    assert read(f"tokens:{tmp_path}/*_text_document") == [[97, END], [98, END]]
+
+
 def test_folders_with_an_index_may_be_globbed(tmp_path):
     for name in "ba":
         write.mds(tmp_path / name, [[ord(name), END], [5], [6]])
@@ -268,7 +281,7 @@ def test_a_shard_that_grows_when_decompressed_is_refused(tmp_path):
         ("own.bin", "a file of tape-ds prepare-test-set"),
         ("float.npy", "not whole numbers of one or two axes"),
         ("objects.npy", "objects.npy cannot be read: .*objects"),
-        ("empty", "token files of 0 kinds"),
+        ("empty", "(?s)a folder without token files .*the folder that holds them, or all below it"),
     ],
 )
 def test_what_is_no_token_file_is_refused(place, said, tmp_path):
