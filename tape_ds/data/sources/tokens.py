@@ -265,6 +265,8 @@ class TokenCorpus(TokenSource):
     def _rows(self, unit: Unit, part: int) -> Iterator[tuple[str, np.ndarray]]:
         border = self._border(unit)
         table = self._table(unit)
+        if self.named.get("end") == "file":
+            table = TokenTable.of_one_row(table.ids)
         for at, ids in table.documents(part, border):
             yield f"{unit.name}@{at}", ids
 

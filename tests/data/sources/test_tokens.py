@@ -125,6 +125,14 @@ def test_rows_of_an_array_of_two_axes_are_documents(tmp_path):
     assert read(f"tokens:{tmp_path}/x.npy#end=5") == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
 
 
+def test_a_file_is_one_document_where_that_is_said(tmp_path):
+    """end=file was passed over where a format records documents."""
+    write.megatron(tmp_path / "a", [[5, END], [6, END]])
+    np.save(tmp_path / "b.npy", np.array([[5, 6], [7, 8]], np.uint16))
+    assert read(f"tokens:{tmp_path}/a#end=file") == [[5, END, 6, END]]
+    assert read(f"tokens:{tmp_path}/b.npy#end=file") == [[5, 6, 7, 8]]
+
+
 def test_files_of_a_glob_or_folder_are_read_in_the_order_of_their_names(tmp_path):
     parts = {"b": [[5, 6, END]], "a": [[7, END], [8, END]], "c": [[9, END]]}
     for name, documents in parts.items():
