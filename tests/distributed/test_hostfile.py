@@ -161,7 +161,7 @@ def test_every_machine_is_asked_at_once_and_those_without_an_answer_are_named(wr
 
 def test_words_of_ssh_in_another_encoding_are_shown(written):
     """They ended the command with a UnicodeDecodeError."""
-    with pytest.raises(UserError, match="latin1 does not answer .caf.: closed"):
+    with pytest.raises(UserError, match=r"latin1 does not answer .caf.: closed"):
         hostfile.machines(written("latin1 slots=1\n"))
 
 
