@@ -154,7 +154,7 @@ def count_of_rest(head: bytes, size: int) -> str | None:
     for at in range(min(_COUNTED_IN, len(head) - 3)):
         word = head[at : at + 4]
         for order in ("little", "big"):
-            number = int.from_bytes(word, order)  # type: ignore[arg-type]
+            number = int.from_bytes(word, order)
             if number in counts:
                 return f"bytes {at} to {at + 3} are {number:,}, a count of what follows"
     return None
