@@ -45,6 +45,12 @@ OWN_FILES: Mapping[str, re.Pattern[str]] = {
     PROFILE: re.compile(r"(trace|memory|summary)_rank\d+\.(json\.gz|pickle|md)"),
 }
 """Folder -> names of the files that a run writes there; any other file in it is a person's."""
+_TRAINED_FILES = re.compile(
+    r"trained\.(json|safetensors)|adapter_(config\.json|model\.safetensors)|(generation_)?config\.json"
+    r"|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|chat_template\.jinja"
+    r"|tokenizer(_config)?\.(json|model)|(special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt"
+)
+"""Names of the files of trained weights, for folders of older versions, which kept no list."""
 
 
 def trained_of(folder: Path) -> Path:
@@ -71,6 +77,15 @@ def trained_files(output: Path) -> list[str] | None:
     begun = read(output / BEGUN)
     names = None if begun is None else begun.get("trained")
     return names if isinstance(names, list) else None
+
+
+def older_trained_files(output: Path) -> list[str]:
+    """Return the paths within ``trained`` of files named as a run's, where a run that kept no list left its record."""
+    folder = output / TRAINED
+    record = read(folder / RECORD) or {}
+    if not {"method", "names", "format"} <= record.keys():
+        return []
+    return [path.name for path in folder.iterdir() if path.is_file() and _TRAINED_FILES.fullmatch(path.name)]
 
 
 def add_trained_files(output: Path, names: Iterable[str]) -> None:

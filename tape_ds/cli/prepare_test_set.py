@@ -18,6 +18,7 @@ from ``--data``. A record is written as well (``FILE.bin.json``): width of an id
 Exit codes: 0 done; 2 a mistake.
 """
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     problems += check_folder("--output", path.parent)
     if path.is_dir():
         problems.append(Problem("--output", options.output, "it is a folder", "name another file"))
-    elif not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
+    elif not options.overwrite and any(map(os.path.lexists, (path, token_file.record_path(path)))):
         problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
     sources: list[Source] = []
     with collecting(problems):

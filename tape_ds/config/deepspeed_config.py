@@ -79,6 +79,7 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
             problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
             return None
 
+    config = {key: block for key, block in config.items() if block is not None}  # null: DeepSpeed's default
     shipped = isinstance(value, str) and (FOLDER / f"{value}.json").is_file()
     found = [] if shipped else list(_check(config))
     problems += found

@@ -249,8 +249,26 @@ def _renamed(model: type[BaseModel], block: Mapping[str, Any], path: str, lines:
         name = _in_json(model, key)
         if name != key:
             lines.append(f"{path}.{key}: read as {name}")
-        found[name] = _renamed(inner, value, f"{path}.{key}", lines) if inner and isinstance(value, Mapping) else value
+        if inner is not None and isinstance(value, Mapping):
+            found[name] = _renamed(inner, value, f"{path}.{key}", lines)
+            continue
+        found[name] = _as_read(model, key, value)
+        if found[name] != value:
+            lines.append(f"{path}.{key} = {value!r}: read as {found[name]!r}")
     return found
+
+
+def _as_read(model: type[BaseModel], key: str, value: Any) -> Any:
+    """Return a number or a truth value that is written as text as DeepSpeed's model reads it: transformers compares
+    ``"stage": "3"`` with a number, and would load weights as without ZeRO-3."""
+    field = model.model_fields.get(key)
+    if field is None or not isinstance(value, str) or value == "auto":
+        return value
+    kind: Any = field.annotation
+    read = TypeAdapter(kind).validate_python(value)
+    if isinstance(read, bool | float):
+        return read
+    return int(read) if isinstance(read, int) else value
 
 
 def _in_json(model: type[BaseModel], key: str) -> str:

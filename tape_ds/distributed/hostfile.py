@@ -29,7 +29,10 @@ _AT_ONCE = 64
 _REMEDY = "write a line for each machine, such as 'node1 slots=8'"
 # DeepSpeed's own pattern, to the end of the line: it passes over what follows the number
 _LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>\d+)(?P<rest>.*)")
-_HOST = re.compile(r"([\w.-]+@)?[\w.:%\[\]-]+", re.ASCII)
+# one colon alone is of a port: an address of IPv6 has two and more; ssh takes a name with a dash in front for an option
+_HOST = re.compile(r"(?!-)([\w.-]+@)?(?!-)(?![^:]*:[^:]*$)[\w.:%\[\]-]+", re.ASCII)
+_MOST_SLOTS = 4096
+"""More than the processes of any machine; DeepSpeed makes a list of all of them."""
 
 
 class UnreachableError(UserError):
@@ -81,7 +84,9 @@ def _check_lines(option: str, name: str) -> list[Problem]:
         if not _HOST.fullmatch(host):
             wrong = f"line {number}: {host!r} is no name of a machine"
             problems.append(Problem(option, name, wrong, "write its name or address, without a port (--ssh_port)"))
-        if int(found["slots"]) == 0 or found["rest"][:1].strip():
+        digits = found["slots"].lstrip("0")
+        is_count = digits != "" and len(digits) < 6 and int(digits) <= _MOST_SLOTS
+        if not is_count or found["rest"][:1].strip():
             wrong = f"line {number} is {line!r}: no number of processes of a machine"
             problems.append(Problem(option, name, wrong, f"write it as '{host} slots=8', or remove the line"))
         if host in lines:
@@ -95,8 +100,10 @@ def _check_lines(option: str, name: str) -> list[Problem]:
 
 def _as_meant(line: str) -> str:
     """Return a line that DeepSpeed reads, with the name and the number of one that it does not."""
-    host = re.split(r"[\s:=,]", line)[0] or "node1"
-    numbers = re.findall(r"\d+", line[len(host) :])
+    words = [word for word in re.split(r"[\s:=,]+", line) if word and word.lower() != "slots"]
+    host = next((word for word in words if not word.isdecimal()), "node1")
+    named = re.search(r"\bslots\W*(\d+)", line, re.IGNORECASE)
+    numbers = [named[1]] if named else re.findall(r"\d+", line.replace(host, "", 1))
     return f"{host} slots={numbers[-1] if numbers else 8}"
 
 
@@ -141,6 +148,9 @@ def _chosen(name: str, options: Sequence[str]) -> dict[str, list[int]]:
         raise UserError(
             Problem("--include" if arguments.include else "--exclude", chosen, str(error), remedy)
         ) from error
+    if arguments.num_nodes > len(found):  # DeepSpeed would take fewer
+        has = f"{name} has {len(found)}: {', '.join(found)}"
+        raise UserError(Problem("--num_nodes", arguments.num_nodes, has, "give that many, or name the others there"))
     found = runner.apply_num_nodes_and_gpus(found, arguments.num_nodes, arguments.num_gpus)
     if not found:
         raise UserError(Problem("--exclude", chosen, "no machine is left", "exclude fewer"))
@@ -190,7 +200,12 @@ def _why_not(host: str, port: int | None) -> str | None:
     """Return why a machine does not answer, or None."""
     try:
         asked = subprocess.run(
-            _question(host, port), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
+            _question(host, port),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",  # a machine's banner has any encoding
+            timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
         return f"nothing within {SECONDS:g} s"

@@ -126,8 +126,8 @@ class Evaluation:
         something else would be replaced without ``overwrite``."""
         raise_if_any(check_folder("--output", self.folder))
         remedy = "name another folder, or replace it: --overwrite"
-        if not self.path.exists():
-            foreign = [str(path.relative_to(self.folder)) for path in (*required, *tables) if path.exists()]
+        if not os.path.lexists(self.path):
+            foreign = [str(path.relative_to(self.folder)) for path in (*required, *tables) if os.path.lexists(path)]
             was_begun = self.journal.exists()  # it was killed between these files and its result
             if foreign and not overwrite and not was_begun:
                 wrong = f"{', '.join(foreign)} in it would be replaced, and no result of this evaluation is there"

@@ -2,7 +2,8 @@
 
 A folder is an earlier run's if it has that run's records: a marker (:data:`tape_ds.run_folder.BEGUN`, written before
 anything else, or :data:`tape_ds.run_folder.FINISHED`) or a sealed checkpoint. Files with a run's names are then that
-run's, and in ``trained`` those that its list has. Everything else where a run would write is a person's: no option
+run's, and in ``trained`` those that its list has (of an older version, which kept none, those with the names of trained
+weights and tokenizers). Everything else where a run would write is a person's: no option
 removes it.
 """
 
@@ -102,11 +103,13 @@ def look(output: Path) -> EarlierRun:
     if (output / run_folder.TRAINED).is_file():
         foreign.append(run_folder.TRAINED)
     listed = run_folder.trained_files(output)
+    if listed is None:
+        listed = run_folder.older_trained_files(output)
     for name in _files_below(output / run_folder.TRAINED):
         shown = f"{run_folder.TRAINED}/{name}"
         if is_a_run:
             files.append(shown)
-        if not is_a_run or name not in (listed or ()):
+        if not is_a_run or name not in listed:
             foreign.append(shown)
     for sealed in checkpoints:
         foreign += [f"{sealed.name}/{name}" for name in checkpoint.foreign_files(sealed)]

@@ -94,6 +94,7 @@ def test_own_texts_with_and_without_special_tokens(make, tmp_path):
 def test_refusals_leave_everything_as_it_was(make, tmp_path, capsys):
     (tmp_path / "x.txt").write_text("text")
     (tmp_path / "old.bin").write_bytes(b"old")
+    (tmp_path / "link.bin").symlink_to("a disk that is not mounted")
 
     def refused(*arguments):
         command = ["own", "--tokenizer", str(tmp_path / "tokenizer"), *map(str, arguments)]
@@ -106,6 +107,7 @@ def test_refusals_leave_everything_as_it_was(make, tmp_path, capsys):
     assert "4 problems" in message and "does not end in .bin" in message
     assert "old.bin is a file" in refused("--output", tmp_path / "old.bin" / "new.bin", *text)
     assert "exists" in refused("--output", tmp_path / "old.bin", *text)
+    assert "exists" in refused("--output", tmp_path / "link.bin", *text)
     assert "no document has a token" in refused("--output", tmp_path / "new.bin", *text, "--min_tokens", 1000)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-    assert (tmp_path / "old.bin").read_bytes() == b"old"
+    assert (tmp_path / "old.bin").read_bytes() == b"old" and (tmp_path / "link.bin").is_symlink()

@@ -10,6 +10,7 @@ from tape_ds.cli import plan as tools_plan
 from tape_ds.cli import train
 from tape_ds.errors import UserError
 from tape_ds.planning import hardware, recipe_job
+from tape_ds.resilience import run_lock
 from tests.config import loads
 from tests.config.loads import extension as load
 
@@ -60,6 +61,14 @@ def test_the_plan_says_that_the_folder_is_taken(tmp_path):
     run_folder.begin(output, 0, {})
     assert "it holds an earlier run's results/ (1 file)" in train.describe(load(words, world_size=1))
     assert "it holds" not in train.describe(load([*words, "--start_anew"], world_size=1))
+    lock = run_lock.RunLock(output, 0)
+    lock.acquire()
+    try:
+        for more in ([], ["--start_anew"], ["--resume_from_checkpoint", "auto"]):
+            shown = train.describe(load([*words, *more], world_size=1))
+            assert "another run is using this folder" in shown and "it holds" not in shown
+    finally:
+        lock.release()
 
 
 def test_what_a_library_and_what_the_model_refuses_is_one_message():

@@ -172,6 +172,27 @@ def test_older_names_are_read_as_the_present_ones(older, value, present, caplog)
     assert len(said) == 1 and older in said[0] and str(*(present or {None: None})) in said[0]
 
 
+def test_numbers_written_as_text_are_read_as_deepspeed_reads_them(caplog):
+    """transformers compares the stage with a number: "3" was ZeRO-3 for DeepSpeed alone."""
+    zero, problems, said = read({"stage": "3", "overlap_comm": "false", "reduce_bucket_size": "auto"}, caplog)
+    assert problems == [] and zero == {"stage": 3, "overlap_comm": False, "reduce_bucket_size": "auto"}
+    assert said == [
+        "deepspeed.zero_optimization.stage = '3': read as 3",
+        "deepspeed.zero_optimization.overlap_comm = 'false': read as False",
+    ]
+    _, problems, _ = read({"stage": "three"}, caplog)
+    assert [(each.field, each.value) for each in problems] == [("deepspeed.zero_optimization.stage", "three")]
+
+
+def test_a_block_that_is_null_is_left_out(caplog):
+    """It ended in an AttributeError."""
+    nulls = dict.fromkeys(("fp16", "bf16", "optimizer", "scheduler", "gradient_clipping"))
+    without, problems, _ = read({"stage": 2, "offload_optimizer": None}, caplog, **nulls)
+    assert problems == [] and without["stage"] == 2
+    assert deepspeed_config.read({"zero_optimization": None, **nulls}, problems) == deepspeed_config.read({}, problems)
+    assert problems == []
+
+
 def test_the_table_of_older_names_is_the_installed_deepspeed_s():
     """A name that DeepSpeed will forget has a test above."""
     found = set()

@@ -17,6 +17,7 @@ SSH = """#!/bin/sh
 for word; do before=$machine; machine=$word; done
 case $before in
     slow*) sleep 60;;
+    latin*) printf 'caf\\351: closed\\n' >&2; exit 255;;
     *@off*|off*) echo "ssh: connect to host $before port 22: No route to host" >&2; exit 255;;
     *) echo "$before $*" >> "$ASKED"; echo "$before";;
 esac
@@ -60,6 +61,7 @@ WRONG = {
     "node1 cpu=2\n": ["line 1 is 'node1 cpu=2'"],
     "node1 slots = 8\n": ["line 1 is 'node1 slots = 8'"],
     "slots=8\n": ["line 1 is 'slots=8'"],
+    "slots=8 node1\n": ["line 1 is 'slots=8 node1'"],
 }
 OURS = {
     "node1 slots=0\n": ["line 1 is 'node1 slots=0': no number of processes"],
@@ -67,6 +69,10 @@ OURS = {
     "\ufeffnode1 slots=8\n": ["a byte order mark"],
     "node1, slots=8\n": ["line 1: 'node1,' is no name of a machine"],
     "-oProxyCommand=x slots=8\n": ["line 1: '-oProxyCommand=x' is no name of a machine"],
+    "-n1 slots=8\nme@-n1 slots=8\n": ["line 1: '-n1' is no name of a machine", "line 2: 'me@-n1' is no name"],
+    "10.0.0.1:22 slots=8\nn1: slots=8\n": ["line 1: '10.0.0.1:22' is no name", "line 2: 'n1:' is no name of a machine"],
+    "n1 slots=99999999\n": ["line 1 is 'n1 slots=99999999': no number of processes"],
+    f"n1 slots={'9' * 5000}\n": ["line 1 is 'n1 slots=999"],
 }
 
 
@@ -97,6 +103,8 @@ def test_a_remedy_can_be_followed(written):
         for problem in hostfile.check(written(text)):
             if line := re.search(r"write it as '(.*)'", problem.remedy):
                 assert hostfile.check(written(line[1])) == [], problem
+    (problem,) = hostfile.check(written("slots=2 node1\n"))
+    assert problem.remedy == "write it as 'node1 slots=2'"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +122,7 @@ def test_a_remedy_can_be_followed(written):
         (["--include", "n1:a"], "--include = 'n1:a'"),
         (["--include", "n1", "--num_gpus", "2"], "not with a number"),
         (["--exclude", "n1@n2"], "no machine is left"),
+        (["--num_nodes", "3"], "--num_nodes = 3: hosts has 2: n1, n2"),
     ],
 )
 def test_options_choose_as_deepspeed_does(written, words, found):
@@ -148,6 +157,12 @@ def test_every_machine_is_asked_at_once_and_those_without_an_answer_are_named(wr
     with pytest.raises(UserError) as caught:
         hostfile.machines([*written("off slots=1\n")])
     assert caught.value.exit_code == 1
+
+
+def test_words_of_ssh_in_another_encoding_are_shown(written):
+    """They ended the command with a UnicodeDecodeError."""
+    with pytest.raises(UserError, match=r"latin1 does not answer .caf.: closed"):
+        hostfile.machines(written("latin1 slots=1\n"))
 
 
 @pytest.mark.parametrize("flag", ["--no_ssh", "--no_ssh_check"])

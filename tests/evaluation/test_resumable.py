@@ -120,6 +120,10 @@ def test_another_result_in_the_folder_stays(tmp_path):
     mine.path.write_text("[]")
     with pytest.raises(UserError, match="is not a result"):
         mine.stored()
+    mine.path.unlink()
+    mine.path.symlink_to("a disk that is not mounted")
+    with pytest.raises(UserError, match="is not a result"):
+        mine.stored()
 
 
 def test_a_person_s_table_is_not_replaced(tmp_path):

@@ -163,6 +163,23 @@ def test_what_an_earlier_run_left_is_never_replaced_unasked(train, method, capsy
     assert (run / "trained" / "trained.json").is_file() and not (run / "trained" / "notes.txt").exists()
 
 
+def test_a_run_of_an_older_version_is_removed_by_start_anew(train):
+    """It kept no list of its weights' files, and no option could begin a run in its folder."""
+    run = train.folder / "run"
+    assert train(save_strategy="no") == 0
+    (run / run_folder.BEGUN).unlink()
+    notes = run / "trained" / "notes.txt"
+    notes.write_text("my own notes")
+    before = contents(run)
+    wrong = refusal(train, save_strategy="no", start_anew=True)
+    assert "what no run is known to have written: trained/notes.txt\n" in wrong and contents(run) == before
+    notes.unlink()
+    wrong = refusal(train, save_strategy="no")
+    assert "an earlier run's finished, " in wrong and "--start_anew to remove that" in wrong
+    assert train(save_strategy="no", start_anew=True, max_steps=2) == 0
+    assert run_folder.read(run / run_folder.FINISHED)["step"] == 2
+
+
 def refusal(train, **changes):
     """Why a run is refused before it reads anything."""
     with pytest.raises(UserError) as caught:

@@ -7,6 +7,7 @@ lm-eval, and what was run.
 No model is loaded, and the same results give the same bytes. Exit codes: 0 done; 2 a mistake.
 """
 
+import os
 from pathlib import Path
 
 from tape_ds import storage
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         found, unused = report_columns.collect(options.runs)
     from tape_ds.scoring import report_page  # matplotlib takes a second, which --help does not need
 
-    if file.exists() and not (file.is_file() and report_page.is_page(file)):
+    if os.path.lexists(file) and not (file.is_file() and report_page.is_page(file)):
         wrong = f"{NAME} in it is not a page of this command"
         problems.append(Problem("--output", options.output, wrong, "name another folder"))
     raise_if_any(problems)

@@ -67,8 +67,12 @@ class File:
     def _raw(self) -> Any:
         try:
             return self.filesystem.open(self.path, "rb")
-        except (KeyError, AttributeError) as error:  # of tarfile
+        except (KeyError, AttributeError, RecursionError) as error:  # of tarfile; two links may name one another
             raise ValueError("a link to what is not in the archive, or no file") from error
+        except FileNotFoundError as error:
+            if error.strerror is not None:
+                raise
+            raise ValueError("no file of this name is in the archive") from error  # fsspec's error is the name alone
 
     def _size(self, raw: Any) -> int | None:
         if raw.seekable():

@@ -134,7 +134,9 @@ class TokenFile(TokenSource):
             return [self.problem(wrong, "write it again")]
         if record is None and (others := list(self._other_contents(size))):
             return others
-        if size == 0 or size % width.itemsize != 0:
+        if size == 0:
+            return [self.problem("the file is empty", "write it again, or leave it out")]
+        if size % width.itemsize != 0:
             wrong = f"{size:,} bytes are not a multiple of {width.itemsize}, the bytes of an id"
             return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
         return []

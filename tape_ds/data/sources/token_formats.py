@@ -104,6 +104,8 @@ class Megatron(TokenFormat):
         begin = 34
         if len(head) < begin or not head.startswith(token_headers.MEGATRON_INDEX):
             other = token_headers.format_of(head, index.stat().st_size)
+            if head.startswith(token_headers.MEGATRON_INDEX):
+                raise ValueError(f"{index.name} ends within its header")
             raise ValueError(f"{index.name} is no index of Megatron" + (f": it begins as {other}" if other else ""))
         version, code, sequences, documents = struct.unpack_from("<QBQQ", head, 9)
         if version != 1:
@@ -284,6 +286,8 @@ class Bare(TokenFormat):
         sign = _other_width(ids) or token_headers.many_zeros(ids)
         if sign is None and dtype.itemsize <= 2:
             sign = token_headers.header_like(_head(path), size)
+        elif sign is None:
+            sign = token_headers.counts_its_rest(_mapped(path, dtype))
         if sign is not None:
             wrong = f"its ids are not {dtype.name}, or it has a header that is not known ({sign})"
             raise RefusedError(wrong, "give the width that it was written with; or save the ids alone with numpy.save")

@@ -79,6 +79,9 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs.github.com/spec/", "a git-lfs pointer"),
     (0, b"\xef\xbb\xbf", "a text with a byte order mark"),
 )
+_COUNTED_IN = 32  # bytes at the beginning in which a header's count is looked for
+_FEWEST = 64  # smaller counts are small numbers, as a file of few ids has them
+_HEADERS = (*range(4, 41), 64, 128, 256, 512, 1024, 2048, 4096)  # sizes that headers have
 _PICKLED = tuple(b"\x80" + bytes([version, operation]) for version in (2, 3) for operation in b"]}(cX")
 _PRINTED = frozenset(range(32, 127)) | {9, 10, 13}  # bytes of plain text
 
@@ -130,11 +133,39 @@ def header_like(head: bytes, size: int) -> str | None:
         return sign
     if 0 < _begins_with(head, "<Q") <= size:
         return "it begins with a number of 64 bits"
+    if (counted := count_of_rest(head, size)) is not None:
+        return counted
     letters = 0
     while letters < len(head) and 32 <= head[letters] < 127:
         letters += 1
     if letters >= 12 or (letters >= 4 and head[letters : letters + 1] in (b"\x00", b"\n", b"\x1a")):
         return f"it begins with the text {head[: min(letters, 16)].decode('ascii')!r}"
+    return None
+
+
+def count_of_rest(head: bytes, size: int) -> str | None:
+    """Return the number of 32 bits near the beginning, of either byte order, that counts the bytes or the ids of all
+    that follows a header, or None. Ids agree with one by chance in some files of a million."""
+    counts = set()
+    for header in _HEADERS:
+        for width in (1, 2, 4, 8):
+            if size - header >= _FEWEST * width and (size - header) % width == 0:
+                counts.add((size - header) // width)
+    for at in range(min(_COUNTED_IN, len(head) - 3)):
+        word = head[at : at + 4]
+        for order in ("little", "big"):
+            number = int.from_bytes(word, order)
+            if number in counts:
+                return f"bytes {at} to {at + 3} are {number:,}, a count of what follows"
+    return None
+
+
+def counts_its_rest(ids: np.ndarray) -> str | None:
+    """Return the one of a file's first ids [n], of 32 bits or more, that is the number of ids after it, or None."""
+    for at, number in enumerate(ids[:4]):
+        rest = len(ids) - at - 1
+        if number == rest >= _FEWEST:
+            return f"number {at + 1} is {rest:,}, the count of what follows"
     return None
 
 

@@ -71,6 +71,7 @@ class TokenCorpus(TokenSource):
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
         place, _, given = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
+        self.place = place
         self.path = Path(os.path.expanduser(place))
         self.given = given
         self.width: str | None = None
@@ -92,7 +93,7 @@ class TokenCorpus(TokenSource):
     def check(self) -> list[Problem]:
         """Also look at every header and size."""
         problems = list(self._wrong_options())
-        if not self.rest or problems:
+        if not self.place or problems:
             return problems or [self.problem("names no file", f"write {self.form}")]
         try:
             units = self.units()
@@ -178,7 +179,10 @@ class TokenCorpus(TokenSource):
         if place.name and os.path.isfile(index):
             return [(index.name, index)]
         root = next((parent for parent in place.parents if os.path.isdir(parent)), Path())
-        names = sorted(glob.glob(str(place.relative_to(root)), root_dir=root, recursive=True))
+        below = str(place.relative_to(root))
+        names = glob.glob(below, root_dir=root, recursive=True)
+        names += [] if names else glob.glob(f"{below}.idx", root_dir=root, recursive=True)  # prefixes of Megatron
+        names.sort()
         matches = [(name, root / name) for name in names]
         files = [(name, path) for name, path in matches if path.is_file() or (path / INDEX).is_file()]
         if not files:
@@ -195,14 +199,16 @@ class TokenCorpus(TokenSource):
                 yield Unit(_joined(name, shard.relative_to(path).as_posix()), kind, shard)
         else:
             files = sorted(file for file in path.iterdir() if file.suffix in (".ds", ".idx", ".bin", ".npy"))
-            kinds = {".bin" if file.suffix == ".idx" else file.suffix for file in files if file.is_file()}
+            units = [self._unit_of_file(_joined(name, file.name), file) for file in files if file.is_file()]
+            kinds = sorted({unit.format.name for unit in units})
             if len(kinds) != 1:
-                wrong = f"a folder with token files of {len(kinds)} kinds, and without {INDEX}"
-                remedy = f"name files of one kind with a glob, {self.kind}:{self.path}/*.npy for example"
+                wrong = f"a folder with token files of {len(kinds)} kinds ({', '.join(kinds)}), and without {INDEX}"
+                remedy = f"name files of one kind with a glob, {self.kind}:{self.path}/NAME*.npy for example"
+                if not kinds:
+                    wrong = f"a folder without token files (.ds, .bin and .idx, .npy) and without {INDEX}"
+                    remedy = f"name the folder that holds them, or all below it: {self.kind}:{self.path}/**/*.npy"
                 raise UserError(self.problem(wrong, remedy))
-            for file in files:
-                if file.is_file():
-                    yield self._unit_of_file(_joined(name, file.name), file)
+            yield from units
 
     def _unit_of_file(self, name: str, path: Path) -> Unit:
         """Return the file with its format; an index stands for the file that it is of."""
@@ -259,6 +265,8 @@ class TokenCorpus(TokenSource):
     def _rows(self, unit: Unit, part: int) -> Iterator[tuple[str, np.ndarray]]:
         border = self._border(unit)
         table = self._table(unit)
+        if self.named.get("end") == "file":
+            table = TokenTable.of_one_row(table.ids)
         for at, ids in table.documents(part, border):
             yield f"{unit.name}@{at}", ids
 

@@ -128,6 +128,9 @@ def test_only_a_page_of_this_command_is_replaced(everything, tmp_path, capsys):
     assert "report.html in it is not a page of this command" in capsys.readouterr().err
     assert mine.read_text() == "<p>my own</p>"
     mine.unlink()
+    mine.symlink_to("a disk that is not mounted")
+    assert report.main([str(everything), "--output", str(tmp_path)]) == 2 and mine.is_symlink()
+    mine.unlink()
     assert [report.main([str(everything), "--output", str(tmp_path)]) for _ in range(2)] == [0, 0]
 
 

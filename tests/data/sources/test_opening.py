@@ -134,6 +134,11 @@ def test_members_of_an_archive_of_this_machine(tmp_path, monkeypatch, place):
         ("zip://{here}/set.zip/inner/test.jsonl", "a member of no archive", "write zip://MEMBER::/path/of/FILE.zip"),
         ("zap://a.txt::{here}/set.zip", "Protocol not known: zap", "or zip://MEMBER::/path/of/FILE.zip"),
         ("zip://a.txt::{here}/text.zip", "cannot be found: File is not a zip file", "repair the file"),
+        (
+            "zip://no.jsonl::{here}/set.zip",
+            "no.jsonl cannot be read: no file of this name is in the archive",
+            "the glob",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_archive_is_found_before_anything_starts(tmp_path, pattern, wrong, remedy):
@@ -266,13 +271,15 @@ def test_members_of_an_archive_that_are_no_files(tmp_path):
             ("inside", tarfile.SYMTYPE, "a.jsonl"),
             ("outside", tarfile.SYMTYPE, "/etc/hostname"),
             ("pipe", tarfile.FIFOTYPE, ""),
+            ("there", tarfile.SYMTYPE, "back"),
+            ("back", tarfile.SYMTYPE, "there"),
         ):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, target
             file.addfile(member)
     place = f"file://{tmp_path}/x.tar#text"
     assert read(f"jsonl:tar://inside::{place}") == [("inside:1", "one")]
-    for name in ("outside", "pipe"):
+    for name in ("outside", "pipe", "there"):
         with pytest.raises(UserError, match=f"{name} cannot be read: a link to what is not in the archive, or no file"):
             read(f"jsonl:tar://{name}::{place}")
 

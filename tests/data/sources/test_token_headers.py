@@ -179,6 +179,30 @@ def test_headers_of_no_known_format_are_refused(seed, tmp_path):
             parse_all([spec])
 
 
+@pytest.mark.parametrize("number", [len(IDS), 2 * len(IDS)])
+@pytest.mark.parametrize(
+    ("form", "before", "after"),
+    [
+        ("<I", b"", b""),
+        (">I", b"", b""),
+        ("<I", b"\x07\x01", b""),
+        ("<I", b"\xca\xfe\xba\xbe", b""),
+        ("<I", b"\x91tok", b"\x01" * 56),
+        (">I", b"", b"\xff\x01" * 126),
+    ],
+)
+def test_a_count_in_front_is_a_header(form, before, after, number, tmp_path):
+    """How many ids or bytes follow was read as two more ids."""
+    header = before + struct.pack(form, number) + after
+    (tmp_path / "x.bin").write_bytes(header + IDS.tobytes())
+    for spec in (f"bin:{tmp_path}/x.bin", f"tokens:{tmp_path}/x.bin#uint16&end=5"):
+        with pytest.raises(UserError, match="a header that is not known"):
+            parse_all([spec])
+    (tmp_path / "wide.bin").write_bytes(struct.pack("<2I", 1, len(IDS)) + IDS.astype("<u4").tobytes())
+    with pytest.raises(UserError, match="number 2 is 4,096, the count of what follows"):
+        parse_all([f"tokens:{tmp_path}/wide.bin#uint32&end=5"])
+
+
 def test_ids_of_a_text_are_no_header(tmp_path):
     """Also where punctuation has small numbers, as GPT-2's, and where a text begins with spaces and names."""
     for seed in range(200):

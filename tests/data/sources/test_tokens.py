@@ -125,6 +125,14 @@ def test_rows_of_an_array_of_two_axes_are_documents(tmp_path):
     assert read(f"tokens:{tmp_path}/x.npy#end=5") == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
 
 
+def test_a_file_is_one_document_where_that_is_said(tmp_path):
+    """end=file was passed over where a format records documents."""
+    write.megatron(tmp_path / "a", [[5, END], [6, END]])
+    np.save(tmp_path / "b.npy", np.array([[5, 6], [7, 8]], np.uint16))
+    assert read(f"tokens:{tmp_path}/a#end=file") == [[5, END, 6, END]]
+    assert read(f"tokens:{tmp_path}/b.npy#end=file") == [[5, 6, 7, 8]]
+
+
 def test_files_of_a_glob_or_folder_are_read_in_the_order_of_their_names(tmp_path):
     parts = {"b": [[5, 6, END]], "a": [[7, END], [8, END]], "c": [[9, END]]}
     for name, documents in parts.items():
@@ -137,6 +145,19 @@ def test_files_of_a_glob_or_folder_are_read_in_the_order_of_their_names(tmp_path
     assert names == ["a.ds@0", "a.ds@2", "b.ds@0", "c.ds@0"]
     write.numpy_file(tmp_path / "d.npy", [[5]])
     assert "token files of 2 kinds" in wrong(f"tokens:{tmp_path}")
+
+
+def test_a_folder_with_files_of_several_programs_is_refused(tmp_path):
+    """Both are .bin: their documents were read as those of one corpus."""
+    write.megatron(tmp_path / "a", [[5, END]])
+    write.llm_c(tmp_path / "b.bin", [[5, 6]], "uint16")
+    assert "token files of 2 kinds (Megatron's .bin and .idx, llm.c's token file)" in wrong(f"tokens:{tmp_path}")
+
+
+def test_prefixes_of_megatron_may_be_globbed(tmp_path):
+    for name in "ba":
+        write.megatron(tmp_path / f"{name}_text_document", [[ord(name), END]])
+    assert read(f"tokens:{tmp_path}/*_text_document") == [[97, END], [98, END]]
 
 
 def test_folders_with_an_index_may_be_globbed(tmp_path):
@@ -268,7 +289,7 @@ def test_a_shard_that_grows_when_decompressed_is_refused(tmp_path):
         ("own.bin", "a file of tape-ds prepare-test-set"),
         ("float.npy", "not whole numbers of one or two axes"),
         ("objects.npy", "objects.npy cannot be read: .*objects"),
-        ("empty", "token files of 0 kinds"),
+        ("empty", "(?s)a folder without token files .*the folder that holds them, or all below it"),
     ],
 )
 def test_what_is_no_token_file_is_refused(place, said, tmp_path):
