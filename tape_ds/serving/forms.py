@@ -47,8 +47,8 @@ def now() -> int:
 
 
 def event(data: dict[str, Any], name: str | None = None) -> str:
-    """Return a server-sent event."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    """Return a server-sent event, in ASCII: many clients also end a line at U+2028, U+0085 and their like."""
+    text = json.dumps(data, allow_nan=False)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
 
 
