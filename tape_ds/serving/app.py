@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -151,7 +152,7 @@ class Server:
         """Return the settings of one choice: within the model's length, and with a seed of its own."""
         room = self.served.length - len(prompt.ids)
         seed = None if settings.seed is None else (settings.seed + choice) % 2**63
-        return settings.__class__(**{**vars(settings), "max_tokens": min(settings.max_tokens, room), "seed": seed})
+        return replace(settings, max_tokens=min(settings.max_tokens, room), seed=seed)
 
     async def answer(
         self, work: Callable[[AnswerJob], None], form: Form, request: Request, choices: int, stream: bool | None
