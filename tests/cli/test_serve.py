@@ -192,6 +192,12 @@ def test_settings_of_the_model_that_are_not_done_are_refused_and_the_remedy_work
     assert started["timeout_graceful_shutdown"] == serve.ENDING_SECONDS <= 5
 
 
+def test_port_0_is_one_that_is_free(base, started, capsys):  # noqa: F811
+    """The address was printed with port 0, and the real one was nowhere to be read."""
+    assert serve.main([str(base), "--port", "0"]) == 0
+    assert started["port"] > 0 and f"http://127.0.0.1:{started['port']}/v1" in capsys.readouterr().out
+
+
 def test_settings_of_the_model_that_are_used_are_named(base, tmp_path, started, capsys):  # noqa: F811
     sampled = shutil.copytree(base, tmp_path / "sampled")
     GenerationConfig(do_sample=True, temperature=0.6, top_k=20).save_pretrained(sampled)
