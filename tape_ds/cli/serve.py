@@ -11,13 +11,12 @@ import importlib.util
 import os
 import socket
 import sys
+from contextlib import suppress
 
 from tape_ds.arguments import Parser, add_model, length
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 NEEDED = ("fastapi", "uvicorn")
-ENDING_SECONDS = 4
-"""For running answers, after SIGTERM or Ctrl-C."""
 
 
 @command
@@ -74,10 +73,9 @@ def main(argv: list[str] | None = None) -> int:
             problems += unknown
     raise_if_any(problems)
 
-    import uvicorn
-
     from tape_ds.serving.app import application
     from tape_ds.serving.guard import is_loopback
+    from tape_ds.serving.listening import Listener
     from tape_ds.serving.served import Served
 
     name = options.name or found.name_or_path
@@ -93,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
         if defaults.changed:
             named = ", ".join(f"{name} {value}" for name, value in defaults.changed.items())
             print(f"From generation_config.json, where a request does not say: {named}", flush=True)
-        uvicorn.run(app, host=options.host, port=port, log_level="warning", timeout_graceful_shutdown=ENDING_SECONDS)
+        with suppress(KeyboardInterrupt):  # uvicorn raises it after it has ended
+            Listener(app.state.engine, app=app, host=options.host, port=port).run()
     if app.state.engine.has_started:
         # Ctrl-C (SIGTERM has ended the process by now). A forward pass may still run: nothing can interrupt it, and
         # Python's own end would take its modules away under it. That end also takes seconds, and nothing is unwritten

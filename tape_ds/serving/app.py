@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -18,7 +18,7 @@ from tape_ds.serving.answers import gather, write
 from tape_ds.serving.chat_form import ChatForm
 from tape_ds.serving.completion_form import CompletionForm
 from tape_ds.serving.engine import AnswerEngine, AnswerJob
-from tape_ds.serving.forms import Form
+from tape_ds.serving.forms import Form, written
 from tape_ds.serving.guard import Guard
 from tape_ds.serving.prompts import Prompts, PromptTokens
 from tape_ds.serving.refusal import RefusalError, of_validation
@@ -166,10 +166,10 @@ class Server:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
                 return JSONResponse({}, 499)  # nobody reads it
+            whole = gathering.result()
             # in a thread: the probabilities of a long text are much to write
-            return JSONResponse(await asyncio.to_thread(form.whole, gathering.result()))
-        except asyncio.CancelledError:
-            raise RefusalError("The server is told to end.", status=503, code="server_ending") from None
+            content = await asyncio.to_thread(lambda: written(form.whole(whole)))
+            return Response(content, media_type="application/json")
         finally:
             job.leave()
             for task in (gathering, leaving):

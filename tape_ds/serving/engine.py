@@ -69,6 +69,7 @@ class AnswerEngine:
         self._changed = threading.Condition()
         """Held where the jobs, the running one and ``_closed`` are looked at."""
         self._running: AnswerJob | None = None
+        self._ending = False
         self._closed = False
         # a daemon: nothing can interrupt a forward pass, and a server that is told to end must not wait for a long one
         self._thread = threading.Thread(target=self._answer, name="tape-ds serve", daemon=True)
@@ -93,6 +94,8 @@ class AnswerEngine:
         """Return the job of some work, which waits for its turn."""
         job = AnswerJob(work)
         with self._changed:
+            if self._ending:
+                raise _ending()
             # a client that gives up and asks again must not fill the queue with requests that nobody waits for
             self._jobs = deque(each for each in self._jobs if not each.is_left)
             if len(self._jobs) >= MOST_WAITING:
@@ -101,6 +104,15 @@ class AnswerEngine:
             self._jobs.append(job)
             self._changed.notify()
         return job
+
+    def end(self) -> None:
+        """Refuse the running job, those that wait, and those to come."""
+        with self._changed:
+            self._ending = True
+            running = [] if self._running is None else [self._running]
+            for job in (*running, *self._jobs):
+                job.put(_ending())
+                job.leave()
 
     def close(self, seconds: float) -> bool:
         """Drop all jobs; return whether the thread ended within some seconds."""
@@ -138,6 +150,10 @@ class AnswerEngine:
                 log.exception("a request failed")
                 job.put(_failed(error))
             del job
+
+
+def _ending() -> RefusalError:
+    return RefusalError("The server is told to end.", status=503, code="server_ending")
 
 
 def _failed(error: BaseException) -> RefusalError:

@@ -52,6 +52,20 @@ def event(data: dict[str, Any], name: str | None = None) -> str:
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
 
 
+def written(answer: dict[str, Any]) -> str:
+    """Return an answer's JSON. It is written in parts: Python's writer lets no other thread run meanwhile, and the
+    probabilities of many texts take seconds."""
+    fields = []
+    for name, value in answer.items():
+        if isinstance(value, list):
+            entries = [json.dumps(entry, allow_nan=False) for entry in value]
+            text = f"[{', '.join(entries)}]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        fields.append(f"{json.dumps(name)}: {text}")
+    return f"{{{', '.join(fields)}}}"
+
+
 def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "completion_tokens": drawn, "total_tokens": prompt_tokens + drawn}
 

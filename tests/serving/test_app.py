@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tape_ds.serving.forms import written
 from tape_ds.serving.settings import Defaults
 from tests.serving.conftest import LENGTH, asking, new_served
 
@@ -491,3 +492,16 @@ def test_an_error_in_a_stream_is_json_whatever_its_words(monkeypatch):
         assert post(client, status=500)["error"]["code"] == "model_failed"
         monkeypatch.undo()
         assert post(client)["choices"], "the next request is answered"
+
+
+def test_an_answer_written_in_parts_is_its_json():
+    """Its writer held up every other request, for 7 seconds where 84 MB of probabilities were asked for."""
+    answer = {
+        "id": 'a"b',
+        "empty": [],
+        "choices": [{"text": "é\u2028", "logprob": -0.5}, {"text": None}],
+        "usage": {"a": 1},
+    }
+    assert json.loads(written(answer)) == answer
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        written({"choices": [{"logprob": math.nan}]})
