@@ -11,13 +11,12 @@ import importlib.util
 import os
 import socket
 import sys
+from contextlib import suppress
 
 from tape_ds.arguments import Parser, add_model, length
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 NEEDED = ("fastapi", "uvicorn")
-ENDING_SECONDS = 4
-"""For running answers, after SIGTERM or Ctrl-C."""
 
 
 @command
@@ -30,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         default="127.0.0.1",
         help="address to listen at, IPv4 or 6; 0.0.0.0 or :: is every network (no password!)",
     )
-    group.add_argument("--port", type=int, default=8000)
+    group.add_argument("--port", type=int, default=8000, help="0: one that is free (default: %(default)s)")
     group.add_argument("--name", help="name of the model for clients; default: MODEL as it was typed")
     group.add_argument("--max_length", type=length, help="tokens of prompt and answer; default: the model's length")
     group.add_argument(
@@ -54,12 +53,14 @@ def main(argv: list[str] | None = None) -> int:
         wrong = f"{' and '.join(missing)} is not installed"
         problems.append(Problem("tape-ds serve", None, wrong, "pip install 'tape_ds[serve]'"))
     is_ipv6 = ":" in options.host
-    place = f"[{options.host}]:{options.port}" if is_ipv6 else f"{options.host}:{options.port}"
+    host = f"[{options.host}]" if is_ipv6 else options.host
+    port = options.port
     try:
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-        with socket.create_server((options.host, options.port), family=family):
-            pass
+        with socket.create_server((options.host, port), family=family) as free:
+            port = free.getsockname()[1]  # of --port 0
     except (OSError, OverflowError) as error:
+        place = f"{host}:{port}"
         problems.append(Problem("--port", place, f"cannot be listened at ({error})", "choose another --port or --host"))
     with collecting(problems):
         found = models.find(options)
@@ -72,10 +73,9 @@ def main(argv: list[str] | None = None) -> int:
             problems += unknown
     raise_if_any(problems)
 
-    import uvicorn
-
     from tape_ds.serving.app import application
     from tape_ds.serving.guard import is_loopback
+    from tape_ds.serving.listening import Listener
     from tape_ds.serving.served import Served
 
     name = options.name or found.name_or_path
@@ -87,13 +87,12 @@ def main(argv: list[str] | None = None) -> int:
     with models.used_at(model, longest):
         served = Served(model, found.tokenizer(), name, longest, defaults)
         app = application(served, loopback_only=is_loopback(options.host))
-        print(f"{name}, up to {longest:,} tokens: http://{place}/v1", flush=True)
+        print(f"{name}, up to {longest:,} tokens: http://{host}:{port}/v1", flush=True)
         if defaults.changed:
             named = ", ".join(f"{name} {value}" for name, value in defaults.changed.items())
             print(f"From generation_config.json, where a request does not say: {named}", flush=True)
-        uvicorn.run(
-            app, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=ENDING_SECONDS
-        )
+        with suppress(KeyboardInterrupt):  # uvicorn raises it after it has ended
+            Listener(app.state.engine, app=app, host=options.host, port=port).run()
     if app.state.engine.has_started:
         # Ctrl-C (SIGTERM has ended the process by now). A forward pass may still run: nothing can interrupt it, and
         # Python's own end would take its modules away under it. That end also takes seconds, and nothing is unwritten

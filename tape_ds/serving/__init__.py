@@ -14,5 +14,6 @@ From a request to its answer:
 - ``generation.py``: the tokens of an answer; ``settings.py``: how they are drawn; ``prompt_scores.py``: ``echo`` with
   ``logprobs``; ``answer_text.py`` and ``token_texts.py``: their text.
 - ``answers.py``: an answer in pieces; ``completion_form.py``, ``chat_form.py``, ``response_form.py``: OpenAI's forms.
-- ``app.py``: the endpoints; ``guard.py``: what is refused before a body is read.
+- ``app.py``: the endpoints; ``guard.py``: what is refused before a body is read; ``listening.py``: a socket, until the
+  server is told to end.
 """

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -17,7 +18,7 @@ from tape_ds.serving.answers import gather, write
 from tape_ds.serving.chat_form import ChatForm
 from tape_ds.serving.completion_form import CompletionForm
 from tape_ds.serving.engine import AnswerEngine, AnswerJob
-from tape_ds.serving.forms import Form
+from tape_ds.serving.forms import Form, written
 from tape_ds.serving.guard import Guard
 from tape_ds.serving.prompts import Prompts, PromptTokens
 from tape_ds.serving.refusal import RefusalError, of_validation
@@ -151,7 +152,7 @@ class Server:
         """Return the settings of one choice: within the model's length, and with a seed of its own."""
         room = self.served.length - len(prompt.ids)
         seed = None if settings.seed is None else (settings.seed + choice) % 2**63
-        return settings.__class__(**{**vars(settings), "max_tokens": min(settings.max_tokens, room), "seed": seed})
+        return replace(settings, max_tokens=min(settings.max_tokens, room), seed=seed)
 
     async def answer(
         self, work: Callable[[AnswerJob], None], form: Form, request: Request, choices: int, stream: bool | None
@@ -165,10 +166,10 @@ class Server:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
                 return JSONResponse({}, 499)  # nobody reads it
+            whole = gathering.result()
             # in a thread: the probabilities of a long text are much to write
-            return JSONResponse(await asyncio.to_thread(form.whole, gathering.result()))
-        except asyncio.CancelledError:
-            raise RefusalError("The server is told to end.", status=503, code="server_ending") from None
+            content = await asyncio.to_thread(lambda: written(form.whole(whole)))
+            return Response(content, media_type="application/json")
         finally:
             job.leave()
             for task in (gathering, leaving):

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -52,8 +52,12 @@ class AnswerJob:
         """Say that nobody waits for results any more."""
         self._left.set()
 
+    @property
+    def is_left(self) -> bool:
+        return self._left.is_set()
+
     def check(self) -> None:
-        if self._left.is_set():
+        if self.is_left:
             raise ClientLeftError
 
 
@@ -61,9 +65,12 @@ class AnswerEngine:
     """The thread. Start it once, close it once."""
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[AnswerJob] = queue.Queue(maxsize=MOST_WAITING)
+        self._jobs: deque[AnswerJob] = deque()
+        self._changed = threading.Condition()
+        """Held where the jobs, the running one and ``_closed`` are looked at."""
         self._running: AnswerJob | None = None
-        self._closed = threading.Event()
+        self._ending = False
+        self._closed = False
         # a daemon: nothing can interrupt a forward pass, and a server that is told to end must not wait for a long one
         self._thread = threading.Thread(target=self._answer, name="tape-ds serve", daemon=True)
 
@@ -77,7 +84,8 @@ class AnswerEngine:
 
     @property
     def waiting(self) -> int:
-        return self._jobs.qsize()
+        with self._changed:
+            return sum(not job.is_left for job in self._jobs)
 
     def start(self) -> None:
         self._thread.start()
@@ -85,29 +93,51 @@ class AnswerEngine:
     def submit(self, work: Callable[[AnswerJob], None]) -> AnswerJob:
         """Return the job of some work, which waits for its turn."""
         job = AnswerJob(work)
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            wrong = f"{MOST_WAITING} requests are waiting already: try again later."
-            raise RefusalError(wrong, status=503, code="server_overloaded") from None
+        with self._changed:
+            if self._ending:
+                raise _ending()
+            # a client that gives up and asks again must not fill the queue with requests that nobody waits for
+            self._jobs = deque(each for each in self._jobs if not each.is_left)
+            if len(self._jobs) >= MOST_WAITING:
+                wrong = f"{MOST_WAITING} requests are waiting already: try again later."
+                raise RefusalError(wrong, status=503, code="server_overloaded")
+            self._jobs.append(job)
+            self._changed.notify()
         return job
+
+    def end(self) -> None:
+        """Refuse the running job, those that wait, and those to come."""
+        with self._changed:
+            self._ending = True
+            running = [] if self._running is None else [self._running]
+            for job in (*running, *self._jobs):
+                job.put(_ending())
+                job.leave()
 
     def close(self, seconds: float) -> bool:
         """Drop all jobs; return whether the thread ended within some seconds."""
-        self._closed.set()
-        running = self._running
-        if running is not None:
-            running.leave()
+        with self._changed:
+            self._closed = True
+            if self._running is not None:
+                self._running.leave()
+            self._changed.notify()
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def _next(self) -> AnswerJob | None:
+        """Wait for a job; None: the engine is closed."""
+        with self._changed:
+            self._running = None
+            self._changed.wait_for(lambda: self._closed or self._jobs)
+            if not self._closed:
+                self._running = self._jobs.popleft()
+            return self._running
+
     def _answer(self) -> None:
-        while not self._closed.is_set():
-            try:
-                job = self._jobs.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            self._running = job
+        while True:
+            job = self._next()
+            if job is None:
+                return
             try:
                 job.check()
                 job.work(job)
@@ -116,15 +146,17 @@ class AnswerEngine:
                 pass
             except RefusalError as refusal:
                 job.put(refusal)
-            except Exception as error:  # of one request: the next one may be answered
+            except BaseException as error:  # of one request; a panic of a Rust library is no Exception
                 log.exception("a request failed")
                 job.put(_failed(error))
-            finally:
-                self._running = None
-                del job
+            del job
 
 
-def _failed(error: Exception) -> RefusalError:
+def _ending() -> RefusalError:
+    return RefusalError("The server is told to end.", status=503, code="server_ending")
+
+
+def _failed(error: BaseException) -> RefusalError:
     if isinstance(error, torch.OutOfMemoryError):
         return RefusalError("The device's memory is not enough for this request.", status=500, code="out_of_memory")
     what = " ".join(redacted(str(error)).split())[:300]

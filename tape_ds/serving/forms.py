@@ -47,9 +47,23 @@ def now() -> int:
 
 
 def event(data: dict[str, Any], name: str | None = None) -> str:
-    """Return a server-sent event."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    """Return a server-sent event, in ASCII: many clients also end a line at U+2028, U+0085 and their like."""
+    text = json.dumps(data, allow_nan=False)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
+
+
+def written(answer: dict[str, Any]) -> str:
+    """Return an answer's JSON. It is written in parts: Python's writer lets no other thread run meanwhile, and the
+    probabilities of many texts take seconds."""
+    fields = []
+    for name, value in answer.items():
+        if isinstance(value, list):
+            entries = [json.dumps(entry, allow_nan=False) for entry in value]
+            text = f"[{', '.join(entries)}]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        fields.append(f"{json.dumps(name)}: {text}")
+    return f"{{{', '.join(fields)}}}"
 
 
 def usage(prompt_tokens: int, drawn: int) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """What is refused before a request is parsed: foreign hosts, bodies that are no JSON, and those that are too large."""
 
 import asyncio
+import codecs
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -53,7 +54,7 @@ class Guard:
             self._check_headers(headers, scope["method"])
             received = await self._body(receive)
             if received is not None:
-                check_surrogates(received["body"])
+                check_text(received["body"])
         except RefusalError as refusal:
             response = JSONResponse({"error": refusal.error}, refusal.status)
             await response(scope, receive, send)
@@ -80,6 +81,9 @@ class Guard:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RefusalError(f"Content-Type = {kind[:100]!r}: send application/json.", status=415)
+        coding = headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            raise RefusalError(f"Content-Encoding = {coding[:100]!r}: send the body as it is.", status=415)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.most_bytes:
             raise self._too_large()
@@ -104,14 +108,17 @@ class Guard:
         return RefusalError(wrong, status=413, code="request_too_large")
 
 
-def check_surrogates(body: bytes) -> None:
-    """Refuse JSON with half of a surrogate pair: Python reads it as a text that no tokenizer takes."""
-    if not _SURROGATE.search(body):
-        return
+def check_text(body: bytes) -> None:
+    """Refuse JSON with half of a surrogate pair, written out or as bytes that are no UTF-8: Python reads it as a text
+    that no tokenizer takes. UTF-16 and UTF-32, which Python reads too, have zeros."""
     try:
-        from_json(body)
+        body.decode()
+        if b"\0" in body:
+            raise ValueError("it has zeros, which JSON in UTF-8 never has")
+        if _SURROGATE.search(body):
+            from_json(body.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
-        raise RefusalError(f"The body is no JSON that can be read: {error}.") from error
+        raise RefusalError(f"The body is no JSON in UTF-8: {error}.") from error
 
 
 def _without_port(host: str) -> str:

@@ -42,7 +42,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
             return RefusalError(f"The body is no JSON: {error.get('ctx', {}).get('error', error['msg'])}.")
         if place and place[0] == "body":
             place = place[1:]
-        path = _path(place, body)
+        path = _path(place, body, is_missing=error["type"] == "missing")
         if not path:
             # of several fields: the message names one
             message = error["msg"].removeprefix("Value error, ")
@@ -58,11 +58,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
             depths[top] = len(path)
             for field in [each for each in wrong if each.split(".")[0] == top]:
                 del wrong[field]
-        message = (
-            "not a field that this server knows here"
-            if error["type"] == "extra_forbidden"
-            else error["msg"].removeprefix("Value error, ")
-        )
+        message = error["msg"].removeprefix("Value error, ")
         messages = wrong.setdefault(".".join(path), [])
         if message not in messages:
             messages.append(message)
@@ -74,7 +70,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> RefusalErro
     return RefusalError(" ".join(said), first, code=codes.get(errors[0]["type"], "invalid_value"))
 
 
-def _path(place: Sequence[Any], body: Any) -> list[str]:
+def _path(place: Sequence[Any], body: Any, *, is_missing: bool) -> list[str]:
     """Return the part of pydantic's place that is in the body: it also has names of types."""
     path = []
     inner = body
@@ -84,6 +80,6 @@ def _path(place: Sequence[Any], body: Any) -> list[str]:
         ):
             path.append(str(step))
             inner = inner[step]
-        elif isinstance(inner, dict) and step == place[-1]:
-            path.append(str(step))  # it is missing
+        elif is_missing and isinstance(inner, dict) and step == place[-1]:
+            path.append(str(step))
     return path

@@ -1,7 +1,7 @@
-"""What the endpoints take: every field of OpenAI's that is done here, and of the others the values that ask nothing.
+"""What the endpoints take: every field of OpenAI's that is done here, and of all others the values that ask nothing.
 
-The types are strict: "5" is no number, true is no 1, and a field that is not listed is refused by its name. They are
-also what ``/openapi.json`` shows.
+The types are strict: "5" is no number, true is no 1, and a field that is not listed is refused by its name unless it is
+null or empty: clients send all the fields that they know. The types are also what ``/openapi.json`` shows.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,10 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 MOST_ANSWERS = 128
 """Of one request: prompts times ``n``; OpenAI's own limit of ``n``."""
@@ -33,9 +35,17 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Nothing = Annotated[list[Any], Field(max_length=0)]
-"""A list of what is not done, which may be there if it is empty."""
 Name = Annotated[str, Field(max_length=512)]
+
+
+def _only_nothing(given: Any) -> Any:
+    if given is None or given in ("", [], {}):
+        return given
+    raise PydanticCustomError("extra_forbidden", "not a field that this server does here")
+
+
+Nothing = Annotated[Any, AfterValidator(_only_nothing), WithJsonSchema({"enum": [None, "", [], {}]})]
+"""Of a field that is not done."""
 
 
 def _few(given: Any) -> Any:
@@ -56,7 +66,8 @@ Biases = Annotated[dict[str, Bias], BeforeValidator(_few), AfterValidator(_only_
 
 
 class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    __pydantic_extra__: dict[str, Nothing] = Field(init=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -138,7 +149,6 @@ class CompletionRequest(Sampled):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
-    suffix: None = None
 
     @model_validator(mode="after")
     def _what_fits_together(self) -> "CompletionRequest":
@@ -169,29 +179,9 @@ class TextPart(StrictModel):
     text: str
 
 
-Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
-
-
-class GivenMessage(StrictModel):
-    """Of a person, or an instruction."""
-
-    role: Literal["system", "developer", "user"]
-    content: Content
-
-
-class AnswerMessage(StrictModel):
-    """An earlier answer, as it came from here: with fields that are null or empty."""
-
-    role: Literal["assistant"]
-    content: Content
-    refusal: None = None
-    annotations: Nothing | None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Nothing | None = None
-
-
-Message = Annotated[GivenMessage | AnswerMessage, Field(discriminator="role")]
+class Message(StrictModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
 
 
 class ChatRequest(Sampled):
@@ -204,17 +194,9 @@ class ChatRequest(Sampled):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
-    tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None  # of no tools
-    functions: Nothing | None = None
     function_call: Literal["none", "auto"] | None = None
-    audio: None = None
-    prediction: None = None
-    reasoning_effort: None = None
-    verbosity: None = None
-    web_search_options: None = None
-    metadata: None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Name | None = None  # as user
@@ -232,8 +214,6 @@ class ChatRequest(Sampled):
 class ResponseTextPart(StrictModel):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Nothing | None = None
-    logprobs: Nothing | None = None
 
 
 class ResponseMessage(StrictModel):
@@ -244,7 +224,6 @@ class ResponseMessage(StrictModel):
     type: Literal["message"] | None = None
     id: Name | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: None = None
 
 
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16), BeforeValidator(_few)]
@@ -252,7 +231,6 @@ Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max
 
 class ResponseText(StrictModel):
     format: TextFormat | None = None
-    verbosity: None = None
 
 
 class ResponseRequest(Request):
@@ -266,16 +244,9 @@ class ResponseRequest(Request):
     truncation: Literal["disabled"] | None = None
     store: Literal[False] | None = None
     background: Literal[False] | None = None
-    include: Nothing | None = None
-    tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None  # of no tools
-    max_tool_calls: None = None
     top_logprobs: Literal[0] | None = None
-    previous_response_id: None = None
-    conversation: None = None
-    prompt: None = None
-    reasoning: None = None
     stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Name | None = None  # as user

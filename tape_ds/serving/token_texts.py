@@ -17,7 +17,7 @@ _TIDIED = 8  # characters: clean_up_tokenization_spaces and WordPiece remove spa
 
 
 class TokenTexts:
-    """Of one tokenizer; for one thread."""
+    """Of one tokenizer. Threads may share it: it decodes, which changes nothing in a tokenizer, as encoding does."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
         self.tokenizer = tokenizer

@@ -163,7 +163,7 @@ def test_an_ipv6_address_can_be_listened_at(folders, monkeypatch, capsys):
             port = free.getsockname()[1]
     except OSError:
         pytest.skip("this machine has no IPv6")
-    monkeypatch.setattr(uvicorn, "run", lambda app, **told: uvicorn.Config(app, **told).bind_socket().close())
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self: self.config.bind_socket().close())
     assert serve.main([str(folders["plain"]), "--host", "::1", "--port", str(port)]) == 0
     assert f"http://[::1]:{port}/v1" in capsys.readouterr().out
 
@@ -172,7 +172,7 @@ def test_an_ipv6_address_can_be_listened_at(folders, monkeypatch, capsys):
 def started(monkeypatch):
     """Arguments of the server that a command would start; none is started."""
     given = {}
-    monkeypatch.setattr(uvicorn, "run", lambda app, **settings: given.update(settings, app=app))
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self: given.update(vars(self.config)))
     return given
 
 
@@ -189,7 +189,13 @@ def test_settings_of_the_model_that_are_not_done_are_refused_and_the_remedy_work
     assert "2 problems" in said and "num_beams = 4" in said and "no_repeat_ngram_size = 3" in said
     assert "remedy: --defaults openai" in said and not started
     assert serve.main([str(beams), "--port", port_of_none(), "--defaults", "openai"]) == 0
-    assert started["timeout_graceful_shutdown"] == serve.ENDING_SECONDS <= 5
+    assert started["timeout_graceful_shutdown"] <= 5
+
+
+def test_port_0_is_one_that_is_free(base, started, capsys):  # noqa: F811
+    """The address was printed with port 0, and the real one was nowhere to be read."""
+    assert serve.main([str(base), "--port", "0"]) == 0
+    assert started["port"] > 0 and f"http://127.0.0.1:{started['port']}/v1" in capsys.readouterr().out
 
 
 def test_settings_of_the_model_that_are_used_are_named(base, tmp_path, started, capsys):  # noqa: F811
@@ -245,12 +251,15 @@ sys.exit(serve.main(sys.argv[1:]))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_long_answer_does_not_keep_the_process(base, stop):  # noqa: F811
-    """SIGTERM waited for running answers without limit: this one takes a minute."""
+def test_a_long_answer_does_not_keep_the_process_and_its_client_reads_why(base, stop, stream):  # noqa: F811
+    """SIGTERM waited for running answers without limit: this one takes a minute. Then it closed the connection."""
     port = port_of_none()
     command = [sys.executable, "-c", SLOWED, str(base), "--port", port, "--name", "mine"]
-    body = json.dumps({"model": "mine", "prompt": PROMPT, "max_tokens": 60, "logit_bias": {"2": -100}}).encode()
+    body = json.dumps(
+        {"model": "mine", "prompt": PROMPT, "max_tokens": 60, "logit_bias": {"2": -100}, "stream": stream}
+    ).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -261,5 +270,11 @@ def test_a_long_answer_does_not_keep_the_process(base, stop):  # noqa: F811
                 time.sleep(2)
                 server.send_signal(stop)
                 assert server.wait(timeout=10) in (-signal.SIGTERM, 0)
+                said = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+                assert b'"code": "server_ending"' in said or b'"code":"server_ending"' in said
+                if stream:
+                    assert b"data: [DONE]" in said
+                else:
+                    assert said.startswith(b"HTTP/1.1 503 ")
         finally:
             server.kill()

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tape_ds.serving.forms import written
 from tape_ds.serving.settings import Defaults
 from tests.serving.conftest import LENGTH, asking, new_served
 
@@ -238,6 +239,16 @@ def test_the_three_endpoints_write_the_same_answer_whole_and_as_a_stream(client)
     )
 
 
+def test_a_stream_is_read_by_clients_that_end_lines_at_more_signs_than_its_own(client):
+    """U+2028 and its like were written as they are: httpx's ``iter_lines`` and requests' cut the JSON in two there."""
+    prompt = "Once\u2028upon\u2029a\x85time\x0b"
+    asked = ASKED | {"prompt": prompt, "echo": True, "stream": True}
+    with client.stream("POST", COMPLETIONS, json=asked) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
+    text = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines)
+    assert text.startswith(prompt) and len(text) == len(prompt) + 8
+
+
 def test_messages_and_instructions_reach_the_template(client):
     parts = [{"type": "text", "text": "On"}, {"type": "text", "text": "ce"}]
     turns = [
@@ -299,10 +310,12 @@ REFUSED = [
     (COMPLETIONS, {"stop": "a" * 257}, "stop"),
     (COMPLETIONS, {"stop": ""}, "stop"),
     (COMPLETIONS, {"stop": [5]}, "stop.0"),
+    (COMPLETIONS, {"stop": {}}, "stop"),
     (COMPLETIONS, {"seed": 2**63}, "seed"),
     (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
     (COMPLETIONS, {"prompt": ...}, "prompt"),
     (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": {}}, "prompt"),
     (COMPLETIONS, {"prompt": [[]]}, "prompt.0"),
     (COMPLETIONS, {"prompt": [5, "a"]}, "prompt.1"),
     (COMPLETIONS, {"prompt": [-1]}, "prompt.0"),
@@ -317,7 +330,7 @@ REFUSED = [
     (CHATS, {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
     (CHATS, {"messages": ...}, "messages"),
     (CHATS, {"messages": []}, "messages"),
-    (CHATS, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
+    (CHATS, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
     (CHATS, {"messages": [{"role": "user"}]}, "messages.0.content"),
     (CHATS, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (CHATS, {"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
@@ -367,6 +380,25 @@ def test_values_that_ask_for_nothing_are_taken(client):
     nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
     post(client, CHATS, **nothing, store=False, service_tier="auto", parallel_tool_calls=True, user="me")
     post(client, RESPONSES, tools=[], include=[], truncation="disabled", text={"format": {"type": "text"}})
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_a_field_that_is_null_or_empty_asks_for_nothing_wherever_it_is(client, empty):
+    """Clients send all the fields that they know: a message with ``name: null`` was refused."""
+    for path in BASES:
+        post(client, path, guided_json=empty, metadata=None, tools=[], chat_template_kwargs=empty)
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "Once", "cache_control": empty}], "name": empty},
+        {"role": "assistant", "content": "a", "reasoning_content": empty, "tool_calls": [], "function_call": None},
+        {"role": "user", "content": "more", "tool_call_id": empty},
+    ]
+    given = [{"role": "user", "content": "Once", "type": "message", "status": None, "name": empty}]
+    assert post(client, CHATS, messages=turns)["usage"]["prompt_tokens"] == len(
+        "[user] Once\n[assistant] a\n[user] more\n[assistant] "
+    )
+    assert post(client, RESPONSES, input=given, reasoning=empty)["usage"]["output_tokens"] == 8
+    options = {"include_usage": True, "continuous_usage_stats": empty}
+    assert events(client, CHATS, stream_options=options)[-1]["usage"]["completion_tokens"] == 8
 
 
 def test_only_documented_endpoints_answer(client):
@@ -460,3 +492,16 @@ def test_an_error_in_a_stream_is_json_whatever_its_words(monkeypatch):
         assert post(client, status=500)["error"]["code"] == "model_failed"
         monkeypatch.undo()
         assert post(client)["choices"], "the next request is answered"
+
+
+def test_an_answer_written_in_parts_is_its_json():
+    """Its writer held up every other request, for 7 seconds where 84 MB of probabilities were asked for."""
+    answer = {
+        "id": 'a"b',
+        "empty": [],
+        "choices": [{"text": "é\u2028", "logprob": -0.5}, {"text": None}],
+        "usage": {"a": 1},
+    }
+    assert json.loads(written(answer)) == answer
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        written({"choices": [{"logprob": math.nan}]})

@@ -119,11 +119,48 @@ def test_too_many_waiting_requests_are_refused(monkeypatch):
             connection.close()
 
 
+def test_requests_whose_clients_left_do_not_fill_the_queue(monkeypatch):
+    """A client that gave up behind a long answer and asked again, often enough, shut everybody out."""
+    monkeypatch.setattr(engine, "MOST_WAITING", 2)
+    with holding() as held:
+        connections = [sent(held.port, max_tokens=1)]
+        assert held.entered.wait(30)
+        for _ in range(3):
+            left = [sent(held.port, max_tokens=1) for _ in range(2)]
+            until(lambda: get(held.port, "/health")["waiting"] == 2)
+            for connection in left:
+                connection.close()
+            until(lambda: get(held.port, "/health")["waiting"] == 0)
+        connections += [sent(held.port, max_tokens=1)]
+        until(lambda: get(held.port, "/health")["waiting"] == 1)
+        held.go.set()
+        for connection in connections:
+            assert b"200 OK" in connection.recv(1 << 16)
+            connection.close()
+
+
 def test_a_request_that_fails_does_not_end_the_thread(monkeypatch):
     served = new_served()
     with asking(served) as client:
         monkeypatch.setattr(served.model, "generate", lambda *_, **__: 1 / 0)
         assert post(client, status=500)["error"]["message"] == "The model failed: ZeroDivisionError: division by zero"
+        monkeypatch.undo()
+        assert post(client)["usage"]["completion_tokens"] == 8
+
+
+def test_a_panic_of_a_library_in_rust_does_not_end_the_thread(monkeypatch):
+    """It is no ``Exception``: the thread ended, and no request was ever answered again."""
+    served = new_served()
+
+    class Panic(BaseException):
+        pass
+
+    def panic(*_, **__):
+        raise Panic("index out of bounds")
+
+    with asking(served) as client:
+        monkeypatch.setattr(served.model, "generate", panic)
+        assert post(client, status=500)["error"]["message"] == "The model failed: Panic: index out of bounds"
         monkeypatch.undo()
         assert post(client)["usage"]["completion_tokens"] == 8
 

@@ -1,5 +1,7 @@
 """What is refused before a body is parsed: foreign hosts, bodies that are too large or no JSON."""
 
+import codecs
+import gzip
 import http.client
 import json
 
@@ -72,6 +74,29 @@ def test_bodies_of_another_kind_are_refused(port, kind):
     """A page may send these without asking."""
     status, said = ask(port, Content_Type=kind)
     assert status == 415 and "send application/json" in said["error"]["message"]
+
+
+HALF = {
+    "escaped": rb'{"model": "tiny", "prompt": "\ud800"}',
+    "in bytes that are no UTF-8": b'{"model": "tiny", "prompt": "\xed\xa0\x80"}',
+    "in UTF-16": r'{"model": "tiny", "prompt": "\ud800"}'.encode("utf-16-le"),
+}
+
+
+@pytest.mark.parametrize("body", HALF.values(), ids=HALF)
+def test_half_of_a_surrogate_pair_is_refused(port, body):
+    """Python's JSON reads all three, no tokenizer takes the text, and the answer was status 500."""
+    status, said = ask(port, body=body)
+    assert status == 400 and said["error"]["message"].startswith("The body is no JSON in UTF-8: ")
+
+
+def test_a_mark_of_utf_8_before_a_body_is_taken(port):
+    assert ask(port, body=codecs.BOM_UTF8 + json.dumps(ASKED | {"prompt": "\U0001f600"}).encode())[0] == 200
+
+
+def test_a_compressed_body_is_refused_by_its_header(port):
+    status, said = ask(port, body=gzip.compress(json.dumps(ASKED).encode()), Content_Encoding="gzip")
+    assert status == 415 and said["error"]["message"] == "Content-Encoding = 'gzip': send the body as it is."
 
 
 def test_a_body_is_refused_by_its_length_before_it_is_read(port):
