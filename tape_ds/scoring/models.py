@@ -178,7 +178,7 @@ def check_tokens(field: str, ids: Sequence[int], model: FoundModel) -> list[Prob
     wrong = f"it has {names} (token {beyond[0]:,}), and the model has {model.rows:,} rows, the last for token "
     wrong += f"{model.rows - 1:,}"
     remedy = "leave it out of the text, or name the --tokenizer that the model was trained with"
-    return [Problem(field, None, wrong, remedy)]
+    return [Problem(field, model.tokenizer().decode(list(ids)), wrong, remedy)]
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
